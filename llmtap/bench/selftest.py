@@ -41,8 +41,7 @@ TIMEOUT: Final = Duration(30 * NS_PER_S)
 
 
 class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of a self-test: concurrent streams, the time between their tokens,
-    and the approximate duration."""
+    """Load of a self-test: number of concurrent streams, time between their tokens, approximate duration."""
 
     streams: int = 32
     itl: Duration = Duration(20_000_000)
@@ -51,7 +50,7 @@ class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeErrors(msgspec.Struct, frozen=True):
-    """Absolute errors of measured times, in seconds; None without values."""
+    """Absolute errors of `n` measured times: percentiles and maximum, in seconds; None if `n` is 0."""
 
     n: int
     p50: float | None
@@ -60,6 +59,8 @@ class TimeErrors(msgspec.Struct, frozen=True):
 
 
 class SelftestDensity(msgspec.Struct, frozen=True):
+    """Load that a self-test sent, and its measured rate of output tokens; times in seconds."""
+
     streams: int
     itl: float
     processes: int
@@ -69,8 +70,9 @@ class SelftestDensity(msgspec.Struct, frozen=True):
 
 class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
     n: int
+    """Number of exchanges."""
     unmatched: int
-    """Number of exchanges without an entry in the server's log."""
+    """Number of exchanges that were not compared: without a matching entry in the server's log."""
     ttft: TimeErrors
     itl: TimeErrors
 
@@ -78,12 +80,15 @@ class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
 class SelftestResult(MeasurementErrors, frozen=True, kw_only=True):
     load: SelftestDensity
     uncertainty: float | None
+    """Uncertainty that the load generator itself reports of its times, in seconds."""
     server_late_max: float
+    """Largest delay of a write of the embedded server after its planned time, in seconds."""
 
 
 def selftest_load(result: Mapping[str, Any], target: str, *, processes: int = 1) -> SelftestLoad | None:
-    """Return the load of a self-test with the density of a replay (Little's law);
-    None without HTTP streams."""
+    """Return a self-test load with as many concurrent streams and the same ITL as a replay had on average.
+
+    The number of streams follows from Little's law. None if the replay received no HTTP streams."""
     metrics, load = result["metrics"], result["load"]
     e2e, itl = metrics["e2e"]["mean"], metrics["tbc"]["mean"]
     if urlsplit(target).scheme not in ("http", "https") or not itl or e2e is None:
@@ -149,7 +154,7 @@ async def run_selftest(load: SelftestLoad) -> SelftestResult:
 
 
 def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -> MeasurementErrors:
-    """Return the absolute errors of TTFT and ITL."""
+    """Return the absolute errors of the exchanges' TTFT and ITL; `truths` are the server's send times."""
     by_id = {truth.id: truth for truth in truths}
     ttft: list[int] = []
     itl: list[int] = []

@@ -1,11 +1,11 @@
 """Types and helpers of compliance checks: requirement, verdict, and access to parts of a benchmark report.
 
 The checks are in `preparation.py`, `procedures.py` and `judge.py`: functions of a report's JSON that return a
-`ComplianceVerdict`. `requirements` connects them with the rows of `requirements.csv`. REQUIRED and SHALL are
-MUST, RECOMMENDED is SHOULD (BCP 14). A requirement without a key word has level `condition` if it is a
-minimum that the draft states ("at least 60 seconds"), or that the result is valid: compliance needs it as a
-MUST. Any other has level `procedure` and does not affect compliance. A missing part of a report is None, not
-an error. Source: IETF draft, 2.
+`ComplianceVerdict`. `requirements` connects them with the rows of `requirements.csv`. REQUIRED and SHALL
+count as MUST, RECOMMENDED counts as SHOULD (BCP 14). Requirements without a key word have the level
+`condition` if compliance needs them as much as a MUST: minimums that the draft states ("at least 60 seconds")
+and a valid result. The others have the level `procedure` and do not affect compliance. A missing part of a
+report is None, not an error. Source: IETF draft, 2.
 """
 
 import csv
@@ -20,7 +20,7 @@ from llmtap.workload.public_data import PUBLISHED
 Report = Mapping[str, Any]
 """JSON of a test's report, or of a comparison: `{"reports": [...], "comparison": ...}`."""
 Step = Mapping[str, Any]
-"""One load of a report: name, arm, load, cached, and its result as in `llmtap replay --json`."""
+"""JSON of one load of a report (`BenchStep`); its `result` is as in `llmtap replay --json`."""
 Level = Literal[
     "MUST",
     "MUST NOT",
@@ -39,11 +39,11 @@ Status = Literal["met", "not met", "not applicable", "cannot tell"]
 
 MUSTS: Final = frozenset({"MUST", "MUST NOT", "REQUIRED", "SHALL"})
 CONDITIONS: Final = frozenset({"condition"})
-"""Stated minimums and validity: without a key word, and needed for compliance."""
+"""Level of the requirements without a key word that compliance needs: stated minimums, and a valid result."""
 SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
 _BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
 DATA_SETS: Final = {name: PUBLISHED[name].title for name in ("conversation", "code-completion")}
-"""Data set by workload, for the workloads of 4.3.2 that are defined by one."""
+"""Title of the data set of each workload of 4.3.2 that is defined by a data set."""
 MODEL_LOAD: Final = "Cold start: model load (4.5.3)"
 """Label of the line about the model load in the configuration of a report."""
 NO_LOADS: Final = "the report has no loads"
@@ -52,7 +52,7 @@ NO_CLOSED: Final = "no load of this test is a closed loop"
 _CAPACITY_SEARCH: Final = "capacity/"
 """Prefix of the names of loads that only search for the capacity."""
 _DURATION_SHARE_MIN: Final = 0.99
-"""Required share of a duration. It is below 1, since the last Poisson arrival may come before the end."""
+"""Required share of a duration. It is below 1, because a Poisson process rarely has an arrival at the end."""
 _PROTOCOLS: Final = {"http": "SSE", "https": "SSE", "ws": "WebSocket", "wss": "WebSocket", "grpc": "gRPC"}
 _IDS: Final = {"content.kind": "ids", "sharing": None}
 _LONG: Final = {"content.kind": "document", "output.tokens": 256, "sharing": None}
@@ -92,8 +92,8 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
         **_LONG,
     },
 }
-"""Properties of each workload of 4.3.2. The draft has two definitions of one: `long-context` follows A.5, and
-`long-context-uniform` follows 4.3.2.5."""
+"""Properties of each workload of 4.3.2. The draft defines the Long Context workload twice: `long-context`
+follows A.5, and `long-context-uniform` follows 4.3.2.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,11 @@ class Requirement:
     section: str
     level: Level
     says: str
+    """Text of the requirement."""
     binds: tuple[str, ...]
     """Names of the tests to which the requirement applies; empty: all tests."""
     subject: Subject
+    """Part of the benchmark that must satisfy the requirement."""
     check: Check
 
     def to_dict(self) -> dict[str, object]:
@@ -158,7 +160,7 @@ def not_met(evidence: str) -> ComplianceVerdict:
 
 
 def verdict(is_met: object, evidence: str, *, if_not_met: str = "") -> ComplianceVerdict:
-    """Return the verdict met or not met. `if_not_met`: other evidence for not met."""
+    """Return the verdict met or not met. `if_not_met`: evidence for not met; empty: `evidence`."""
     return met(evidence) if is_met else not_met(if_not_met or evidence)
 
 
@@ -172,16 +174,16 @@ def cannot_tell(evidence: str) -> ComplianceVerdict:
 
 
 def worst_verdict(verdicts: Sequence[ComplianceVerdict], if_empty: str) -> ComplianceVerdict:
-    """Return the gravest verdict, with the number of verdicts of the same status.
+    """Return the gravest of the verdicts; its evidence also has the number of verdicts of the same status.
 
-    `if_empty`: evidence of the result (cannot tell) if there are no verdicts.
+    `if_empty`: without verdicts, the result is the verdict cannot tell with this evidence.
     """
     if not verdicts:
         return cannot_tell(if_empty)
     gravest = min(verdicts, key=lambda verdict: _BY_GRAVITY.index(verdict.status))
-    alike = sum(verdict.status == gravest.status for verdict in verdicts)
-    more = f" ({alike} of {len(verdicts)})" if len(verdicts) > 1 else ""
-    return ComplianceVerdict(gravest.status, gravest.evidence + more)
+    same_status_count = sum(verdict.status == gravest.status for verdict in verdicts)
+    count_suffix = f" ({same_status_count} of {len(verdicts)})" if len(verdicts) > 1 else ""
+    return ComplianceVerdict(gravest.status, gravest.evidence + count_suffix)
 
 
 # ---------------------------------------------------------------- parts of a report
@@ -219,7 +221,7 @@ def levels_of(report: Report) -> list[Mapping[str, Any]]:
 
 
 def level_filter(report: Report) -> StepFilter:
-    """Return a filter that selects the loads of the test's levels, or all measured loads without levels."""
+    """Return a filter of the loads of the test's levels; if there are no levels, of all measured loads."""
     names = {one.get("step") for one in levels_of(report)} - {None}
     return lambda step: is_measured(step) and (not names or step.get("name") in names)
 
@@ -237,6 +239,7 @@ def is_closed(step: Step) -> bool:
 
 
 def any_step(step: Step) -> bool:
+    """Select every load (a `StepFilter`)."""
     return True
 
 
@@ -252,8 +255,8 @@ def arrivals_of(step: Step) -> str | None:
 def sent_seconds(report: Report, step: Step) -> float | None:
     """Return the seconds for which a load was sent.
 
-    The first known value is returned: window of the load's level, duration at which the load was stopped,
-    span of the arrivals (open loop), time until the last response.
+    The first known value of these is returned: end of the counted window of the load's level, duration at
+    which the load was stopped, span of the arrivals (open loop), time until the last response.
     """
     duration_s = at(level_of(report, step), "window.to")
     if duration_s is None and at(step, "result.load.stopped") is not None:
@@ -290,7 +293,7 @@ def workload_name(step: Step) -> str | None:
     return name
 
 
-def departures(report: Report, step: Step) -> list[str]:
+def workload_differences(report: Report, step: Step) -> list[str]:
     """Return the differences between the workload of a load and the workload of the same name in 4.3.2."""
     description, name = workload(step), str(workload_name(step))
     if name not in _STANDARD:
@@ -303,8 +306,7 @@ def departures(report: Report, step: Step) -> list[str]:
     if name in DATA_SETS and not description.get("data"):
         texts.append(f"no file of {DATA_SETS[name]} was given: lengths and texts are generated")
     fixed = at(report, "params.output_tokens")
-    # A fixed length is a departure, except in the capacity test: there, 5.5.2 requires responses of one
-    # length.
+    # A fixed length differs from the workload. The capacity test is an exception: 5.5.2 requires one length.
     if fixed not in (None, at(description, "output.tokens")) and report.get("test") != "capacity":
         texts.append(f"all answers have {text(fixed)} tokens")
     return texts
@@ -318,22 +320,24 @@ def table(report: Report, number: int) -> Mapping[str, Any] | None:
     return None
 
 
-def cell(report_table: Mapping[str, Any] | None, label: str) -> str | None:
-    """Return the value of a label in a table of two columns, or None."""
+def table_value(report_table: Mapping[str, Any] | None, label: str) -> str | None:
+    """Return the value in the row with this label of a table of two columns, or None."""
     for cells in () if report_table is None else report_table["rows"]:
-        if len(cells) > 1 and _is_same(label, cells[0]):
+        if len(cells) > 1 and _is_same_label(label, cells[0]):
             return None if cells[1].strip() in ("", "-") else cells[1]
     return None
 
 
-def _is_same(wanted: str, own: str) -> bool:
+def _is_same_label(wanted: str, own: str) -> bool:
+    """Compare a label of the draft with one of the report, which can end with a unit such as ` (ms)`."""
+
     def plain(label: str) -> str:
         return label.replace("\u2019", "'").strip().lower()
 
     return plain(wanted) in (plain(own), plain(own).partition(" (")[0])
 
 
-# ---------------------------------------------------------------- texts
+# ---------------------------------------------------------------- values as text
 
 
 def text(value: object) -> str:
@@ -344,7 +348,7 @@ def text(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case int():
-            return count(value)
+            return count_text(value)
         case float():
             return f"{value:g}"
         case list() | tuple():
@@ -352,30 +356,30 @@ def text(value: object) -> str:
     return str(value)
 
 
-def count(n: float | None) -> str:
+def count_text(n: float | None) -> str:
     return "?" if n is None else f"{n:,.0f}"
 
 
 def plural(n: float | None, noun: str) -> str:
-    return f"{count(n)} {noun}" + ("" if n == 1 else "s")
+    return f"{count_text(n)} {noun}" + ("" if n == 1 else "s")
 
 
-def seconds(value: float) -> str:
+def duration_text(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if abs(value) * scale >= 1:
-            return f"{value * scale:.4g} {unit}"
-    return f"{value * 1e6:.3g} us"
+        if abs(seconds) * scale >= 1:
+            return f"{seconds * scale:.4g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
 
 
-# ---------------------------------------------------------------- kinds of checks
+# ---------------------------------------------------------------- functions that make checks
 
 
 def judge_loads(
     report: Report, judge: LoadJudge, step_filter: StepFilter = any_step, if_none: str = NO_LOADS
 ) -> ComplianceVerdict:
-    """Return the gravest verdict over the filtered loads, with the load's name.
+    """Return the gravest verdict over the filtered loads; its evidence has the load's name.
 
-    `if_none`: why the filter selects no load.
+    `if_none`: if the filter selects none of the loads, the verdict is not applicable with this evidence.
     """
     loads = steps(report)
     chosen = [step for step in loads if step_filter(step)]
@@ -392,7 +396,7 @@ def judge_loads(
 
 
 def each_load(step_filter: StepFilter = any_step, if_none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
-    """Return a decorator that turns a function that judges one load into a check of all filtered loads."""
+    """Return a decorator for functions that judge one load: it makes a check of all filtered loads."""
     return lambda judge: lambda report: judge_loads(report, judge, step_filter, if_none)
 
 
@@ -406,7 +410,7 @@ def has_value(
 ) -> Check:
     """Return a check that each filtered load has a value at `path`.
 
-    `shown`: format of the evidence with the value. `missing`: evidence without a value.
+    `shown`: format of the evidence for a value. `missing`: evidence if there is no value.
     """
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
@@ -417,8 +421,7 @@ def has_value(
 
 
 def judges_value_at(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
-    """Return a decorator that turns a function that judges a value into a check of the report's value at
-    `path`.
+    """Return a decorator for functions that judge a value: it makes a check of the report's value at `path`.
 
     Without a value, the verdict is cannot tell, with the evidence `missing`.
     """
@@ -434,7 +437,7 @@ def judges_value_at(path: str, missing: str) -> Callable[[Callable[[Any], Compli
 
 
 def is_declared(path: str, what: str) -> Check:
-    """Return a check that the report has a value at `path`."""
+    """Return a check that the report has a value at `path`. `what`: name of the value in the evidence."""
 
     def check(report: Report) -> ComplianceVerdict:
         value = text(at(report, path))
@@ -463,7 +466,10 @@ def only_for_boundary(boundary: str) -> Callable[[Check], Check]:
 
 
 def lasts_at_least(needed: float, step_filter: StepFilter | None = None) -> Check:
-    """Return a check that each load was sent for at least `needed` seconds; by default each level."""
+    """Return a check that each load was sent for at least `needed` seconds.
+
+    `step_filter`: selects the loads; None: the loads of the test's levels.
+    """
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         duration_s = sent_seconds(report, step)
@@ -475,13 +481,13 @@ def lasts_at_least(needed: float, step_filter: StepFilter | None = None) -> Chec
 
 
 def has_requests(needed: int, what: str = "", step_filter: StepFilter = is_measured) -> Check:
-    """Return a check that each load has at least `needed` requests. `what`: their purpose, for the text."""
+    """Return a check that each load has at least `needed` requests. `what`: end of the evidence."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
         if n is None:
             return cannot_tell("the number of requests is not reported")
-        return verdict(n >= needed, f"{plural(n, 'request')}, {count(needed)} needed" + what)
+        return verdict(n >= needed, f"{plural(n, 'request')}, {count_text(needed)} needed" + what)
 
     return lambda report: judge_loads(report, judge, step_filter)
 
@@ -494,20 +500,20 @@ def has_levels(wanted: Sequence[int], of: str) -> Check:
 
     @judges_value_at("params.levels", "the levels of load are not reported")
     def check(levels: Any) -> ComplianceVerdict:
-        return all_levels(list(map(float, levels)), wanted, f" of {of}")
+        return judge_levels(list(map(float, levels)), wanted, f" of {of}")
 
     return check
 
 
-def all_levels(levels: Sequence[float], wanted: Sequence[int], of: str = "") -> ComplianceVerdict:
+def judge_levels(levels: Sequence[float], wanted: Sequence[int], of: str = "") -> ComplianceVerdict:
+    """Judge whether `levels` contains all percentages in `wanted`. `of`: end of the evidence."""
     evidence = f"{', '.join(f'{own:g} %' for own in levels)}{of}"
     lacking = [f"{level} %" for level in wanted if not any(abs(own - level) < 0.5 for own in levels)]
     return verdict(not lacking, evidence, if_not_met=f"{evidence}; without {', '.join(lacking)}")
 
 
 def workload_is(*names: str, step_filter: StepFilter = is_measured) -> Check:
-    """Return a check that the workload of each filtered load is one of these, without a departure from the
-    draft."""
+    """Return a check that the workload of each filtered load is one of `names`, exactly as in the draft."""
     wanted = " or ".join(names)
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
@@ -516,7 +522,7 @@ def workload_is(*names: str, step_filter: StepFilter = is_measured) -> Check:
             return cannot_tell(f"what the requests were is not reported; {wanted} is wanted")
         if name not in names:
             return not_met(f"workload {name}, not {wanted}")
-        differing = departures(report, step)
+        differing = workload_differences(report, step)
         if differing:
             return not_met(f"workload {name} differs from the draft's: {'; '.join(differing)}")
         readings = [
@@ -540,7 +546,9 @@ def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()
             return not_met(f"the report has no Table {number}")
         firsts = [cells[0] for cells in report_table["rows"]]
         parts = ((heads, report_table["heads"]), (labels, firsts))
-        lacking = [one for wanted, own in parts for one in wanted if not any(_is_same(one, o) for o in own)]
+        lacking = [
+            one for wanted, own in parts for one in wanted if not any(_is_same_label(one, o) for o in own)
+        ]
         if lacking:
             return not_met(f"Table {number} lacks {', '.join(lacking)}")
         return verdict(

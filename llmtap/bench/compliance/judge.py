@@ -7,8 +7,8 @@ minimums that the draft states without a key word, and a valid result. A require
 as not satisfied. A procedure that was not followed is a deviation.
 
 This module also has the checks of comparisons (section 6), which get the reports of one test on each system
-and their comparison (`bench/report/compare.py`), and those of testers (section 7). The others are in
-`preparation.py` and `procedures.py`. Source: IETF draft, 2, 6, 7.
+and their comparison (`bench/report/compare.py`), and the checks of testers (section 7). All other checks are
+in `preparation.py` and `procedures.py`. Source: IETF draft, 2, 6, 7.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from llmtap.bench.compliance.evidence import (
     Subject,
     at,
     cannot_tell,
-    count,
+    count_text,
     measured_steps,
     met,
     not_applicable,
@@ -53,10 +53,11 @@ _DIGITS: Final = 12
 _PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
 
 
-# ---------------------------------------------------------------- notes of testers
+# ---------------------------------------------------------------- checks of testers (section 7)
 
 
 def find_note(report: Report, *words: str) -> str | None:
+    """Return the first note of the tester (`sut.notes`) that contains one of these words, or None."""
     notes = map(str, at(report, "sut.notes") or ())
     return next((note for note in notes if any(word in note.lower() for word in words)), None)
 
@@ -77,7 +78,7 @@ def _judge_production_traffic(report: Report) -> ComplianceVerdict:
     return _check_note(what, "production traffic", "traffic of production")(report)
 
 
-# ---------------------------------------------------------------- comparisons
+# ---------------------------------------------------------------- checks of comparisons (section 6)
 
 
 def _reports_of(report: Report) -> Sequence[Report]:
@@ -85,12 +86,12 @@ def _reports_of(report: Report) -> Sequence[Report]:
 
 
 def _reports_by_system(report: Report) -> list[Sequence[Report]]:
-    """Return the reports of each system, which follow one another in the list of all reports."""
+    """Return a list of reports for each system: in the list of all reports, they follow one another."""
     ends = [0, *accumulate(one["runs"] for one in at(report, "comparison.systems") or ())]
     return [_reports_of(report)[begin:end] for begin, end in pairwise(ends)]
 
 
-def sequence(step: Step) -> str:
+def request_sequence_text(step: Step) -> str:
     """Return a text that identifies the requests of a load and their planned times."""
     description = workload(step)
     source = (
@@ -108,7 +109,7 @@ def _loads_by_run(runs: Sequence[Report]) -> dict[str, set[str]]:
     by_name: dict[str, set[str]] = {}
     for report in runs:
         for step in measured_steps(report):
-            by_name.setdefault(str(step.get("name")), set()).add(sequence(step))
+            by_name.setdefault(str(step.get("name")), set()).add(request_sequence_text(step))
     return by_name
 
 
@@ -132,7 +133,7 @@ def _judge_same_requests(report: Report) -> ComplianceVerdict:
 def _check_equal_values(path: str, what: str, *, needed: bool = True) -> Check:
     """Return a check that all reports have an equal value at `path`.
 
-    `needed`: if a report has no value, the verdict is cannot tell.
+    `what`: name of the value in the evidence. `needed`: the verdict is cannot tell if a report has no value.
     """
 
     def check(report: Report) -> ComplianceVerdict:
@@ -168,7 +169,10 @@ def _judge_equal_hardware(report: Report) -> ComplianceVerdict:
 
 
 def _check_normalised(name: str, what: str) -> Check:
-    """Return a check that each system reports a normalised figure if the hardware of the systems differs."""
+    """Return a check that each system reports a normalised figure if the hardware of the systems differs.
+
+    `name`: member of `comparison.normalised`. `what`: unit of the figure in the evidence.
+    """
 
     def check(report: Report) -> ComplianceVerdict:
         paths = (_ACCELERATOR, _COUNT)
@@ -191,7 +195,7 @@ def _judge_runs(report: Report) -> ComplianceVerdict:
     runs = [len(one) for one in _reports_by_system(report)]
     if not runs:
         return cannot_tell("there are no reports")
-    evidence = f"{' and '.join(map(count, runs))} runs, {RUNS_MIN} of each system wanted"
+    evidence = f"{' and '.join(map(count_text, runs))} runs, {RUNS_MIN} of each system wanted"
     return verdict(min(runs) >= RUNS_MIN, evidence)
 
 
@@ -235,7 +239,7 @@ def _judge_specification(report: Report) -> ComplianceVerdict:
 
 
 def _judge_duration(report: Report) -> ComplianceVerdict:
-    """Compare the parameter duration, or for a test without it, the number of requests."""
+    """Judge whether the parameter `duration` is equal, or in a test without it, the number of requests."""
     by_duration = _check_equal_values("params.duration", "duration (s)", needed=False)(report)
     if by_duration.status != "met" or at(_reports_of(report)[0], "params.duration") is not None:
         return by_duration
@@ -309,7 +313,7 @@ ROWS: Final = requirements(
 )
 
 
-# ---------------------------------------------------------------- compliance
+# ---------------------------------------------------------------- level of compliance
 
 
 REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *ROWS)
@@ -320,17 +324,17 @@ COMPARISON: Final[Subject] = "comparison"
 
 @dataclass(frozen=True, slots=True)
 class JudgedRequirement:
-    """Requirement with its verdict."""
+    """Requirement of the draft with the verdict on one report."""
 
     requirement: Requirement
     verdict: ComplianceVerdict
 
     @property
-    def satisfied(self) -> bool:
+    def is_satisfied(self) -> bool:
         return self.verdict.status in _SATISFIED
 
     def to_dict(self) -> dict[str, object]:
-        """Return public JSON: the requirement with status and evidence."""
+        """Return the row of a JSON report: the requirement with status and evidence."""
         fields = self.requirement.to_dict()
         return {**fields, "status": self.verdict.status, "evidence": self.verdict.evidence}
 
@@ -349,21 +353,22 @@ class Matrix:
         return "conditionally compliant" if self._unsatisfied(SHOULDS) else "unconditionally compliant"
 
     @property
-    def blocking(self) -> tuple[str, ...]:
+    def blocking_ids(self) -> tuple[str, ...]:
         """Ids of the unsatisfied requirements that prevent the next better level of compliance."""
         needed = self._unsatisfied(MUSTS | CONDITIONS)
         return tuple(one.requirement.id for one in needed or self._unsatisfied(SHOULDS))
 
     @property
     def deviations(self) -> tuple[JudgedRequirement, ...]:
+        """Unsatisfied requirements of level `procedure`, which do not affect compliance."""
         return self._unsatisfied(frozenset({"procedure"}))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON: level of compliance, counts, deviations and all rows."""
+        """Return the JSON of a report's `compliance`: level, counts, deviations and all rows."""
         return {
             "test": self.test,
             "level": self.status,
-            "why": list(self.blocking),
+            "why": list(self.blocking_ids),
             "must": self._counts(MUSTS),
             "conditions": self._counts(CONDITIONS),
             "should": self._counts(SHOULDS),
@@ -372,13 +377,13 @@ class Matrix:
         }
 
     def _unsatisfied(self, levels: frozenset[str]) -> tuple[JudgedRequirement, ...]:
-        return tuple(one for one in self.rows if one.requirement.level in levels and not one.satisfied)
+        return tuple(one for one in self.rows if one.requirement.level in levels and not one.is_satisfied)
 
     def _counts(self, levels: frozenset[str]) -> dict[str, int]:
         rows = [one for one in self.rows if one.requirement.level in levels]
         return {
             "n": len(rows),
-            "satisfied": sum(one.satisfied for one in rows),
+            "satisfied": sum(one.is_satisfied for one in rows),
             "not_applicable": sum(one.verdict.status == "not applicable" for one in rows),
         }
 
@@ -395,7 +400,7 @@ def judge(report: Report) -> Matrix:
 
 
 def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | None = None) -> Matrix:
-    """Judge reports of one test on several systems (6). `comparison`: result of `compare`."""
+    """Judge reports of one test on several systems (section 6). `comparison`: JSON of a `TestComparison`."""
     evidence: Report = {"reports": list(reports), "comparison": comparison or {}}
     rows = [JudgedRequirement(one, one.check(evidence)) for one in REQUIREMENTS if one.subject == COMPARISON]
     return Matrix(COMPARISON, tuple(rows))

@@ -1,7 +1,7 @@
 """Checks of the IETF draft's section 5: set-up, procedure and report of each of the ten tests.
 
 A check gets the JSON of one test's report and returns a verdict. `ROWS` has the requirements with their
-checks, for `judge.py`. The module is long because section 5 is one table.
+checks, for `judge.py`. The module is long because the requirements of section 5 are one table.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,12 @@ from llmtap.bench.compliance.evidence import (
     Report,
     Step,
     StepFilter,
-    all_levels,
     arms_of,
     arrivals_of,
     at,
     cannot_tell,
-    cell,
-    count,
+    count_text,
+    duration_text,
     each_level,
     each_load,
     has_levels,
@@ -31,6 +30,7 @@ from llmtap.bench.compliance.evidence import (
     is_declared,
     is_measured,
     is_open,
+    judge_levels,
     judge_loads,
     judges_value_at,
     lasts_at_least,
@@ -42,18 +42,18 @@ from llmtap.bench.compliance.evidence import (
     not_met,
     plural,
     requirements,
-    seconds,
     sent_seconds,
     slots_of,
     steps,
     table,
     table_has,
+    table_value,
     text,
     verdict,
     workload,
     workload_is,
 )
-from llmtap.bench.compliance.preparation import cold_start_text, fully_specified, warmups
+from llmtap.bench.compliance.preparation import cold_start_text, judge_full_specification, warmups
 
 _PERCENTILES: Final = ("P50", "P90", "P95", "P99", "P99.9")
 _EDGES: Final = {0, 256, 512, 1_024, 2_048, 4_096}
@@ -73,11 +73,11 @@ _CONFIGURATIONS_MIN: Final = 4
 # ---------------------------------------------------------------- 5.1: TTFT
 
 
-workload_defined: Final = each_load()(fully_specified)
+_check_workload: Final = each_load()(judge_full_specification)
 """Check that the workload of each load is one of 4.3.2, or fully specified."""
 
 
-load_model: Final = has_value("result.load.mode", "{} loop", "the load model is not reported")
+_check_load_model: Final = has_value("result.load.mode", "{} loop", "the load model is not reported")
 
 
 @each_load(is_open, NO_OPEN)
@@ -90,7 +90,7 @@ def _judge_rate(report: Report, step: Step) -> ComplianceVerdict:
 def _judge_concurrency(report: Report, step: Step) -> ComplianceVerdict:
     slots = slots_of(report, step)
     missing = "how many requests at a time is not reported"
-    return verdict(slots, f"{count(slots)} at a time", if_not_met=missing)
+    return verdict(slots, f"{count_text(slots)} at a time", if_not_met=missing)
 
 
 def _judge_hardware(report: Report) -> ComplianceVerdict:
@@ -110,7 +110,7 @@ def _judge_poisson(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(process == "poisson", evidence, if_not_met=f"{evidence}, not poisson")
 
 
-def _judge_other_tokens(report: Report) -> ComplianceVerdict:
+def _judge_tokens_before_content(report: Report) -> ComplianceVerdict:
     figures = [at(step, "result.metrics") or {} for step in steps(report)]
     n = sum(at(one, "ttft.n") or 0 for one in figures)
     if not n:
@@ -125,7 +125,7 @@ def _judge_other_tokens(report: Report) -> ComplianceVerdict:
 
 
 def _judge_percentiles(report: Report) -> ComplianceVerdict:
-    values = {name: cell(table(report, 1), f"TTFT {name}") for name in _PERCENTILES}
+    values = {name: table_value(table(report, 1), f"TTFT {name}") for name in _PERCENTILES}
     lacking = [name for name, value in values.items() if value is None]
     return verdict(
         not lacking,
@@ -139,7 +139,7 @@ def _inputs_vary(report: Report) -> bool:
     return any(name != "fixed" for name in distributions) or not distributions
 
 
-def _judge_buckets(report: Report) -> ComplianceVerdict:
+def _judge_input_buckets(report: Report) -> ComplianceVerdict:
     if not _inputs_vary(report):
         return not_applicable("all inputs have one length")
     ranges = [(at(one, "begin"), at(one, "below")) for one in at(report, "measurements.ttft_by_input") or ()]
@@ -150,7 +150,7 @@ def _judge_buckets(report: Report) -> ComplianceVerdict:
     return verdict(edges <= _EDGES, f"buckets {', '.join(texts)}")
 
 
-def _judge_by_length(report: Report) -> ComplianceVerdict:
+def _judge_table_by_input_length(report: Report) -> ComplianceVerdict:
     if not _inputs_vary(report):
         return not_applicable("all inputs have one length")
     return table_has(2, ("Input Tokens", "P50", "P95", "P99"))(report)
@@ -158,14 +158,17 @@ def _judge_by_length(report: Report) -> ComplianceVerdict:
 
 def _judge_sample_count(report: Report) -> ComplianceVerdict:
     samples = at(report, "measurements.ttft.n")
-    requests = cell(table(report, 1), "Requests")
+    requests = table_value(table(report, 1), "Requests")
     if samples is None and requests is None:
         return not_met("neither Table 1 nor the measurements tell how many samples there are")
-    return met(f"{requests} requests" if samples is None else f"{count(samples)} samples")
+    return met(f"{requests} requests" if samples is None else f"{count_text(samples)} samples")
 
 
 def _check_configuration_line(what: str, *words: str) -> Check:
-    """Return a check for a line of the configuration that begins with each of `words`."""
+    """Return a check that the report's configuration has a line beginning with each of `words`.
+
+    `what`: name of these lines in the evidence.
+    """
 
     def check(report: Report) -> ComplianceVerdict:
         configuration = report.get("configuration") or {}
@@ -193,7 +196,7 @@ def _judge_warmup_size(report: Report) -> ComplianceVerdict:
     performed = warmups(report)
     if not performed:
         cold = cold_start_text(report)
-        # A cold start must skip the warm-up (4.5.3), so the report has none to describe.
+        # A cold start must skip the warm-up (4.5.3), so the report has no warm-up to describe.
         return not_applicable(f"cold start: {cold}") if cold else not_met("no warm-up is reported")
     requests, tokens = (performed[0].get(name) or 0 for name in ("requests", "tokens"))
     return met(f"warm-up: {plural(requests, 'request')}, {plural(tokens, 'token')}")
@@ -209,7 +212,10 @@ def _judge_ttft_charts(report: Report) -> ComplianceVerdict:
 
 
 def _check_parameters(step_filter: StepFilter | None, if_none: str, *names: str) -> Check:
-    """Return a check that the setup parameters `names` have values, if the filter selects a load."""
+    """Return a check that the setup parameters `names` have values.
+
+    `step_filter`: the check applies only if it selects a load of the test; `if_none`: evidence otherwise.
+    """
 
     def check(report: Report) -> ComplianceVerdict:
         if not steps(report):
@@ -262,7 +268,7 @@ def _judge_enough_levels(levels: Any) -> ComplianceVerdict:
     return verdict(len(levels) >= _LEVELS_MIN, f"{len(levels)} levels, {_LEVELS_MIN} needed")
 
 
-def _judge_span(report: Report) -> ComplianceVerdict:
+def _judge_level_range(report: Report) -> ComplianceVerdict:
     percents = _level_percents(report)
     if not percents:
         return cannot_tell("what share of capacity the levels are is not reported")
@@ -280,7 +286,7 @@ def _judge_all_levels(report: Report) -> ComplianceVerdict:
     percents = _level_percents(report)
     if not percents:
         return cannot_tell("what share of capacity the levels are is not reported")
-    return all_levels(percents, range(10, 121, 10))
+    return judge_levels(percents, range(10, 121, 10))
 
 
 # ---------------------------------------------------------------- 5.4 and 5.5: ITL, capacity
@@ -305,8 +311,8 @@ def _judge_response_lengths(report: Report) -> ComplianceVerdict:
 
 
 @each_load(is_measured)
-def _judge_without_ttft(report: Report, step: Step) -> ComplianceVerdict:
-    """Judge whether each response has one gap less than chunks, so that TTFT is not a gap."""
+def _judge_gaps_without_ttft(report: Report, step: Step) -> ComplianceVerdict:
+    """Judge whether TTFT is in no ITL: a response of n chunks must have n - 1 gaps at most."""
     gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
     first = at(step, "result.metrics.ttft_any.n")
     if not gaps or not chunks or not first:
@@ -316,24 +322,24 @@ def _judge_without_ttft(report: Report, step: Step) -> ComplianceVerdict:
 
 
 @each_load(is_measured)
-def _judge_gaps(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_gap_count(report: Report, step: Step) -> ComplianceVerdict:
     n = at(step, "result.metrics.tbc.n")
     if n is None:
         return cannot_tell("the number of gaps is not reported")
-    return verdict(n >= _GAPS_MIN, f"{count(n)} gaps between tokens, {count(_GAPS_MIN)} wanted")
+    return verdict(n >= _GAPS_MIN, f"{count_text(n)} gaps between tokens, {count_text(_GAPS_MIN)} wanted")
 
 
-def _judge_criteria(report: Report) -> ComplianceVerdict:
+def _judge_capacity_criteria(report: Report) -> ComplianceVerdict:
     criteria = at(report, "measurements.criteria") or {}
     completion, ttft, memory = (criteria.get(name) for name in ("completion", "ttft_p99", "memory_errors"))
     if completion is None or ttft is None:
         return not_met("the report has no criteria of completion and TTFT P99")
-    evidence = f"{completion:.0%} complete, TTFT P99 <= {seconds(ttft)}, {text(memory)} out of memory"
+    evidence = f"{completion:.0%} complete, TTFT P99 <= {duration_text(ttft)}, {text(memory)} out of memory"
     return verdict(completion >= _COMPLETION_MIN and memory == 0, evidence)
 
 
 @each_level
-def _judge_long_levels(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_level_lengths(report: Report, step: Step) -> ComplianceVerdict:
     """Judge whether a level lasts 60 seconds and has 100 completions per slot; both are required."""
     time, slots, outcomes = sent_seconds(report, step), slots_of(report, step), at(step, "result.outcomes")
     if time is None or slots is None or outcomes is None:
@@ -346,7 +352,7 @@ def _judge_long_levels(report: Report, step: Step) -> ComplianceVerdict:
 # ---------------------------------------------------------------- 5.6 to 5.10
 
 
-def _is_mix(step: Step) -> bool:
+def _is_mixed_load(step: Step) -> bool:
     return is_measured(step) and not name_of(step).startswith("alone")
 
 
@@ -361,8 +367,8 @@ def _classes(report: Report) -> Mapping[str, Any]:
 
 
 def _judge_skewed_workload(report: Report) -> ComplianceVerdict:
-    """Judge the mix; a class alone (5.6.3) is a part of the workload."""
-    result = workload_is("synthetic-skewed", step_filter=_is_mix)(report)
+    """Judge the loads that mix all classes: a load of one class alone (5.6.3) is a part of the workload."""
+    result = workload_is("synthetic-skewed", step_filter=_is_mixed_load)(report)
     if result.status != "not met" or not _classes(report):
         return result
     return not_met(f"{result.evidence}; the parameter workload = synthetic-skewed sends it")
@@ -376,29 +382,29 @@ def _judge_two_classes(report: Report) -> ComplianceVerdict:
 @judges_value_at("measurements.classes", "requests by class are not reported")
 def _judge_per_class(classes: Any) -> ComplianceVerdict:
     sent = {name: at(one, "sent") or 0 for name, one in classes.items()}
-    counts = ", ".join(f"{name} {count(n)}" for name, n in sent.items())
+    counts = ", ".join(f"{name} {count_text(n)}" for name, n in sent.items())
     return verdict(
         min(sent.values()) >= _PER_CLASS_MIN, f"{counts} requests, {_PER_CLASS_MIN} of each needed"
     )
 
 
 @judges_value_at("measurements.classes", "no classes are reported")
-def _judge_isolation(classes: Any) -> ComplianceVerdict:
+def _judge_classes_alone(classes: Any) -> ComplianceVerdict:
     lacking = [name for name, one in classes.items() if not at(one, "alone.sent")]
     if lacking:
         return not_met(f"not measured alone: {', '.join(lacking)}")
-    alone = ", ".join(f"{name} {count(one['alone']['sent'])}" for name, one in classes.items())
+    alone = ", ".join(f"{name} {count_text(one['alone']['sent'])}" for name, one in classes.items())
     return met(f"requests of each class alone: {alone}, as many tokens per second")
 
 
-def _judge_both_states(report: Report) -> ComplianceVerdict:
+def _judge_cache_off_and_on(report: Report) -> ComplianceVerdict:
     arm_names = arms_of(measured_steps(report))
     both = all(any(word in arm for arm in arm_names) for word in ("off", "on"))
     return verdict(both, f"configurations measured: {', '.join(arm_names)}")
 
 
 def _judge_identical_requests(report: Report) -> ComplianceVerdict:
-    """Judge whether the two loads of a repeat, cache off (`0/off`) and on (`0/cold`), have equal requests."""
+    """Judge whether both loads of a repeat, cache off (`0/off`) and on (`0/cold`), have equal requests."""
     by_repeat: dict[str, dict[str, str]] = {}
     for step in measured_steps(report):
         repeat, _, state = name_of(step).rpartition("/")
@@ -428,20 +434,20 @@ def _judge_capacity_known(report: Report) -> ComplianceVerdict:
     capacity, source = at(report, "measurements.capacity"), str(at(report, "measurements.capacity_source"))
     if capacity is None:
         return cannot_tell("the capacity that levels are of is not reported")
-    evidence = f"{count(capacity)} at a time: {source}"
+    evidence = f"{count_text(capacity)} at a time: {source}"
     return met(evidence) if "5.5" in source else cannot_tell(evidence)
 
 
 @judges_value_at("params.output_tokens", "the length of answers is not reported")
-def _judge_short_output(tokens: Any) -> ComplianceVerdict:
-    return verdict(tokens == _OUTPUT, f"answers of {count(tokens)} tokens, {_OUTPUT} wanted")
+def _judge_output_length(tokens: Any) -> ComplianceVerdict:
+    return verdict(tokens == _OUTPUT, f"answers of {count_text(tokens)} tokens, {_OUTPUT} wanted")
 
 
-def _is_latency(step: Step) -> bool:
+def _is_latency_load(step: Step) -> bool:
     return is_measured(step) and "at-a-time" not in name_of(step)
 
 
-@each_load(_is_latency)
+@each_load(_is_latency_load)
 def _judge_low_concurrency(report: Report, step: Step) -> ComplianceVerdict:
     slots = slots_of(report, step)
     if not is_closed(step):
@@ -453,7 +459,7 @@ def _judge_low_concurrency(report: Report, step: Step) -> ComplianceVerdict:
 
 
 @judges_value_at("configuration.Warm-up", "what it was warmed up with is not reported")
-def _judge_short_warm_up(line: Any) -> ComplianceVerdict:
+def _judge_warmup_line(line: Any) -> ComplianceVerdict:
     return met(str(line))
 
 
@@ -466,9 +472,9 @@ def _judge_four_configurations(report: Report) -> ComplianceVerdict:
 
 ROWS: Final = requirements(
     {
-        "5.1.2-1a": workload_defined,
+        "5.1.2-1a": _check_workload,
         "5.1.2-1b": has_value("result.plan.requests", "{:,} requests planned", "no number of requests"),
-        "5.1.2-1c": load_model,
+        "5.1.2-1c": _check_load_model,
         "5.1.2-1d": _judge_rate,
         "5.1.2-1e": has_value(
             "result.plan.arrivals.arrivals", "arrivals {}", "no arrival distribution", is_open, NO_OPEN
@@ -479,12 +485,12 @@ ROWS: Final = requirements(
         "5.1.2-1i": _judge_hardware,
         "5.1.2-1j": is_declared("sut.prefix_cache", "prefix caching"),
         "5.1.2.1-1a": has_requests(1_000, " for P99"),
-        # Require this of every report, since 5.1.4.1 requires P99.9.
+        # Require 10,000 requests of every report, because 5.1.4.1 requires P99.9 in every report.
         "5.1.2.1-1b": has_requests(10_000, " for P99.9"),
         "5.1.2.2-1": _judge_poisson,
-        "5.1.3.1-1": _judge_other_tokens,
+        "5.1.3.1-1": _judge_tokens_before_content,
         "5.1.4.1-1": _judge_percentiles,
-        "5.1.4.2-1": _judge_buckets,
+        "5.1.4.2-1": _judge_input_buckets,
         "5.1.4.3-1": _judge_sample_count,
         "5.1.5-1a": is_declared("sut.boundary", "boundary"),
         "5.1.5-1b": _check_all(is_declared("sut.model", "model"), _judge_hardware),
@@ -498,16 +504,16 @@ ROWS: Final = requirements(
             is_declared("sut.guardrails.output_filter", "output filter"),
         ),
         "5.1.5-1i": _judge_percentiles,
-        "5.1.5-1j": _judge_by_length,
+        "5.1.5-1j": _judge_table_by_input_length,
         "5.1.5.2-1": table_has(
             1,
             ("Metric", "Value"),
             ("Requests", *(f"TTFT {name}" for name in (*_PERCENTILES, "Mean", "Min", "Max"))),
         ),
         "5.1.5.4-1": _judge_ttft_charts,
-        "5.2.2-1a": workload_defined,
+        "5.2.2-1a": _check_workload,
         "5.2.2-1b": _check_parameters(None, "", "duration"),
-        "5.2.2-1c": load_model,
+        "5.2.2-1c": _check_load_model,
         "5.2.2-1d": _check_parameters(is_open, NO_OPEN, "rate_min", "rate_max"),
         "5.2.2-1e": _check_parameters(is_open, NO_OPEN, "rate_step"),
         "5.2.2-1f": _check_parameters(is_closed, NO_CLOSED, "concurrency_min", "concurrency_max"),
@@ -531,7 +537,7 @@ ROWS: Final = requirements(
         "5.3.2-1": _judge_all_open,
         "5.3.2-p1": lasts_at_least(_DURATION_MIN_S),
         "5.3.2-p2": _judge_enough_levels,
-        "5.3.2-p3": _judge_span,
+        "5.3.2-p3": _judge_level_range,
         "5.3.3-p1": _judge_all_levels,
         "5.3.5-p1": table_has(
             5,
@@ -541,24 +547,24 @@ ROWS: Final = requirements(
         "5.4.2-2": _judge_response_lengths,
         "5.4.2-3": has_levels((25, 50, 75, 90), "saturation"),
         "5.4.2-p1": has_requests(100),
-        "5.4.2-p2": _judge_gaps,
-        "5.4.3-1": _judge_without_ttft,
+        "5.4.2-p2": _judge_gap_count,
+        "5.4.3-1": _judge_gaps_without_ttft,
         "5.4.5-p1": table_has(6, ("Metric",), ("P99/P50 Ratio",)),
         "5.5.2-1": workload_is("synthetic-uniform"),
         "5.5.2-p1": is_declared("params.output_tokens", "answer length"),
-        "5.5.2-p2": _judge_criteria,
-        "5.5.3-p1": _judge_long_levels,
+        "5.5.2-p2": _judge_capacity_criteria,
+        "5.5.3-p1": _judge_level_lengths,
         "5.5.5-p1": table_has(7, ("Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status")),
         "5.6.2-1": _judge_skewed_workload,
         "5.6.2-2": _judge_share_of_saturation,
         "5.6.2-p1": _judge_two_classes,
         "5.6.2-p2": _judge_per_class,
-        "5.6.3-p1": _judge_isolation,
-        "5.6.3-p2": lasts_at_least(300, _is_mix),
+        "5.6.3-p1": _judge_classes_alone,
+        "5.6.3-p2": lasts_at_least(300, _is_mixed_load),
         "5.6.5-p1": table_has(8, ("Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99")),
         "5.6.5-p2": table_has(9, ("Metric", "Value"), ("Jain's Fairness Index",)),
         "5.7.2-1": workload_is("code-completion"),
-        "5.7.2-2": _judge_both_states,
+        "5.7.2-2": _judge_cache_off_and_on,
         "5.7.3-p1": _judge_identical_requests,
         "5.7.5-p1": table_has(
             10,
@@ -571,10 +577,10 @@ ROWS: Final = requirements(
         "5.8.3-p2": lasts_at_least(120),
         "5.8.5-p1": table_has(11, ("Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99")),
         "5.9.2-1": workload_is("long-context", "long-context-uniform"),
-        "5.9.2-p1": _judge_short_output,
+        "5.9.2-p1": _judge_output_length,
         "5.9.2-p2": _judge_low_concurrency,
-        "5.9.2-p3": has_requests(20, step_filter=_is_latency),
-        "5.9.3-p1": _judge_short_warm_up,
+        "5.9.2-p3": has_requests(20, step_filter=_is_latency_load),
+        "5.9.3-p1": _judge_warmup_line,
         "5.9.5-p1": table_has(12, ("Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens")),
         "5.10.2-1": workload_is("conversation"),
         "5.10.2-p1": _judge_four_configurations,

@@ -39,16 +39,18 @@ sim run` recognises which tokens count as the length."""
 
 
 class GridCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch size and length; times in seconds, over the valid batches; None if the cell is not valid."""
+    """Times of all batches of one size and length, in seconds. A cell that is not valid has no times."""
 
     batch: int
+    """Number of requests that were sent together."""
     prompt_tokens: int
     output_tokens: int
     length: int
+    """Tokens of a request that count as the length L of the batch (`LengthOf`)."""
     n: int
     """Number of measured batches."""
     problem: str | None
-    """Why the cell is not valid."""
+    """Why the cell is not valid; None if it is valid."""
     median_s: float | None = None
     mean_s: float | None = None
     std_s: float | None = None
@@ -56,14 +58,16 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     min_s: float | None = None
     max_s: float | None = None
     uncertainty_s: float | None = None
-    """Largest error over all batches. Two errors count: the time between the first bytes of the first and of
-    the last request, and the longest time that a byte may have waited before it was read."""
+    """Largest possible error of a batch's time: the time between the first bytes of the first and of the last
+    request, or the longest time for which a response byte possibly waited to be read, if that is longer."""
     model_s: float | None = None
-    """Time of the batch by the fitted model."""
+    """Time of a batch that the fitted model predicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGrid:
+    """Measured cells of a grid, and the model of batch times that was fitted to them."""
+
     cells: Sequence[GridCell]
     fit: BatchFit | None
     problem: str | None
@@ -82,7 +86,7 @@ class MeasuredGrid:
         return out.getvalue()
 
     def to_dict(self) -> dict[str, object]:
-        """Return public JSON: the cells, and the constants of the fit or the reason for none."""
+        """Return the grid as JSON: the cells, and the constants of the model or why it is missing."""
         fit = None
         if self.fit is not None:
             model, part = self.fit.model, self.fit.part
@@ -98,9 +102,9 @@ class MeasuredGrid:
 
 
 def make_grid(runs: Iterable[ExoRun], *, warmup: int, length: LengthOf) -> MeasuredGrid:
-    """Return the grid; the first `warmup` batches of each cell are left out."""
+    """Return the batch times of all cells, without the first `warmup` batches of each, and their model."""
     batches = group_by_cell(run for run in runs if run.repeat_index >= warmup)
-    cells = [_cell(cell, repeats, length) for cell, repeats in batches.items()]
+    cells = [_measured_cell(cell, repeats, length) for cell, repeats in batches.items()]
     try:
         fit = fit_batches([(c.batch, c.length, c.mean_s) for c in cells if c.mean_s is not None])
     except GridError as exc:
@@ -114,7 +118,7 @@ def make_grid(runs: Iterable[ExoRun], *, warmup: int, length: LengthOf) -> Measu
     return MeasuredGrid(fitted, fit, None)
 
 
-def _cell(cell: ExoCell, batches: Sequence[Sequence[ExoRun]], length: LengthOf) -> GridCell:
+def _measured_cell(cell: ExoCell, batches: Sequence[Sequence[ExoRun]], length: LengthOf) -> GridCell:
     runs = [run for batch in batches for run in batch]
     prompt = max(run.pp_tokens for run in runs)
     grid_cell = GridCell(

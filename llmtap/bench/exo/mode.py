@@ -70,20 +70,22 @@ _LLMTAP_OWNER: Final = "llmtap"
 
 class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     pp: list[int]
-    """Tokens of the prompts, including the chat template."""
+    """Prompt lengths in tokens, including the chat template (exo-bench: prompt processing)."""
     tg: list[int]
+    """Response lengths in tokens (exo-bench: token generation)."""
     concurrency: list[int] = msgspec.field(default_factory=lambda: [1])
     repeat: int = 1
+    """Number of batches of each cell of the grid."""
     warmup: int = 0
-    """Number of unmeasured requests of the first `pp` and `tg`, sent one at a time before all batches."""
+    """Number of unmeasured requests with the first `pp` and `tg`, sent one at a time before all batches."""
     use_prefix_cache: bool = False
     distinct_prompts: bool = False
-    """Give each request of a batch its own prompt, also if a field of the request switches the prefix cache
-    off. By default, the requests of a batch share one prompt in that case (exo-bench, "Concurrency"). With
-    `use_prefix_cache` they always share it."""
+    """Give each request of a batch its own prompt, even if a field of the request switches the prefix cache
+    off. False: if such a field exists, the requests of a batch share one prompt (exo-bench, "Concurrency").
+    With `use_prefix_cache`, they always share one prompt."""
 
     def check(self) -> None:
-        """Raise ConfigError with the name of a wrong option."""
+        """Raise ConfigError, which names the option, if a value is missing or outside its limits."""
         limits = (("--pp", self.pp, TOKENS_MAX), ("--tg", self.tg, TOKENS_MAX))
         for option, values, most in (*limits, ("--concurrency", self.concurrency, CONCURRENCY_MAX)):
             if not values:
@@ -109,24 +111,25 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
     server: Kind = "auto"
     tokenizer: str | None = None
     headers: list[tuple[str, str]] = []
-    """Header fields. They may contain keys, so no result shows them."""
+    """Header fields of each request. They can contain secrets such as API keys, so no result shows them."""
     fields: dict[str, msgspec.Raw] = {}
-    """Fields of each body; they override those that llmtap sets."""
+    """JSON fields of each request body; they override the fields that llmtap sets."""
     ca: str | None = None
     """CA certificate (PEM) to trust instead of the system's."""
     timeout: Duration = Duration(600 * NS_PER_S)
     placement: PlacementFilter | None = None
-    """exo only: how to place the model on the nodes before the run; None: measure the present instance."""
+    """exo only: how to place the model on the nodes before the run; None: measure the existing instance."""
     seed: int | None = None
-    """Random seed of the first words of prompts. None: a new seed, so that no cache contains the prompts."""
+    """Random seed of the first words of prompts. None: a new seed for each run, so that no cache contains the
+    prompts of an earlier run."""
 
 
 class Prompts:
     """Generator of prompts of exact length: a new prompt for each request, or one prompt per length."""
 
-    def __init__(self, counter: TokenCounter, *, alike: bool, seed: int) -> None:
-        """`alike`: all requests of a length have the same prompt; otherwise each request has its own."""
-        self.alike = alike
+    def __init__(self, counter: TokenCounter, *, is_shared: bool, seed: int) -> None:
+        """`is_shared`: all requests of a length have the same prompt; otherwise each request has its own."""
+        self.is_shared = is_shared
         self._counter = counter
         self._numbers = Numbers(seed)
         self._prompts_made = 0
@@ -138,12 +141,12 @@ class Prompts:
         self._by_length: dict[int, SizedPrompt] = {}
 
     def smallest_tokens(self) -> int:
-        """Return the tokens of a prompt of one word."""
+        """Return the number of tokens of the shortest possible prompt: one word with the chat template."""
         return fit([self._draft(1)], self._counter)[0][1].tokens
 
     def make(self, pp: int, n: int) -> list[SizedPrompt]:
-        """Return the prompts of a batch of `n` requests."""
-        if self.alike:
+        """Return the prompts of a batch of `n` requests, each of `pp` tokens as nearly as possible."""
+        if self.is_shared:
             if pp not in self._by_length:
                 self._by_length[pp] = fit([self._draft(pp)], self._counter)[0]
             return [self._by_length[pp]] * n
@@ -158,11 +161,11 @@ class Prompts:
             name = self._numbers.row(number, min(words, NAME_BYTES))
             return Prompt(text=self._counter.words.text(name) + self._atom * (words - len(name)))
 
-        return Draft(pp, repeated_atom if self.alike else name_then_atom, self._overhead)
+        return Draft(pp, repeated_atom if self.is_shared else name_then_atom, self._overhead)
 
 
 class _PreparedPrompts:
-    """Source of prompts for a `ReplayPlan` that returns prompts made before."""
+    """Prompt source of a `ReplayPlan`, which returns prompts that were made before the replay starts."""
 
     def __init__(self, prompts: Sequence[SizedPrompt]) -> None:
         self._prompts = prompts
@@ -178,7 +181,7 @@ class ExoBench:
     def __init__(
         self, options: ExoOptions, grid: ExoGrid, watcher: SessionWatcher, *, nvml: Any = None
     ) -> None:
-        """`nvml` replaces the package pynvml in tests. Raises ConfigError."""
+        """`nvml` replaces the package pynvml in tests. Raises ConfigError if an option is wrong."""
         self._options = options
         self._load = LoadPlan.of(
             headers=options.headers, ca=options.ca, timeout=options.timeout, texts=True, scrape="none"
@@ -194,7 +197,7 @@ class ExoBench:
         self.stopped = False
 
     def stop(self) -> None:
-        """Discard the current batch, and keep the earlier ones. A second call cancels responses in flight."""
+        """Discard the current batch, and keep the earlier batches. A second call cancels open responses."""
         self.stopped = True
         if self._placement is not None:
             self._placement.cancel()
@@ -202,9 +205,10 @@ class ExoBench:
             self._replay.stop()
 
     async def run(self) -> ExoResult:
-        """Detect the server, place the model if the options say so, and measure the grid. Raises ConfigError.
+        """Detect the server, place the model if the options say so, and measure the grid.
 
-        Raises LlmtapError if exo cannot place the model. A stopped run returns its complete batches.
+        Raises ConfigError if an option is wrong or the server cannot be reached, LlmtapError if exo cannot
+        place the model. A stopped run returns its complete batches.
         """
         options = self._options
         self._grid.check()
@@ -229,7 +233,9 @@ class ExoBench:
             try:
                 placed = await self._placement
             except asyncio.CancelledError:
-                raise LlmtapError("exo: interrupted while a server was loading the model") from None
+                raise LlmtapError(
+                    f"exo: interrupted before {server.model} was loaded on the cluster"
+                ) from None
             try:
                 server = await self._detect(server.model, placed.id)
                 return await self._measure_grid(server, counter, placed)
@@ -253,8 +259,8 @@ class ExoBench:
     ) -> ExoResult:
         options, grid = self._options, self._grid
         seed = secrets.randbits(32) if options.seed is None else options.seed
-        alike = grid.use_prefix_cache or (server.switches_cache and not grid.distinct_prompts)
-        prompts = Prompts(counter, alike=alike, seed=seed)
+        is_shared = grid.use_prefix_cache or (server.has_cache_switch and not grid.distinct_prompts)
+        prompts = Prompts(counter, is_shared=is_shared, seed=seed)
         smallest = prompts.smallest_tokens()
         if min(grid.pp) < smallest:
             problem = (
@@ -298,9 +304,9 @@ class ExoBench:
                     "stopped": self.stopped,
                     "endpoint": server.endpoint,
                     "stream": server.stream,
-                    "eos_banned_by": server.bans_eos,
-                    "cache_switched_by_request": server.switches_cache,
-                    "prompts_alike": alike,
+                    "eos_banned_by": server.eos_banned_by,
+                    "cache_switched_by_request": server.has_cache_switch,
+                    "prompts_alike": is_shared,
                     "seed": seed,
                     "counted_by": counter.way,
                     "tokenizer": counter.tokenizer.name.rpartition("/")[2],
@@ -336,11 +342,11 @@ class ExoBench:
 
     async def _send(self, server: ExoServer, prompts: Prompts, cell: ExoCell, repeat: int) -> SentBatch:
         if self.stopped:
-            raise ReplayStopped("stopped")
+            raise ReplayStopped("stopped before the next batch")
         n, change = cell.concurrency, msgspec.structs.replace
         sized_prompts = prompts.make(cell.pp, n)
         batch = SentBatch(
-            cell, repeat, sized_prompts, is_repeat=prompts.alike and (n > 1 or cell.pp in self._sent_pp)
+            cell, repeat, sized_prompts, is_repeat=prompts.is_shared and (n > 1 or cell.pp in self._sent_pp)
         )
         self._sent_pp.add(cell.pp)
         # Set all arrivals to 0, so that one process sends all requests without waiting between them.
@@ -372,7 +378,7 @@ class ExoBench:
         finally:
             self._replay = None
         if self.stopped:
-            raise ReplayStopped("stopped")
+            raise ReplayStopped("stopped before the batch was complete")
         batch.findings += msgspec.convert(result["verdict"]["findings"], list[JudgedFinding])
         return batch
 
@@ -381,9 +387,9 @@ class ExoBench:
             yield f"{placed.others:,} other placements of the model fit the options and were not measured"
         if self.stopped:
             yield "it was stopped: the grid is not complete"
-        if server.bans_eos is None:
+        if server.eos_banned_by is None:
             yield "answers may end early: the field that makes this server ban EOS is not known (--server)"
-        if not server.switches_cache and not self._grid.use_prefix_cache:
+        if not server.has_cache_switch and not self._grid.use_prefix_cache:
             yield "the prefix cache is not switched off: each request has a prompt of its own instead"
         if self._options.tokenizer is None and server.owner != _LLMTAP_OWNER:
             yield "prompts were counted by llmtap's own tokenizer: --tokenizer makes them exact"
@@ -391,7 +397,7 @@ class ExoBench:
             yield "the server is not on this host: its power and memory are not known"
 
     def _cache_notes(self, runs: Sequence[ExoRun]) -> Iterator[str]:
-        """Yield a note if the server reports hits of a cache that the options switch off."""
+        """Yield a note if the server reports cache hits although the options do not use the prefix cache."""
         hit_count = sum(1 for run in runs if run.prefix_cache_hit not in (None, "none"))
         if hit_count and not self._grid.use_prefix_cache:
             yield (
@@ -401,7 +407,7 @@ class ExoBench:
 
 
 def _construction_notes(runs: Sequence[ExoRun]) -> Iterator[str]:
-    """Yield how prompts get their lengths, and how many have the requested one."""
+    """Yield a note on how prompts get their lengths, and how many have exactly the requested length."""
     if runs:
         exact = sum(run.pp_tokens == run.pp for run in runs)
         yield (
@@ -412,7 +418,7 @@ def _construction_notes(runs: Sequence[ExoRun]) -> Iterator[str]:
 
 
 def _length_notes(runs: Iterable[ExoRun]) -> Iterator[str]:
-    """Yield notes on lengths that differ from the requested ones."""
+    """Yield a note for each prompt or response whose number of tokens differs from the requested number."""
     for run in runs:
         server_count, generated = run.stats.prompt_tokens, run.stats.generation_tokens
         if run.pp_tokens != run.pp:

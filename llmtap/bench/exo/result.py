@@ -1,13 +1,13 @@
-"""Results of an exo benchmark: rates, batches and energy as JSON with the keys of exo-bench's output.
+"""Results of an exo benchmark: rates, batches and energy as JSON with the field names of exo-bench's output.
 
 `mode.py` keeps the exchanges of each batch in a `SentBatch`; `RunBuilder` converts them to runs. `table_rows`
 summarises the repeats for the table of `llmtap bench exo`.
 
 A run is one request. Prefill rate: uncached prompt tokens / prefill time; if the whole prompt was cached, the
-rate of its earlier run. Generation rate: (tokens - 1) / time from the first to the last token. `timing` names
-the clock. It is the server's if the server reports both times (without streaming, the generation time is
-enough), else the client's: then the prefill time is TTFT, which contains network and queue. `agg_gen_tps` is
-the rate of the fastest request of a batch times the number of requests. Power is that of exo's nodes or of
+rate of an earlier run of this prompt. Generation rate: (tokens - 1) / time from the first to the last token.
+`timing` names the clock: the server's if the server reports both times (without streaming, the generation
+time is enough), else the client's. The client's prefill time is TTFT, with network and queue. `agg_gen_tps`
+is the rate of the fastest request of a batch times the number of requests. Power is that of exo's nodes or of
 this host's GPUs; energy is integrated by the trapezoidal rule over samples a second apart.
 
 Sources: exo-bench's methodology, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System
@@ -42,7 +42,7 @@ PREVIEW_CHARS: Final = 200
 
 
 class Timing(NamedTuple):
-    """Prefill and generation time of one request; None if unknown."""
+    """Prefill and generation time of one request, each None if it is unknown, and the clock (`by`)."""
 
     by: Literal["server", "client"]
     prefill_s: float | None
@@ -50,6 +50,8 @@ class Timing(NamedTuple):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefill and generation rate (tokens/s), tokens and memory of one run, named as in exo-bench."""
+
     prompt_tps: float | None
     generation_tps: float | None
     prompt_tokens: int | None
@@ -62,9 +64,11 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the requests that were sent together; at concurrency 1 this is one request."""
 
     start_s: float
+    """Common start of the requests, in seconds after the start of the benchmark."""
     wall_s: float | None
     """Time from the common start to the end of the last response."""
     per_req_tps: float | None
+    """Generation rate of the fastest request, in tokens per second."""
     agg_gen_tps: float | None
     """`per_req_tps` times concurrency; None if a response is incomplete."""
     start_spread_s: float | None
@@ -76,6 +80,8 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one request. Values that are not known are None."""
+
     elapsed_s: float | None
     """Time from the common start of the batch to the end of this response."""
     output_text_preview: str | None
@@ -91,9 +97,10 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     repeat_index: int
     concurrency: int
     concurrent_index: int
+    """Index of the request in its batch."""
     prefix_cache_hit: Hit | None
     """How much of the prompt was cached; None if the server does not report cached tokens."""
-    # The fields below are not in the output of exo-bench.
+    # The output of exo-bench does not have the fields below.
     pp: int
     """Requested number of prompt tokens; `pp_tokens` differs if no text has exactly this length."""
     cached_tokens: int | None
@@ -141,11 +148,11 @@ class ExoCell(NamedTuple):
         return f"pp {self.pp:,} tg {self.tg:,} x {self.concurrency:,}"
 
 
-# ---------------------------------------------------------------- rates and batches
+# ---------------------------------------------------------------- rates of one run, result of one batch
 
 
 def prefill_tps(prompt_tokens: int | None, cached_tokens: int | None, seconds: float | None) -> float | None:
-    """Return uncached prompt tokens / prefill time."""
+    """Return the prefill rate: uncached prompt tokens / prefill time; None if it is unknown."""
     if prompt_tokens is None or not seconds:
         return None
     computed = prompt_tokens - (cached_tokens or 0)
@@ -153,7 +160,7 @@ def prefill_tps(prompt_tokens: int | None, cached_tokens: int | None, seconds: f
 
 
 def generation_tps(tokens: int | None, seconds: float | None) -> float | None:
-    """Return (tokens - 1) / (last token - first token)."""
+    """Return the generation rate: (tokens - 1) / seconds from the first to the last token."""
     return (tokens - 1) / seconds if tokens is not None and tokens > 1 and seconds else None
 
 
@@ -167,8 +174,8 @@ def timing_of(x: Exchange) -> Timing:
         name, ms = entry.get("name"), entry.get("ms")
         if isinstance(name, str) and isinstance(ms, int | float):
             times_s.setdefault(name, ms / 1e3)
-    # vLLM counts `ttft_from_schedule` from the scheduling of the request, so it contains no wait in the
-    # queue.
+    # vLLM counts `ttft_from_schedule` from the scheduling of the request. It can serve as the prefill time,
+    # because it does not include the wait in the queue.
     prefill = times_s.get("prefill", times_s.get("ttft_from_schedule"))
     if "decode" in times_s and (prefill is not None or not x.stream):
         return Timing("server", prefill, times_s["decode"])
@@ -199,7 +206,7 @@ def batch_of(
     joules: float | None,
     findings: list[JudgedFinding],
 ) -> ExoBatch:
-    """Return the result of requests sent together at `began_ns`; `rates` are their generation_tps."""
+    """Return the result of requests sent together at `began_ns`; `rates` are their generation rates."""
     n = len(exchanges)
     complete = all(x.outcome in ENDED_WELL for x in exchanges)
     ends_ns = [ns for x in exchanges if (ns := x.timeline.response_end_ns) is not None]
@@ -216,7 +223,7 @@ def batch_of(
     )
 
 
-# ---------------------------------------------------------------- runs
+# ---------------------------------------------------------------- conversion of batches to runs
 
 
 _BASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -224,11 +231,11 @@ _BASES: Final[Mapping[str, tuple[str, ...]]] = {
     "generation": ("tpot", "tokens"),
     "wall": ("e2e",),
 }
-"""Figures of a verdict from which each column of the table is computed, if the client's clock is used."""
+"""By column of the table: the figures, as named in a load's verdict, from which the client computes it."""
 
 
-def figures_not_valid(batch: ExoBatch, timing: Timing) -> list[str]:
-    """Return the columns of the table in which the figure of a run is not valid.
+def invalid_columns(batch: ExoBatch, timing: Timing) -> list[str]:
+    """Return the columns of the table in which this batch's figures are not valid.
 
     Figures from the server's clock stay valid even if the client was late. The wall time is always from the
     client's clock.
@@ -247,6 +254,7 @@ class SentBatch:
 
     cell: ExoCell
     repeat: int
+    """Index of this batch among the batches of its cell."""
     prompts: Sequence[SizedPrompt]
     is_repeat: bool
     """Whether the same prompt was sent before, or is sent several times in this batch."""
@@ -255,19 +263,20 @@ class SentBatch:
     findings: list[JudgedFinding] = field(default_factory=list)
 
     def start_recording(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
+        """Return a function that stores an exchange by its row; called by the replay that sends the batch."""
         self.began_ns = outcome.began_ns
         return self.exchanges.__setitem__
 
     @property
     def window_ns(self) -> tuple[int, int]:
-        """Times of the common start and of the last token or end of a response."""
+        """Start and end of the batch: the common start, and the end or last token of its last response."""
         points = (x.timeline for x in self.exchanges.values())
         ends = [t.response_end_ns or t.last_token_ns for t in points]
         return self.began_ns, max((end for end in ends if end is not None), default=self.began_ns)
 
 
 class RunBuilder:
-    """Converts batches to runs. It needs the warm-up batches as well: the cache contains their prompts."""
+    """Converts batches to runs. It also needs the warm-up batches: the cache contains their prompts."""
 
     def __init__(self, server: ExoServer, power: Power, start_ns: int, download_s: float | None) -> None:
         self._server = server
@@ -275,7 +284,7 @@ class RunBuilder:
         self._power = power
         self._start_ns = start_ns
         self._cached_prompt_tps: dict[int, float] = {}
-        """By prompt length (`pp`): latest prefill rate measured when the prompt was not wholly cached."""
+        """By prompt length (`pp`): newest prefill rate of a run whose prompt was not wholly cached."""
 
     def runs(self, batch: SentBatch) -> list[ExoRun]:
         """Return a run for each request of a batch. Call once for each batch, in order of sending."""
@@ -335,7 +344,7 @@ class RunBuilder:
             if isinstance(peak, dict) and isinstance(peak.get("inBytes"), int):
                 memory = peak["inBytes"]
         values = {"prefill": prompt_tps, "generation": rate, "wall": exo_batch.wall_s}
-        spoiled = figures_not_valid(exo_batch, timing)
+        invalid = invalid_columns(exo_batch, timing)
         text = None if x.text is None else x.text.response_text
         end_ns = x.timeline.response_end_ns
         return ExoRun(
@@ -370,7 +379,7 @@ class RunBuilder:
             finish_reason=x.finish_reason,
             error=x.error,
             batch=exo_batch,
-            not_valid=[name for name, value in values.items() if value is None or name in spoiled],
+            not_valid=[name for name, value in values.items() if value is None or name in invalid],
         )
 
 
@@ -378,11 +387,11 @@ def _seconds(ns: int | None) -> float | None:
     return None if ns is None else to_seconds(ns)
 
 
-# ---------------------------------------------------------------- tables
+# ---------------------------------------------------------------- rows of the printed table
 
 
 def group_by_cell(runs: Iterable[ExoRun]) -> dict[ExoCell, list[list[ExoRun]]]:
-    """Return the runs of each batch, by the point of the grid."""
+    """Return for each cell of the grid its batches, each as the list of its runs."""
     by_repeat: dict[ExoCell, dict[int, list[ExoRun]]] = {}
     for run in runs:
         batches = by_repeat.setdefault(ExoCell(run.pp, run.tg, run.concurrency), {})
@@ -391,6 +400,8 @@ def group_by_cell(runs: Iterable[ExoRun]) -> dict[ExoCell, list[list[ExoRun]]]:
 
 
 class Spread(NamedTuple):
+    """Median, minimum and maximum of `n` values."""
+
     n: int
     median: float
     low: float
@@ -399,7 +410,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExoRow:
-    """One point of the grid, for the table."""
+    """Row of the printed table: the results of one cell of the grid."""
 
     pp_tokens: int
     tg: int
@@ -410,8 +421,9 @@ class ExoRow:
     """Spread over the repeats, by field; None without values. `prompt_tps` excludes stored rates."""
     memory_bytes: int | None
     hits: Mapping[str, int]
+    """Number of runs by kind of prefix cache hit."""
     timing: str
-    """Clocks of the figures: `server`, `client`, or both."""
+    """Clocks of the figures: `server`, `client`, or `client, server` if the runs differ."""
 
 
 def table_rows(runs: Iterable[ExoRun]) -> list[ExoRow]:

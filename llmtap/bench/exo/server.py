@@ -1,10 +1,10 @@
 """Detect the type of a server for an exo benchmark; place models on an exo cluster; sample power and memory.
 
 `mode.py` calls `detect_server` before it sends anything, and gets an `ExoServer`. The benchmark needs
-responses that ignore EOS, and prompts that are not in a cache. exo has an endpoint for both; vLLM, SGLang and
-the simulated engine have fields for the first. An exo cluster is also queried for its nodes and, once a
-second, for their power and load (`NodeMetrics`). `Power` computes energy and peak memory from these samples,
-or from the samples of this host.
+responses that ignore EOS, and prompts that are not in a cache. exo has an endpoint that provides both; vLLM,
+SGLang and the simulated engine have request fields that ignore EOS. An exo cluster is also queried for its
+nodes and, once a second, for their power and load (`NodeMetrics`). `Power` computes energy and peak memory
+from these samples, or from the samples of this host.
 
 `place` makes a new instance in the steps of exo-bench: request previews, download the model on each node,
 create the instance, wait until its runners are ready. Of the previews that match the options
@@ -59,7 +59,7 @@ _NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Distribution of a model over the nodes of an exo cluster; None for other servers."""
+    """Distribution of a model over the nodes of an exo cluster; for other servers, all fields are None."""
 
     sharding: str | None = None
     instance_meta: str | None = None
@@ -75,20 +75,21 @@ class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = True
     """Whether responses are streamed. exo's endpoint responds in one piece, with its own timings."""
     fields: dict[str, msgspec.Raw] = {}
-    bans_eos: str | None = None
-    """Name of the means by which the server ignores EOS; None if it has none."""
-    switches_cache: bool = False
+    """JSON fields that each request body needs on this server."""
+    eos_banned_by: str | None = None
+    """Request fields or endpoint that make the server ignore EOS; None if llmtap knows none."""
+    has_cache_switch: bool = False
     """Whether a field of the request switches the prefix cache on or off."""
     owner: str | None = None
-    """`owned_by` of the server's models."""
+    """Value of `owned_by` in the server's `/v1/models`; None if it is missing or differs between models."""
     model_entry: Any = None
     """Entry of the model in the server's `/v1/models`; None if it is not listed."""
     state: JsonObject | None = None
-    """Snapshot of exo's cluster; None for other servers."""
+    """Snapshot of the exo cluster before the run (`_SNAPSHOT`); None for other servers."""
     placement: Placement = Placement()
 
 
-class _Listed(msgspec.Struct):
+class _ModelList(msgspec.Struct):
     data: list[JsonObject] = []
 
 
@@ -102,17 +103,17 @@ async def detect_server(
     tls: ssl.SSLContext | None = None,
     instance: str | None = None,
 ) -> ExoServer:
-    """Query the server, and return its type and properties. Raises ConfigError about `--target` or `--model`.
+    """Query the server, and return its type and properties.
 
     `tls`: if None, the CAs of the system are trusted. `instance`: id of an instance in exo; None: the first
-    instance of the model.
+    instance of the model. Raises ConfigError if the server cannot be reached, or offers several models.
     """
     url = target.rstrip("/")
     root = url.removesuffix("/v1")
     try:
         async with side_session(headers, tls) as session:
             raw = await _get_body(session, f"{root}/v1/models")
-            models = _decode_json(raw, _Listed, _Listed()).data
+            models = _decode_json(raw, _ModelList, _ModelList()).data
             owners = {str(entry.get("owned_by") or "") for entry in models}
             owner = owners.pop() or None if len(owners) == 1 else None
             if kind == "auto":
@@ -127,7 +128,7 @@ async def detect_server(
         model=model_name,
         owner=owner,
         model_entry=next((entry for entry in models if entry.get("id") == model_name), None),
-        bans_eos="ignore_eos, min_tokens" if kind in ("vllm", "sglang") else None,
+        eos_banned_by="ignore_eos, min_tokens" if kind in ("vllm", "sglang") else None,
     )
     if kind != "exo":
         return server
@@ -136,9 +137,9 @@ async def detect_server(
         url=root,
         endpoint=BENCH_PATH,
         stream=False,
-        bans_eos="its benchmark endpoint",
+        eos_banned_by="its benchmark endpoint",
         fields={"use_prefix_cache": msgspec.Raw(msgspec.json.encode(use_prefix_cache))},
-        switches_cache=True,
+        has_cache_switch=True,
         state={key: state[key] for key in _SNAPSHOT if key in state},
         placement=placement_of(state.get("instances"), model_name, instance),
     )
@@ -160,7 +161,7 @@ def _only_model(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
-    """Return the placement of this instance, or of the first instance of the model in exo's state."""
+    """Return the placement of the instance with this id, or by default, of the model's first instance."""
     for tagged in instances.values() if isinstance(instances, dict) else ():
         meta, inner = _untag_variant(tagged)
         shards = _shards(tagged)
@@ -175,7 +176,7 @@ def placement_of(instances: Any, model: str, instance: str | None = None) -> Pla
 
 
 def _untag_variant(tagged: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the key and the value of an object with one key: exo encodes variants in this form."""
+    """Return tag and content of a variant. exo encodes it as an object with one member: `{tag: content}`."""
     if not isinstance(tagged, dict) or len(tagged) != 1:
         return "", {}
     ((tag, inner),) = tagged.items()
@@ -211,16 +212,18 @@ class NodeMetrics:
         self, clock: Clock, url: str, headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None
     ) -> None:
         self.columns: dict[str, Columns] = {}
+        """Samples by node id."""
         self.failed = 0
+        """Number of failed requests for samples."""
         self._clock = clock
         self._url = f"{url}/state/nodeSystem"
         self._session = side_session(headers, tls)
-        self._task = asyncio.ensure_future(self._run())
+        self._sampling_task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        self._task.cancel()
+        self._sampling_task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+            await self._sampling_task
         await self._session.close()
 
     async def _run(self) -> None:
@@ -248,7 +251,7 @@ class NodeMetrics:
             columns.add(t_ns, took_ns, samples)
 
 
-# ---------------------------------------------------------------- power and memory
+# ---------------------------------------------------------------- energy and peak memory of a time window
 
 
 class Power:
@@ -257,7 +260,7 @@ class Power:
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         self._local = local
         self._known_series = [] if local is None else local.known_series()
-        # The power of a node includes its GPUs. Add the power of this host's GPUs only if there are no nodes.
+        # Use the power of this host's GPUs only if no node reports power: a node's power includes its GPUs.
         self._sources = [(one, "power") for one in nodes.values() if "power" in one.known_series()] or [
             (local, name) for name in self._known_series if local is not None and name.endswith("_power")
         ]
@@ -279,9 +282,9 @@ class Power:
         )
 
     def peak_memory(self, from_ns: int, to_ns: int) -> int | None:
-        """Return the maximum memory in bytes used by GPUs, or by the server's processes without GPUs.
+        """Return the maximum memory in bytes: of the GPUs, or on a host without GPUs, of the server.
 
-        Includes the last sample before the window and the first one after it.
+        The last sample before the window and the first sample after it also count. None without samples.
         """
         if self._local is None:
             return None
@@ -296,7 +299,9 @@ class Power:
 class TotalEnergy(msgspec.Struct, frozen=True, kw_only=True):
     joules: float
     inference_seconds: float
+    """Part of the windows that power samples cover."""
     seconds_missing: float
+    """Part of the windows without power samples."""
     average_power_w: float | None
 
 
@@ -313,10 +318,12 @@ def total_of(windows: Iterable[Energy | None]) -> TotalEnergy | None:
     )
 
 
-# ---------------------------------------------------------------- placement
+# ---------------------------------------------------------------- placement of a model on an exo cluster
 
 
 class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Allowed placements of a model: type of the instance, sharding, number of nodes."""
+
     instance_meta: Literal["ring", "jaccl", "both"] = "both"
     sharding: Literal["pipeline", "tensor", "both"] = "both"
     nodes_min: int = 1
@@ -328,7 +335,7 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
         meta, sharding = meta.lower(), sharding.lower()
         if preview.get("error") is not None or not self.nodes_min <= nodes <= self.nodes_max:
             return False
-        # On one node, tensor and jaccl mean the same as pipeline and ring: do not measure the same twice.
+        # Skip tensor and jaccl on one node, where they are the same placement as pipeline and ring.
         if self.instance_meta == "both":
             meta_fits = nodes > 1 or "jaccl" not in meta
         else:
@@ -341,13 +348,13 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
 class PlacedInstance(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     others: int
-    """Number of other placements that match."""
+    """Number of other placements that match the filter and were not used."""
     download_s: float | None
     """Seconds of the model's download; None if every node had the model."""
 
 
 class ExoCluster:
-    """The API of an exo cluster at `root`. Its methods raise LlmtapError if exo fails."""
+    """The API of an exo cluster at the URL `root`. Its methods raise LlmtapError if exo reports a failure."""
 
     def __init__(self, session: aiohttp.ClientSession, root: str) -> None:
         self._session = session
@@ -373,7 +380,7 @@ class ExoCluster:
         )
         try:
             await self._wait_until_ready(placed.id, list(shards.get("runnerToShard") or {}))
-        except BaseException:  # Remove the instance after a cancellation as well.
+        except BaseException:  # Remove the instance also after a cancellation, which is no Exception.
             await self.remove(placed)
             raise
         return placed
@@ -402,7 +409,7 @@ class ExoCluster:
             if state == "DownloadCompleted":
                 return True
             if state == "DownloadFailed":
-                raise LlmtapError(f"exo: the download on {node} failed: {download.get('errorMessage')}")
+                raise LlmtapError(f"exo: the download to node {node} failed: {download.get('errorMessage')}")
         return False
 
     async def _wait_until_ready(self, instance_id: str, runners: Sequence[str]) -> None:
@@ -410,12 +417,13 @@ class ExoCluster:
         while True:
             instance = await self._request("GET", f"/state/instances/{instance_id}")
             if instance is None and has_existed:
-                raise LlmtapError(f"exo: the instance {instance_id} was deleted while it was loaded")
+                raise LlmtapError(f"exo: the instance {instance_id} was deleted before it was ready")
             has_existed = instance is not None
             states = [await self._request("GET", f"/state/runners/{runner}") or {} for runner in runners]
             for state in states:
                 if "RunnerFailed" in state:
-                    raise LlmtapError(f"exo: a runner failed: {state['RunnerFailed'].get('errorMessage')}")
+                    message = state["RunnerFailed"].get("errorMessage")
+                    raise LlmtapError(f"exo: a runner of instance {instance_id} failed: {message}")
             if has_existed and all("RunnerReady" in state for state in states):
                 return
             await asyncio.sleep(POLL_S)
@@ -429,7 +437,7 @@ class ExoCluster:
                 if response.status == 404:
                     return None
                 if response.status >= 400:
-                    raise LlmtapError(f"exo: {method} {path} returned status {response.status}")
+                    raise LlmtapError(f"exo: {method} {url} returned status {response.status}")
                 return msgspec.json.decode(raw) if raw else None
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
             raise LlmtapError(f"exo: {method} {url} failed: {exc}") from None

@@ -1,13 +1,13 @@
 """Compare results folders of several systems, or of one system with itself, by section 6 of the IETF draft.
 
-Input: folders of `llmtap bench`. Output: public JSON (`compare_results`) for `llmtap report --compare` and
-`llmtap bench --against`, with tables and charts, which `llmtap/report/bench.py` renders.
+Input: results folders of `llmtap bench`. Output: public JSON (`compare_results`) for `llmtap report
+--compare` and `llmtap bench --against`, with tables and charts, which `llmtap/report/bench.py` renders.
 
-The samples are runs, at least three of each system (6.3), since requests of one run share the state of the
-machine. With fewer runs, the samples are the requests of the first run of each system. Figures of loads that
-differ are not tested. p-values of a test's main figures are corrected by Holm's method, and their intervals
-are simultaneous 95 % intervals (Bonferroni). p-values of other figures are corrected by Benjamini and
-Hochberg's method, and each has a 95 % interval of its own.
+The samples are runs, at least three of each system (6.3), because requests of one run share the state of the
+machine. With fewer runs, the samples are the requests of the first run of each system. Figures of loads whose
+requests or times differ between the systems are not tested. p-values of a test's main figures are corrected
+by Holm's method, and their intervals are simultaneous 95 % intervals (Bonferroni). p-values of other figures
+are corrected by Benjamini and Hochberg's method, and each has a 95 % interval of its own.
 
 Source: IETF draft, 6.1 to 6.4.
 """
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.bench.compliance.judge import RUNS_MIN, judge_comparison, sequence
+from llmtap.bench.compliance.judge import RUNS_MIN, judge_comparison, request_sequence_text
 from llmtap.bench.report.comparison import (
     ALPHA,
     LEVEL,
@@ -35,7 +35,7 @@ from llmtap.bench.report.comparison import (
     ResultsFolder,
     TestComparison,
 )
-from llmtap.bench.report.report import is_results
+from llmtap.bench.report.report import is_results_folder
 from llmtap.bench.run.figures import Cell, cdf_series, ms, table_of
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import RESULT, Folder
@@ -114,12 +114,12 @@ class System:
 def compare_results(base: Path, others: Sequence[Path]) -> ResultsComparison:
     """Compare results folders with the first folder.
 
-    Raises ConfigError if a folder is no results folder, is given twice or is broken, or if the folders have
+    Raises ConfigError if a folder is no results folder, is given twice or lacks data, or if the folders have
     no test in common.
     """
     places = [base, *others]
     for i, place in enumerate(places):
-        if not is_results(place):
+        if not is_results_folder(place):
             raise ConfigError("--compare", f"{place} is not a results folder of llmtap bench")
         if place.resolve() in [other.resolve() for other in places[:i]]:
             raise ConfigError("--compare", f"{place} is given twice")
@@ -196,7 +196,7 @@ def compare(base: System, *others: System) -> TestComparison:
         for row, at_level in _comparisons(base, other, shared):
             flattered = row.step in bursty_steps and row.figure.split()[0].lower() in BURST_SENSITIVE
             if param_differences or row.step in loads or flattered:
-                row.discard()
+                row.discard_result()
             figures.append((row, at_level))
     _judge_figures(figures)
     rows = [row for row, _ in figures]
@@ -223,7 +223,7 @@ def compare(base: System, *others: System) -> TestComparison:
 
 
 def _with_common_seeds(systems: Sequence[System]) -> tuple[list[System], list[str]]:
-    """Return the systems, each only with the runs whose seed every system has (6.1), and notes on the others.
+    """Return the systems with only the runs whose seed all systems have (6.1), and notes on the other runs.
 
     If fewer than three seeds are common to all systems, return all runs, without notes.
     """
@@ -258,7 +258,7 @@ def _different_params(base: System, other: System) -> list[str]:
 
 
 def _load_difference_text(base: System, other: System, step: str) -> str | None:
-    """Return how the requests of a load, or their send times, differ between the systems, or None."""
+    """Return as text how the requests of a load or their send times differ between two systems, or None."""
     runs = None if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1
     ours, theirs = (
         {
@@ -276,7 +276,7 @@ def _load_difference_text(base: System, other: System, step: str) -> str | None:
 
 
 def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Iterator[BurstySystem]:
-    """Yield each of the two systems whose chunks come in bursts compared with the other, with the loads."""
+    """Yield each system whose chunks come in bursts compared with the other, and the loads with bursts."""
     for system, reference in ((base, other), (other, base)):
         numbers = {
             step: (_chunks_at_a_time(system, step), _chunks_at_a_time(reference, step)) for step in shared
@@ -295,7 +295,7 @@ def _chunks_at_a_time(system: System, step: str) -> float | None:
 
 def _load_identity(step: Mapping[str, Any]) -> str:
     closed = (step.get("load") or {}).get("closed")
-    return sequence(step) + (f", {closed} at a time" if closed else "")
+    return request_sequence_text(step) + (f", {closed} at a time" if closed else "")
 
 
 def _param_text(value: Any) -> str:
@@ -318,13 +318,13 @@ def _compared_system(system: System) -> ComparedSystem:
 def _comparisons(
     base: System, other: System, shared: Sequence[str]
 ) -> Iterator[tuple[FigureComparison, _AtLevel]]:
-    """Yield each figure with its interval, and a function that compares it at another confidence level."""
+    """Yield the comparison of each figure, and a function that repeats it at another confidence level."""
     test = base.runs[0].report["test"]
     for name, label, unit in _HEADLINES.get(test, ()):
         a, b = ([run.report["measurements"].get(name) for run in one.runs] for one in (base, other))
         if None not in a and None not in b:
             at_any_level = partial(_compare_runs, a, b)
-            row = _row(base, other, None, label, unit, at_any_level())
+            row = _make_row(base, other, None, label, unit, at_any_level())
             if row.p is None:
                 row.a, row.b = median(a), median(b)
             yield row, at_any_level
@@ -337,18 +337,18 @@ def _comparisons(
             if min(len(a), len(b)) >= RUNS_MIN:
                 at_level = partial(_compare_runs, *([percentile(v, share) for v in runs] for runs in (a, b)))
             elif column == _GAPS:
-                continue  # Do not test gaps with few runs: gaps of a request are not independent samples.
+                continue  # Do not compare gaps of few runs: gaps of one request are not independent samples.
             else:
                 at_level = partial(compare_quantile, a[0], b[0], share, paired=False)
             result = at_level()
             if result is not None:
                 doubtful = not all(is_enough(len(values), share) for values in (*a, *b))
-                yield _row(base, other, step, label, "s", result, doubtful=doubtful), at_level
+                yield _make_row(base, other, step, label, "s", result, doubtful=doubtful), at_level
         rates = [[_output_tps(run.steps[step]) for run in one.runs] for one in (base, other)]
         at_level = partial(_compare_runs, *rates)
         rate = at_level()
         if rate is not None and any(map(any, rates)):
-            yield _row(base, other, step, _RATE, "tok/s", rate), at_level
+            yield _make_row(base, other, step, _RATE, "tok/s", rate), at_level
 
 
 def _column_values(step: Measurement, column: str) -> list[float]:
@@ -362,7 +362,7 @@ def _compare_runs(
     return compare_runs(*known, level=level)
 
 
-def _row(
+def _make_row(
     base: System,
     other: System,
     step: str | None,
@@ -389,7 +389,7 @@ def _row(
 
 
 def _judge_figures(figures: Sequence[tuple[FigureComparison, _AtLevel]]) -> None:
-    """Correct the p-values, widen the intervals of main figures, and add the findings."""
+    """Correct the p-values of the rows, widen the intervals of main figures, and set share and finding."""
     for key in (True, False):
         family = [(row, row.p, at_level) for row, at_level in figures if row.key is key]
         tested = [(row, p, at_level) for row, p, at_level in family if p is not None]
@@ -424,7 +424,7 @@ def _normalised_throughput(system: System) -> NormalisedThroughput:
 
 
 def _output_tps(step: Measurement) -> float:
-    """Return the tokens of complete responses / time from the load's start to the last response."""
+    """Return the output rate: tokens of complete responses / time from the start to the last response."""
     tokens: Sequence[int] = step.successful_rows().column("output_tokens").drop_null().to_pylist()
     return sum(tokens) / step.seconds if step.seconds else 0.0
 
@@ -522,7 +522,7 @@ COLUMNS: Final[Mapping[str, Cell]] = {
 
 
 def _distribution_charts(test: str, systems: Sequence[System], shared: Sequence[str]) -> Iterator[ChartSpec]:
-    """Yield the distributions of gaps (ITL test) or TTFT in some of the loads."""
+    """Yield distribution charts of gaps (ITL test) or TTFT, for at most `DISTRIBUTIONS_MAX` of the loads."""
     gaps = test == "itl"
     metric, population = ("TBC", "gaps") if gaps else ("TTFT", "requests")
     for name in shared[:: ceil(len(shared) / DISTRIBUTIONS_MAX) or 1]:

@@ -17,8 +17,10 @@ LEVEL: Final = 1 - ALPHA
 
 
 class FigureComparison(msgspec.Struct, kw_only=True):
-    """Comparison of a figure: value `a` of the base, value `b`, and the difference b - a. Times are in
-    seconds."""
+    """Comparison of a figure: value `a` of the base, value `b` of another system, and the difference b - a.
+
+    Times are in seconds. The fields from `n` to `method` are those of `metrics.comparison.Comparison`.
+    """
 
     a_system: str
     b_system: str
@@ -27,13 +29,17 @@ class FigureComparison(msgspec.Struct, kw_only=True):
     figure: str
     unit: str
     better: str
+    """`lower` or `higher`: which value is the better one."""
     key: bool
-    """Whether the test is about this figure."""
+    """Whether it is a main figure of the test."""
     samples: str
     """Samples that are compared: `runs` or `requests`."""
     doubtful: bool
+    """Whether a system has fewer samples than the figure needs (5.1.4.3)."""
     level: float = LEVEL
+    """Confidence level of the interval from `low` to `high`."""
     n: int | UnsetType = UNSET
+    """Number of samples of the base; `m`: of the other system."""
     m: int | UnsetType = UNSET
     a: float | None = None
     b: float | None = None
@@ -47,25 +53,30 @@ class FigureComparison(msgspec.Struct, kw_only=True):
     method: str | None = None
     p_adjusted: float | None = None
     share: float | None = None
+    """Difference as a share of `a`."""
     finding: str = "not tested"
 
-    def discard(self) -> None:
-        """Remove the result of the test, if the loads differ or the figure misleads."""
+    def discard_result(self) -> None:
+        """Remove difference, interval and p-value, because the loads differ or bursts distort the figure."""
         self.difference = self.low = self.high = self.p = self.method = None
 
 
 class BurstySystem(msgspec.Struct, frozen=True):
-    """A system of which the chunks come in bursts compared with another; figures of `metrics` are not
-    tested."""
+    """A system whose chunks come in bursts compared with another; figures of `metrics` are not tested."""
 
     system: str
     against: str
+    """Label of the other system."""
     steps: list[str]
+    """Names of the loads with bursts."""
     metrics: tuple[str, ...]
     events_per_read: float
+    """Largest number of events per read in these loads."""
 
 
 class ComparedSystem(msgspec.Struct, frozen=True):
+    """Settings of a system, number and seeds of its runs, and whether all of these are valid."""
+
     label: str
     runs: int
     sut: Mapping[str, Any]
@@ -76,7 +87,7 @@ class ComparedSystem(msgspec.Struct, frozen=True):
 
 
 class NormalisedThroughput(msgspec.Struct, frozen=True):
-    """Output tokens per GPU-second and per unit of money; None if undeclared (6.2)."""
+    """Output tokens per GPU-second and per unit of money (6.2); None if GPUs or price are not declared."""
 
     label: str
     output_tps_max: float
@@ -101,7 +112,7 @@ class TestComparison(msgspec.Struct, frozen=True, kw_only=True):
     comparisons: list[FigureComparison]
     normalised: list[NormalisedThroughput]
     checklist: Mapping[str, Any]
-    """Compliance with 6.4, as a matrix."""
+    """Verdicts on the requirements for comparisons (`judge_comparison`)."""
     notes: list[str]
     tables: list[ReportTable]
     charts: list[ChartSpec]
@@ -118,6 +129,7 @@ class LeftOutTest(msgspec.Struct, frozen=True):
 
     test: str
     only: list[str]
+    """Labels of the folders that contain it."""
 
 
 class ResultsComparison(msgspec.Struct, frozen=True):

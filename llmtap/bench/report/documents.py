@@ -23,10 +23,11 @@ class BenchStep(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     arm: str = ""
+    """Configuration of the target (`[arms.NAME]`) to which it was sent; empty: the target without changes."""
     load: Mapping[str, Any] = {}
-    """Rate or concurrency, and what the test adds about the load."""
+    """Rate or concurrency of the load, and further properties that the test adds (`Load.about`)."""
     cached: bool = False
-    """Whether the result is of an earlier run of the command."""
+    """Whether an earlier command measured the load, and this command only read the result."""
     requests: StoredRequests | None = None
     result: Mapping[str, Any]
     """Result as in `llmtap replay --json`, without its time series."""
@@ -40,16 +41,17 @@ class LoadTasks(msgspec.Struct, frozen=True):
     """
 
     step: str
+    """Name of the load."""
     task: str
+    """What a task of this load is: `conversation` or `request`."""
     n: int
     duration: Mapping[str, Any] | None
 
 
 class BenchFinding(msgspec.Struct, frozen=True):
-    """A finding of a load."""
+    """Finding of the load `step`: its code (`what`), such as `dispatch_lateness`, and sentence (`says`)."""
 
     step: str
-    """Name of the load."""
     what: str
     says: str
     share: float | UnsetType | None = UNSET
@@ -57,11 +59,13 @@ class BenchFinding(msgspec.Struct, frozen=True):
 
 
 class BenchFigure(msgspec.Struct, kw_only=True):
-    """State of a figure: its worst state over all loads."""
+    """Validity of a figure of a test over all loads."""
 
     title: str
     state: str
+    """Worst state over all loads (`FigureState`)."""
     requested: bool
+    """Whether the test reports the figure (`BenchTest.figures`)."""
     error: float | None
     """Largest possible error in seconds, if known."""
     n: int
@@ -71,11 +75,15 @@ class BenchFigure(msgspec.Struct, kw_only=True):
 
 
 class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Verdict on the figures of a test, from the verdicts of its loads."""
+
     valid: bool
     grade: str = ""
+    """`valid`, `caution` or `not valid`."""
     failed: bool = False
+    """Whether a load itself failed, so that no figure counts."""
     missed: list[str] = []
-    """Objectives that no load met."""
+    """Sentences about the objectives that no load met."""
     figures: dict[str, BenchFigure] = {}
     says: str = ""
     """The verdict in one sentence; empty in results of earlier versions."""
@@ -84,11 +92,13 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
     cautions: list[BenchFinding] = []
     """Findings that make a figure doubtful, or concern a figure that is not requested."""
     failures: list[BenchFinding] = []
+    """Findings that requests failed."""
     unchecked: list[BenchFinding] = []
+    """Checks of the validity that were not possible, with the reasons."""
 
 
 class BenchRepeat(msgspec.Struct, frozen=True, kw_only=True):
-    """Short form of the report of a further run of a test."""
+    """Short form of the report of the second or a later run of a test."""
 
     test: str
     run: int = 1
@@ -109,7 +119,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     params: Mapping[str, Any]
     sut: Sut
     target: Mapping[str, Any]
-    """Target without keys, as `arms`."""
+    """Settings of the target, like `arms` without secrets (`without_secrets`)."""
     arms: Mapping[str, Mapping[str, Any]]
     seed: int
     warmup: str
@@ -119,15 +129,17 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[BenchStep]
     warmups: list[Mapping[str, Any]]
     refused: int
+    """Number of requests that guardrails refused, in all loads."""
     measurements: Mapping[str, Any]
     """Figures of the test (`TestResult.measurements`)."""
     headline: list[str] = []
     tasks: list[LoadTasks] | None = None
-    """Only for a compound system."""
+    """Task times of each load; None unless the SUT is a compound system (IETF 4.1.3)."""
     tables: list[ReportTable]
     charts: list[ChartSpec]
     configuration: dict[str, str]
     round_trip: float | None = None
+    """Network round trip to the target before the first load."""
     clock_offset: ClockOffset | None = None
     model_load: ModelLoad | None = None
     selftest: Mapping[str, Any] | None = None
@@ -139,20 +151,21 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     exact_requests: str | None = None
     """Where the requests are stored (IETF 4.3.3)."""
     forfeits: list[str] = []
+    """Ids of the requirements that the test does not meet because of `--quick`."""
     verdict: ReportVerdict
     compliance: Mapping[str, Any] | None = None
-    """None if the test was stopped."""
+    """JSON of a `Matrix` (`compliance/judge.py`); None if the test was stopped."""
 
-    def short(self) -> BenchRepeat:
+    def to_repeat(self) -> BenchRepeat:
         return BenchRepeat(**{name: getattr(self, name) for name in BenchRepeat.__struct_fields__})
 
 
 class DocumentFinding(msgspec.Struct, frozen=True):
-    """A finding of a load, with the name of the test."""
+    """`BenchFinding` with the name of the test."""
 
     test: str
     step: str
-    """Name of the load, after the number of the run if it is a further run."""
+    """Name of the load; of the second run of a test, for example, `run-2/NAME`."""
     what: str
     says: str
     share: float | UnsetType | None = UNSET
@@ -172,11 +185,13 @@ class DocumentVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a benchmark, without keys."""
+    """Settings of a benchmark, without API keys and other secrets."""
 
     command: str
     made: str
+    """Time at which the benchmark began."""
     results: str
+    """Path of the results folder."""
     requested_tests: list[str] = msgspec.field(name="asked")
     quick: bool
     seed: int
@@ -190,13 +205,13 @@ class BenchSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A test that could not run or be completed."""
+    """A test that could not be started, or ended with an error."""
 
     test: str
     reason: str = msgspec.field(name="why")
     hint: str | None
     begun: bool
-    """Whether the test began."""
+    """Whether the error occurred after the test had been started."""
 
 
 class BenchDocument(BenchSetup, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
 from llmtap.bench.sut.clock_offset import NOT_KNOWN, ClockOffset
 from llmtap.bench.sut.start import model_load_text
-from llmtap.bench.sut.sut import params_document, without_keys
+from llmtap.bench.sut.sut import params_document, without_secrets
 from llmtap.errors import ConfigError
 from llmtap.json_types import json_value
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
@@ -37,9 +37,9 @@ from llmtap.version import __version__
 
 
 def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
-    """Return charts of two streams: those with the median and the longest user idle latency.
+    """Return charts of the two streams with the median and with the longest user idle latency.
 
-    The number of tokens of each chunk is the mean of its response.
+    Each chunk is drawn with the mean number of tokens per chunk of its response.
     """
     table = measured.successful_rows().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
     streams = []
@@ -55,18 +55,21 @@ def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> l
     if not streams:
         return []
     chosen = {"usual": streams[(len(streams) - 1) // 2], "worst": streams[-1]}
-    return [_chart(name, reader, *stream) for name, stream in chosen.items()]
+    return [_stream_chart(name, reader, *stream) for name, stream in chosen.items()]
 
 
 def reading_times_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
-    """Return the times at which a reader begins each event: after its arrival and the previous event."""
+    """Return when a reader begins each event: it has arrived, and the previous event has been read.
+
+    `per_event_ns`: time to read an event.
+    """
     begins_ns: list[int] = []
     for t_ns in times_ns:
         begins_ns.append(max(t_ns, begins_ns[-1] + per_event_ns) if begins_ns else t_ns)
     return begins_ns
 
 
-def _chart(
+def _stream_chart(
     name: str, reader: Benefit, idle_ns: int, times_ns: list[int], tokens_per_chunk: float
 ) -> ChartSpec:
     tokens: list[float | None] = [round((i + 1) * tokens_per_chunk, 2) for i in range(len(times_ns))]
@@ -107,7 +110,7 @@ _OPTION_TEXTS: Final = {
     "C": "the server's own stamps",
 }
 _VARIANT: Final = "B-even"
-"""Variant of option B in results of loads; the draft has no such option."""
+"""Variant of ITL option B in the results of loads; it is not an option of the draft."""
 _OUTPUT_CONTROL: Final = "plan.body.output_control"
 _STREAM_TESTS: Final = frozenset({"ttft", "itl"})
 """Tests whose report has charts of two streams of the last load (`stream_charts`)."""
@@ -126,7 +129,7 @@ def report_of(
     clock_offset: ClockOffset | None = None,
 ) -> BenchReport:
     """Return the report of one test with its compliance. `began_ns` and `ended_ns` are wall-clock times."""
-    steps, measurements = list(_steps(session)), result.measurements_json()
+    steps, measurements = list(_bench_steps(session)), result.measurements_json()
     option = _itl_option(result, steps)
     trip = next(
         (round_trip for step in steps if (round_trip := step.result.get("round_trip")) is not None), None
@@ -143,8 +146,8 @@ def report_of(
         quick=session.quick,
         params=params_document(params),
         sut=session.sut,
-        target=without_keys(session.target),
-        arms={name: without_keys(arm) for name, arm in session.arms.items()},
+        target=without_secrets(session.target),
+        arms={name: without_secrets(arm) for name, arm in session.arms.items()},
         seed=session.seed,
         warmup=session.warmup,
         began=date_of(began_ns),
@@ -164,7 +167,7 @@ def report_of(
         clock_offset=clock_offset,
         model_load=session.model_load,
         selftest=selftest,
-        notes=[*result.notes, *_warm_notes(session), *_itl_notes(steps), *_tpot_notes(steps)],
+        notes=[*result.notes, *_warmup_notes(session), *_itl_notes(steps), *_tpot_notes(steps)],
         deviations=[*result.deviations, *_workload_deviations(steps)],
         main=result.main,
         itl_option=option,
@@ -176,6 +179,7 @@ def report_of(
 
 
 def task_times(steps: Sequence[BenchStep]) -> list[LoadTasks]:
+    """Return the task times of each load: of conversations, or if it has none, of requests."""
     tasks = []
     for step in steps:
         if at(step.result, "tasks") is None:
@@ -206,7 +210,7 @@ def _configuration(
     selftest: Mapping[str, Any] | None,
     clock_offset: ClockOffset | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the configuration that the reports of all tests have."""
+    """Yield labels and values of the configuration lines that the reports of all tests have."""
     if option is not None:
         yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTION_TEXTS[one]}" for one in option.split(" + "))
     if controls := list(dict.fromkeys(filter(None, (at(step.result, _OUTPUT_CONTROL) for step in steps)))):
@@ -226,24 +230,24 @@ def _configuration(
 def document_of(
     setup: BenchSetup, reports: Sequence[BenchReport], not_run: Sequence[NotRun] = ()
 ) -> BenchDocument:
-    """Return the document of all tests."""
+    """Return the document of all tests; reports of second and later runs are shortened."""
     return BenchDocument(
         **msgspec.structs.asdict(setup),
         tests=[report for report in reports if report.run == 1],
-        repeats=[report.short() for report in reports if report.run > 1],
+        repeats=[report.to_repeat() for report in reports if report.run > 1],
         not_run=list(not_run),
         verdict=document_verdict(reports),
     )
 
 
-def _warm_notes(session: BenchSession) -> list[str]:
+def _warmup_notes(session: BenchSession) -> list[str]:
     if session.warmup == "none":
         return ["cold start: the SUT was not warmed up"]
     return ["no measured prompt was sent to warm up: none was in a prefix cache for that reason"]
 
 
 def _workload_deviations(steps: Sequence[BenchStep]) -> list[str]:
-    """Return each deviation of the loads' workloads from the draft once."""
+    """Return the deviations of the loads' workloads from the draft, without repetitions."""
     texts = (
         f"{one['section']}: the draft has {one['says']}; here {one['here']}"
         for step in steps
@@ -252,14 +256,17 @@ def _workload_deviations(steps: Sequence[BenchStep]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def is_results(folder: Path) -> bool:
+def is_results_folder(folder: Path) -> bool:
     """Return whether a folder is a results folder of `llmtap bench`."""
     return (folder / SETUP_FILE).is_file()
 
 
 def load_document(folder: Path) -> BenchDocument:
-    """Return the document of a results folder, with the reports of all complete tests. Raises ConfigError."""
-    if not is_results(folder):
+    """Return the document of a results folder, with the reports of all complete tests.
+
+    Raises ConfigError if the folder has no complete test, or is not a readable results folder.
+    """
+    if not is_results_folder(folder):
         raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {SETUP_FILE}")
     results = Folder(folder)
     setup = results.read(SETUP_FILE, BenchSetup)
@@ -295,11 +302,12 @@ def versions() -> dict[str, str]:
 
 
 def date_of(wall_ns: int) -> str:
+    """Format a wall-clock time as ISO 8601 in UTC, with milliseconds."""
     moment = datetime.fromtimestamp(wall_ns / NS_PER_S, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _steps(session: BenchSession) -> Iterator[BenchStep]:
+def _bench_steps(session: BenchSession) -> Iterator[BenchStep]:
     for step in session.steps:
         stored = session.folder.read_json(f"steps/{step.name}/step.json") or {}
         yield BenchStep(
@@ -320,7 +328,10 @@ def _short_result(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _itl_option(result: TestResult, steps: Sequence[BenchStep]) -> str | None:
-    """Return the option of 4.6.3 by the draft's letters. Every load has the time between chunks: option A."""
+    """Return the ITL option of a test by the letters of 4.6.3.
+
+    By default it is A (time between chunks), which every streamed response has; None without such times.
+    """
     if result.itl_option is not None:
         return result.itl_option
     return "A" if any(at(step.result, "metrics.tbc.n") for step in steps) else None
@@ -349,7 +360,7 @@ def _tpot_notes(steps: Sequence[BenchStep]) -> list[str]:
 
 
 def _exact_requests(steps: Sequence[BenchStep]) -> str | None:
-    """Return where the exact requests are stored (4.3.3), or None."""
+    """Return as text where the exact requests are stored (4.3.3), or None if no load has stored requests."""
     files = [step.requests for step in steps if step.requests is not None]
     if not files:
         return None

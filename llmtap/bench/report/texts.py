@@ -42,7 +42,7 @@ from llmtap.report.values import milliseconds, number
 
 
 def main_load(report: Report) -> Step | None:
-    """Return the load that represents a test (default: the one with the most requests), or None."""
+    """Return the load that represents a test, or None without loads. Default: the load with most requests."""
     loads = measured_steps(report)
     main = next((load for load in loads if name_of(load) == report.get("main")), None)
     without_arm = [load for load in loads if not load.get("arm")] or loads
@@ -65,10 +65,10 @@ class Rate(NamedTuple):
 
 def minimum_text(document: Mapping[str, Any]) -> str:
     """Return the minimum report of a document (`bench/report/report.py`) as plain text."""
-    return "\n".join(_lines(document)) + "\n"
+    return "\n".join(_minimum_lines(document)) + "\n"
 
 
-def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+def _minimum_lines(document: Mapping[str, Any]) -> Iterator[str]:
     sut = document.get("sut") or {}
     main = _main_load(document)
     result: Mapping[str, Any] = {} if main is None else main[1]["result"]
@@ -89,7 +89,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "Key Results:"
     for title, metric in (("TTFT", "ttft"), ("TPOT", "tpot")):
-        row = {} if main is None else _rows_of(*main)[0].get(metric) or {}
+        row = {} if main is None else _latencies_of(*main)[0].get(metric) or {}
         for name in ("p50", "p99"):
             mark = "" if main is None else validity_suffix(main[1], metric)
             yield f"- {title} {name.upper()}: {_ms_text(_figure_value(row, name))}{mark}"
@@ -129,9 +129,8 @@ def _main_load(document: Mapping[str, Any]) -> _MainLoad | None:
     return None
 
 
-def _rows_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
-    """Return the latencies of a main load that the tables of its test have, and a text on the requests that
-    they cover."""
+def _latencies_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
+    """Return the latencies of a main load as in its test's tables, and a text on the requests that count."""
     level_name, arm = name_of(step).partition("/")[0], str(step.get("arm"))
     for level in at(report, "measurements.levels") or ():
         if level.get("step") == name_of(step) and "window" in level:
@@ -143,7 +142,7 @@ def _rows_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
 
 
 def throughputs(document: Mapping[str, Any]) -> tuple[Rate | None, Rate | None]:
-    """Return the highest output rate of all sustained levels, and of those that meet the P99 bound of C.1.
+    """Return the highest output rate of all sustained levels, and of those with TTFT P99 < 500 ms (C.1).
 
     Both rates are from the same test, so that the second is never above the first.
     """
@@ -185,10 +184,10 @@ def _notes(document: Mapping[str, Any], main: _MainLoad | None) -> Iterator[str]
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
-        # Do not show the name "load", which says nothing: it is the name of a test's only load.
+        # Do not show the name "load": it is the name of a test's only load, so it does not help the reader.
         load = "" if step["name"] == "load" else f", load {step['name']}"
         name = f"{report['section']} {report['title']}{load}{arm}"
-        rows, description = _rows_of(report, step)
+        rows, description = _latencies_of(report, step)
         n, needed = (rows.get("ttft") or {}).get("n"), samples_needed(0.99)
         yield f"Configuration, TTFT and TPOT are of {name}" + (f": {n:,} {description}" if n else "")
         if n and n < needed:
@@ -240,15 +239,18 @@ def full_markdown(document: Mapping[str, Any]) -> str:
             ],
         ),
         Section("", "4. Detailed results", []),
-        *(Section("", title, list(_details(report)), 3) for title, report in titled_reports),
-        Section("", "5. Methodology compliance", list(_compliance(document))),
-        Section("", "6. Reproduction information", list(_reproduction(document))),
+        *(Section("", title, list(_detail_blocks(report)), 3) for title, report in titled_reports),
+        Section("", "5. Methodology compliance", list(_compliance_blocks(document))),
+        Section("", "6. Reproduction information", list(_reproduction_blocks(document))),
     ]
     title = f"LLM benchmark: {tests_text or 'no test was run'}"
-    return markdown(ReportDocument(title, list(_summary(document)), sections=sections), special="|") + "\n"
+    return (
+        markdown(ReportDocument(title, list(_summary_blocks(document)), sections=sections), special="|")
+        + "\n"
+    )
 
 
-def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
+def _summary_blocks(document: Mapping[str, Any]) -> Iterator[Block]:
     version = (document.get("versions") or {}).get("llmtap", "?")
     yield Note(f"By the methodology of the IETF draft, with llmtap {version}, {document.get('made', '?')}.")
     verdict = document.get("verdict") or {}
@@ -272,7 +274,7 @@ def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     yield from requirements_blocks(requirement_rows(document))
 
 
-def _details(report: Mapping[str, Any]) -> Iterator[Block]:
+def _detail_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
     for table in report.get("tables") or ():
         yield Table(table["heads"], table["rows"], table["caption"])
     if validity := validity_table(report):
@@ -281,7 +283,7 @@ def _details(report: Mapping[str, Any]) -> Iterator[Block]:
         yield ItemList(notes)
 
 
-def _compliance(document: Mapping[str, Any]) -> Iterator[Block]:
+def _compliance_blocks(document: Mapping[str, Any]) -> Iterator[Block]:
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     limits = [
         f"{r['test']}: shortened by --quick, which gives up {', '.join(r['forfeits'])}"
@@ -307,7 +309,7 @@ def _compliance(document: Mapping[str, Any]) -> Iterator[Block]:
             yield Compliance(rows, f"Requirements on {report['section']} {report['title']}")
 
 
-def _reproduction(document: Mapping[str, Any]) -> Iterator[Block]:
+def _reproduction_blocks(document: Mapping[str, Any]) -> Iterator[Block]:
     if document.get("command"):
         yield Preformatted(document["command"])
     versions = document.get("versions") or {}

@@ -28,7 +28,7 @@ from llmtap.load.replay.verdict import FigureState, figure_title, verdict_senten
 from llmtap.report.values import at, count_with_noun, number
 
 FAILED: Final = "failed"
-"""Kind of the finding that a load has failed requests."""
+"""Code of the finding that a load has failed requests."""
 COMPLETED_MIN: Final = 0.9
 """Smallest share of the sent requests that must complete in the time of a sustained level (5.2.3.1)."""
 _WORST: Final = (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
@@ -53,7 +53,7 @@ def verdict_of_test(
     failed = False
     for name, verdict in verdicts:
         for finding in verdict.get("findings") or ():
-            kind = _kind_of(finding, test)
+            kind = _finding_kind(finding, test)
             failed |= not test.overloads if kind == "failures" else bool(finding.get("failed"))
             by_kind[kind].append(BenchFinding(name, finding["what"], finding["says"], finding.get("share")))
     answers = [at(step.result, "outcomes", name) for step in steps for name in ("complete", "refused")]
@@ -61,7 +61,7 @@ def verdict_of_test(
         sentence = "no request of any load ended well"
         by_kind["findings"].append(BenchFinding(steps[-1].name, "no_answers", sentence))
         failed = True
-    figures = _figures(test, verdicts)
+    figures = _figure_states(test, verdicts)
     last_step = steps[-1].name if steps else ""
     for what, name, sentence in contradictions(measurements):
         by_kind["findings" if what == "contradiction" else "cautions"].append(
@@ -86,16 +86,17 @@ def verdict_of_test(
     )
 
 
-def _kind_of(finding: _Json, test: BenchTest[Any]) -> str:
+def _finding_kind(finding: _Json, test: BenchTest[Any]) -> str:
+    """Return the list of a `ReportVerdict` to which a finding of a load belongs."""
     if finding["what"] == FAILED:
         return "failures"
     invalidated = finding.get("spoils")
-    if invalidated is None:  # The result was written by an earlier version.
+    if invalidated is None:  # Earlier versions of llmtap stored no list of the invalidated figures.
         return "findings" if finding.get("invalidates", True) else "cautions"
     return "findings" if finding.get("failed") or set(invalidated) & set(test.figures) else "cautions"
 
 
-def _figures(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dict[str, BenchFigure]:
+def _figure_states(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dict[str, BenchFigure]:
     figures: dict[str, BenchFigure] = {}
     for name in FIGURES:
         states = [(step, one) for step, v in verdicts if (one := at(v, "figures", name)) is not None]
@@ -126,7 +127,7 @@ def _validity_text(
 
 
 def document_verdict(reports: Sequence[BenchReport | BenchRepeat]) -> DocumentVerdict:
-    """Return the verdict over the stored reports of all tests."""
+    """Return the verdict over the reports of all tests and runs."""
     by_kind = {
         kind: [
             DocumentFinding(
@@ -163,15 +164,14 @@ def _with_run(report: BenchReport | BenchRepeat, name: str) -> str:
     return name if report.run == 1 else f"run-{report.run}/{name}"
 
 
-# ---------------------------------------------------------------- contradictions
+# ---------------------------------------------------------------- contradictions between figures
 
 
 def contradictions(measurements: _Json) -> Iterator[tuple[str, str, str]]:
     """Yield a kind, a figure and a text for each pair of figures of a test that cannot both be right.
 
     Kind `contradiction`: the definitions exclude such a pair, so one of the figures is wrong. Kind
-    `too_short`: the level is too short to show which of the two is right, and the sustainable load is
-    doubtful.
+    `too_short`: the level is too short to show which figure is right, so the sustainable load is doubtful.
     """
     levels = [level for level in measurements.get("levels") or () if isinstance(level, Mapping)]
     for level in levels:
@@ -187,7 +187,7 @@ def contradictions(measurements: _Json) -> Iterator[tuple[str, str, str]]:
     for name, of_level in _MAXIMA.items():
         maximum = measurements.get(name)
         rates = [level[of_level] for level in sustained if level.get(of_level) is not None]
-        # Skip results of earlier versions, which have no `sustained` and use another definition.
+        # Skip results of earlier versions: without `sustained`, they define the maximum in another way.
         if (
             maximum is not None
             and levels

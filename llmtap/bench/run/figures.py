@@ -33,7 +33,7 @@ RUNS_MIN: Final = 3
 _PLACES_MAX: Final = 2
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
-"""Number of highest values that are all drawn, each as a point. Up to 100,000 samples they include P99.9."""
+"""Number of highest values that are all drawn. Of up to 100,000 samples, they include all above P99.9."""
 
 
 class IntervalFigure(Struct, frozen=True, kw_only=True):
@@ -51,8 +51,9 @@ class IntervalFigure(Struct, frozen=True, kw_only=True):
     p_adjusted: float | UnsetType = UNSET
     """p-value adjusted for all tests of the same metric (Holm)."""
     reading: str | UnsetType = UNSET
-    """Meaning of a term that the draft leaves open."""
+    """Meaning in which the figure uses a term that the draft does not define."""
     r2_log: float | UnsetType = UNSET
+    """R^2 of the fit of the logarithms, for the exponent of a power law."""
 
 
 def interval_figure(interval: Interval) -> IntervalFigure:
@@ -89,21 +90,23 @@ class LatencyRow(Struct, frozen=True, kw_only=True):
 
 
 def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -> LatencyRow:
-    """Return the percentiles of values in any order, each with its interval (`metrics/intervals.py`)."""
+    """Return the statistics of values in any order; percentiles have intervals (`metrics/intervals.py`)."""
     ordered = sorted(values)
-    return _row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
+    return _make_row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
 
 
 def clustered_row(groups: Sequence[Sequence[float]]) -> LatencyRow:
-    """Return a row as `latency_row` for groups of dependent values, such as the gaps of each request.
+    """Return the statistics of groups of dependent values, such as the gaps of each request.
 
-    Each group counts as one sample.
+    In the intervals, each group counts as one sample.
     """
     ordered = sorted(value for group in groups for value in group)
-    return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in SHARES.items()})
+    return _make_row(
+        ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in SHARES.items()}
+    )
 
 
-def _row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval | None]]) -> LatencyRow:
+def _make_row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval | None]]) -> LatencyRow:
     n = len(ordered)
     percentiles: dict[str, IntervalFigure | None] = {}
     for name, (p, interval) in estimates.items():
@@ -141,9 +144,9 @@ def paired_values(
 
 
 def mean_over_repeats(values: Sequence[float]) -> IntervalFigure | None:
-    """Return the mean of the differences of three or more repeats, with Student's interval and p-value.
+    """Return the mean of one difference per repeat, with Student's interval and p-value.
 
-    None if there are fewer repeats.
+    None if there are fewer than three repeats.
     """
     interval = mean_interval(values)
     if len(values) < RUNS_MIN or interval is None:
@@ -207,6 +210,7 @@ def ms_with_interval(figure: IntervalFigure | None, *, doubtful: bool = False, u
 
 
 def with_interval(figure: IntervalFigure | None, form: str) -> str:
+    """Format a figure and its interval with the format `form`: `1.25 (1.20 to 1.31)`."""
     if figure is None or figure.value is None:
         return _ABSENT
     ends = (figure.low, figure.high)
@@ -249,15 +253,15 @@ def latency_columns(*figures: str) -> dict[str, Cell]:
     return {f"{METRICS[metric]} {share.upper()}": cell(metric, share) for metric, share in named}
 
 
-def text(name: str, form: str = "") -> Cell:
-    """Return a function that formats the attribute of this name of a row."""
+def attribute_cell(name: str, form: str = "") -> Cell:
+    """Return a function that formats the attribute `name` of a row with the format `form`."""
     return lambda row: format(getattr(row, name), form)
 
 
 def legend(rows: Iterable[object], *metrics: str, share: str | None = None) -> list[str]:
-    """Return the note on intervals and, if a figure of these metrics has too few samples, a note on this.
+    """Return the notes below a table: on intervals and, if the metrics have too few samples, on the mark.
 
-    `share`: look only at the figures of this name.
+    `share`: consider only this percentile of the metrics, such as `p99`.
     """
     marks = {mark for row in rows for metric in metrics for mark in getattr(row, metric).marks}
     return [INTERVAL_NOTE] + [FEW] * (bool(marks) if share is None else share in marks)
@@ -312,7 +316,7 @@ def line_series(
 
 
 def load_lines(load: Load, measured: Measurement) -> dict[str, str]:
-    """Return the configuration lines that every load has (5.1.5.1)."""
+    """Return the configuration lines on workload, load model, requests and duration of a load (5.1.5.1)."""
     description = load.plan.describe()
     workload: Any = description.get("workload") or {}
     arrivals: Any = description.get("arrivals") or {}

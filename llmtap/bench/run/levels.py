@@ -60,10 +60,11 @@ class LevelAttempt:
 
     level: float
     """Requests per second, or concurrent requests."""
-    measured: Measurement
-    steady: SteadyPart
+    measurement: Measurement
+    steady_part: SteadyPart
     holds: bool
     reason: str
+    """Violated bounds, or why the level passes, as text."""
 
     @property
     def status(self) -> str:
@@ -71,7 +72,7 @@ class LevelAttempt:
 
 
 class BoundsReport(msgspec.Struct, frozen=True):
-    """Bounds of a level, in seconds; None: there is no such bound."""
+    """JSON of the `Bounds` of a level: times in seconds, shares from 0 to 1; None: there is no such bound."""
 
     ttft_p99: float | None
     tpot_p99: float | None
@@ -82,25 +83,25 @@ class BoundsReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds that a level must meet: on P99s, on the share of requests within
-    objectives, on smooth goodput."""
+    """Bounds that a level must meet: P99s, the share of requests within objectives, and smooth goodput."""
 
     ttft: Duration | None = None
+    """Largest allowed P99 of TTFT."""
     tpot: Duration | None = None
+    """Largest allowed P99 of TPOT."""
     objectives: str | None = None
     """Objectives of each request, as `Objectives.parse` reads them."""
     attainment: float = 0.99
     """Smallest allowed share of requests that meet all `objectives`."""
     smooth: float | None = None
-    """Smallest allowed smooth goodput (defined in `metrics/deadlines.py`), as a share
-    of the output tokens."""
+    """Smallest allowed smooth goodput (`metrics/deadlines.py`), as a share of the output tokens."""
 
     def __bool__(self) -> bool:
         return bool(self._p99_bounds()) or self.objectives is not None or self.smooth is not None
 
     @property
     def slo(self) -> str | None:
-        """The bounds in the syntax of objectives: `ttft:2000ms tpot:50ms`."""
+        """The bounds as objectives of each request, for the result of a load: `ttft:2000ms tpot:50ms`."""
         return self.objectives or " ".join(f"{name}:{ns}ns" for name, ns in self._p99_bounds()) or None
 
     @property
@@ -108,13 +109,13 @@ class Bounds:
         """Return the bounds as text: `TTFT P99 <= 2000 ms, TPOT P99 <= 50.0 ms`."""
         parts = [f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._p99_bounds()]
         if self.objectives is not None:
-            parts.append(f"{share(self.attainment)} of the requests within {self.objectives}")
+            parts.append(f"{share_text(self.attainment)} of the requests within {self.objectives}")
         if self.smooth is not None:
-            parts.append(f"smooth goodput >= {share(self.smooth)} of the output tokens")
+            parts.append(f"smooth goodput >= {share_text(self.smooth)} of the output tokens")
         return ", ".join(parts)
 
     def report(self) -> "BoundsReport | None":
-        """Return the bounds as part of a report; None without bounds."""
+        """Return the bounds for the JSON report; None without bounds."""
         if not self:
             return None
         ttft, tpot = (None if ns is None else to_seconds(ns) for ns in (self.ttft, self.tpot))
@@ -135,14 +136,18 @@ class Bounds:
             if met is None:
                 texts.append(f"no request counts for {self.objectives}")
             elif met < self.attainment:
-                needed = f"{share(self.attainment)} needed"
-                texts.append(f"{share(met)} of the requests met {self.objectives}, {needed}")
+                needed = f"{share_text(self.attainment)} needed"
+                texts.append(f"{share_text(met)} of the requests met {self.objectives}, {needed}")
         if self.smooth is not None:
             smooth = steady.smooth_share
             if smooth is None or smooth < self.smooth:
-                texts.append(f"smooth goodput is {share(smooth)} of the tokens, {share(self.smooth)} needed")
-        if self._p99_bounds() and steady.failed > FAILED_MAX:
-            texts.append(f"{share(steady.failed)} of the requests failed: a P99 leaves {FAILED_MAX:.0%}")
+                texts.append(
+                    f"smooth goodput is {share_text(smooth)} of the tokens, {share_text(self.smooth)} needed"
+                )
+        if self._p99_bounds() and steady.failed_share > FAILED_MAX:
+            texts.append(
+                f"{share_text(steady.failed_share)} of the requests failed: a P99 leaves {FAILED_MAX:.0%}"
+            )
         return texts
 
     def _p99_bounds(self) -> list[tuple[str, int]]:
@@ -154,14 +159,14 @@ class Bounds:
 
 
 def verdict_text(steady: SteadyPart, violations: Sequence[str], met: str = "") -> str:
-    """Return the violated bounds (or `met`, if none is violated), and the number of requests not judged."""
+    """Format the violated bounds (`met` if none is violated), and the number of requests not judged."""
     return "; ".join(
         filter(None, (*(violations or (met,)), not_judged_text({"not_judged": steady.not_judged})))
     )
 
 
 def level_load(session: BenchSession, name: str, workload: str, **options: Any) -> Load:
-    """Return a load with a seed of its own; `options` are those of `make_load`."""
+    """Return a load whose seed follows from the names of test and load; `options`: see `make_load`."""
     seed = session.seed + crc32(f"{session.name}/{name}".encode())
     return make_load(workload, seed=seed, **options, counting=session.target.counting)
 
@@ -179,8 +184,8 @@ async def measure_closed(
 ) -> tuple[Measurement, SteadyPart, bool]:
     """Send a closed loop. If its requests ended too soon and hardly any failed, repeat it as `NAME-longer`.
 
-    `previous_level`: see `rows_for`. Returns the last measurement, its steady part, and whether this ended
-    too soon.
+    `previous_level`: see `rows_for`. Returns the measurement (the second one, if the loop was repeated), its
+    steady part, and whether its requests ended too soon.
     """
     seconds = to_seconds(duration)
     rows = rows_for(slots, seconds, previous_level)
@@ -200,7 +205,7 @@ async def measure_closed(
         measured = await session.measure(step, load, slo=slo)
         steady = steady_part_of(measured, seconds)
         ended_early = steady.to_s < DURATION_SHARE_MIN * seconds
-        if not ended_early or steady.failed > FAILED_MAX:
+        if not ended_early or steady.failed_share > FAILED_MAX:
             break
         rows = max(rows, rows_for(slots, seconds, (slots, measured.n / max(steady.to_s, 1e-3))))
     return measured, steady, ended_early
@@ -209,7 +214,7 @@ async def measure_closed(
 def rows_for(slots: int, seconds: float, previous_level: tuple[float, float] | None) -> int:
     """Return the number of requests for a closed loop of `seconds`.
 
-    `previous_level`: slots, and completed requests per second, of a level that was measured before; or None.
+    `previous_level`: slots and completed requests per second of the level that was measured before, or None.
     """
     rate = ROWS_PER_SLOT_S * slots
     if previous_level is not None:
@@ -218,26 +223,27 @@ def rows_for(slots: int, seconds: float, previous_level: tuple[float, float] | N
 
 
 def saturation_signs(steady: SteadyPart) -> list[str]:
-    """Return the reasons why a load is not sustained; empty if `steady.is_sustained`."""
+    """Return as texts why a load is not sustained; empty if `steady.is_sustained`."""
     signs = []
     if steady.queue_grows:
         signs.append(f"the queue grows: {steady.in_flight[0]:.1f} to {steady.in_flight[-1]:.1f} in flight")
     if steady.falls_short:
-        signs.append(f"completes {share(steady.delivered)} of the arrival rate")
+        signs.append(f"completes {share_text(steady.delivered_share)} of the arrival rate")
     if not steady.throughput_is_stable:
         first, second = (2 * amount / steady.seconds for amount in steady.halves)
         unit = "req/s" if steady.output_tokens is None else "tok/s"
         signs.append(
-            f"throughput is not stable: {number(first)} and {number(second, unit)} in the halves of its time"
+            f"throughput is not stable: {rate_text(first)} and {rate_text(second, unit)} in the halves of its"
+            " time"
         )
     return signs
 
 
 def saturation_level(attempt: LevelAttempt) -> SaturationLevel:
     """Return a level for the rules of `metrics/saturation.py`. Its latency is TTFT; infinite if unknown."""
-    steady, endless = attempt.steady, float("inf")
-    p50, p99 = (endless if (ttft := steady.latency("ttft_ns", p)) is None else ttft for p in (0.50, 0.99))
-    return SaturationLevel(attempt.level, steady.output_tps or 0.0, p50, p99, steady.success)
+    steady, infinite = attempt.steady_part, float("inf")
+    p50, p99 = (infinite if (ttft := steady.latency("ttft_ns", p)) is None else ttft for p in (0.50, 0.99))
+    return SaturationLevel(attempt.level, steady.output_tps or 0.0, p50, p99, steady.success_share)
 
 
 class Latencies(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,20 +255,21 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LevelWindow(msgspec.Struct, frozen=True):
-    """Part of a level that counts, in seconds from its start."""
+    """Steady part of a level, from which its figures are computed, in seconds from the level's start."""
 
     begin: float = msgspec.field(name="from")
     end: float = msgspec.field(name="to")
 
 
 class LevelFigures(Latencies, frozen=True, kw_only=True):
-    """Figures of the steady part of a level: rates per second, shares from 0 to 1."""
+    """Figures of a level's steady part (see `SteadyPart`): rates per second, shares from 0 to 1."""
 
     step: str
     """Name of the load."""
     holds: bool | None
     """Whether the level meets the objectives; None without objectives."""
     why: str
+    """Reason for `holds` as text."""
     sustained: bool
     requests: int
     window: LevelWindow
@@ -283,20 +290,20 @@ class LevelFigures(Latencies, frozen=True, kw_only=True):
 
 
 def level_figures(attempt: LevelAttempt) -> LevelFigures:
-    steady = attempt.steady
+    steady = attempt.steady_part
     return LevelFigures(
-        step=attempt.measured.name,
+        step=attempt.measurement.name,
         holds=attempt.holds,
         why=attempt.reason,
-        sustained=attempt.steady.is_sustained,
-        requests=attempt.measured.n,
+        sustained=steady.is_sustained,
+        requests=attempt.measurement.n,
         window=LevelWindow(steady.from_s, steady.to_s),
         arrivals=steady.arrivals,
         arrival_rps=steady.arrival_rps,
         completed=steady.completed,
         completed_rps=steady.completed_rps,
-        delivered=steady.delivered,
-        success=steady.success,
+        delivered=steady.delivered_share,
+        success=steady.success_share,
         attainment=steady.attainment,
         not_judged=steady.not_judged,
         output_tps=steady.output_tps,
@@ -304,12 +311,12 @@ def level_figures(attempt: LevelAttempt) -> LevelFigures:
         in_flight=list(steady.in_flight),
         queue="growing" if steady.queue_grows else "stable",
         throughput_stable=steady.throughput_is_stable,
-        **latency_rows(steady.sent),
+        **latency_rows(steady.sent_requests),
     )
 
 
 def latency_rows(measured: Measurement) -> dict[str, LatencyRow]:
-    """Return the fields of `Latencies`, by name."""
+    """Return the fields of a `Latencies` struct by name."""
     return {name: latency_row(measured.values(f"{name}_ns"), KEY_SHARES) for name in COLUMNS}
 
 
@@ -330,7 +337,7 @@ def throughput_chart(
     log_x: bool = False,
 ) -> ChartSpec:
     """Return the chart of the output rate by level; `xs` are the positions of the attempts."""
-    line = ChartSeries("throughput", list(xs), [attempt.steady.output_tps for attempt in attempts])
+    line = ChartSeries("throughput", list(xs), [attempt.steady_part.output_tps for attempt in attempts])
     return ChartSpec(
         f"Output throughput by {by}", "line", x_title, "output tokens/s", [line], marks, log_x=log_x
     )
@@ -352,7 +359,7 @@ def p99_chart(
 
 
 def check_duration(session: BenchSession, duration: Duration, duration_min: Duration, section: str) -> None:
-    """Raise ConfigError if a level is shorter than the draft demands, except in a quick run."""
+    """Raise ConfigError if levels are shorter than the draft demands, unless the run is quick."""
     if duration < duration_min and not session.quick:
         problem = (
             f"is {to_seconds(duration):g} s; the IETF draft (section {section}) requires at least"
@@ -365,7 +372,7 @@ def check_duration(session: BenchSession, duration: Duration, duration_min: Dura
         raise ConfigError("duration", "is 0; expected more than 0 s", "such as duration = 60s")
 
 
-def number(value: float | None, unit: str = "") -> str:
+def rate_text(value: float | None, unit: str = "") -> str:
     """Format a rate as `2,847 tok/s`, `18.2 req/s` or `0.45 req/s`; `-` for None."""
     if value is None:
         return "-"
@@ -373,11 +380,12 @@ def number(value: float | None, unit: str = "") -> str:
     return f"{value:,.{digits}f}" + f" {unit}" * bool(unit)
 
 
-def share(value: float | None) -> str:
+def share_text(value: float | None) -> str:
+    """Format a share as `12.3%`; `-` for None."""
     if value is None:
         return "-"
     percent = value * 100
-    # Show 0 % and 100 % only if they are exact; a value near them is shown as 0.1 % or 99.9 %.
+    # Show 0 % and 100 % only if they are exact; show a value near them as 0.1 % or 99.9 %.
     return f"{percent:.0f}%" if percent in (0, 100) else f"{min(max(percent, 0.1), 99.9):.1f}%"
 
 
@@ -400,7 +408,7 @@ def server_total(measured: Measurement, name: str) -> float | None:
 
 
 def memory_errors(measured: Measurement) -> int:
-    """Return the number of out-of-memory errors among the errors in the result (the most frequent ones)."""
+    """Return the number of out-of-memory errors in the result, which has only the most frequent errors."""
     errors: dict[str, int] = measured.result.get("errors") or {}
     return sum(count for message, count in errors.items() if _NO_MEMORY.search(message))
 
@@ -418,8 +426,7 @@ def remaining_text(attempts: int, duration_s: float) -> str:
 
 
 WARM_TOKENS: Final = 100
-"""Output tokens of each request of a warm-up: 100 requests then have the 10,000
-tokens that 4.5.1 requires."""
+"""Output tokens of each request of a warm-up. With 100 requests, these are the 10,000 tokens of 4.5.1."""
 ANSWERS_MIN: Final = 3
 SLOTS_FIRST: Final = 8
 ROUNDS: Final = 6
@@ -443,7 +450,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 def known_capacity(
     session: BenchSession, max_rate: float | None, workload: str | None = None
 ) -> Capacity | None:
-    """Return the capacity that is given, or that the throughput test measured with this workload, or None."""
+    """Return the capacity that `max_rate` sets, or that the throughput test measured with this workload."""
     if max_rate is not None:
         return Capacity(rps=max_rate, tps=None, how="given as max_rate")
     if workload is None:
@@ -459,7 +466,7 @@ def known_capacity(
 def expected_search(
     session: BenchSession, slots_max: int, *, name: str = "capacity", first: int = SLOTS_FIRST
 ) -> list[ExpectedLoad]:
-    """Return the loads that `find_capacity` is expected to send from the concurrency `first` on."""
+    """Return the loads that `find_capacity` is expected to send, beginning at the concurrency `first`."""
     levels = doublings(first, slots_max, session.pace.saturation_slots(session.kind))
     return [ExpectedLoad(ROUNDS * slots, slots=slots, search=name) for slots in levels]
 
@@ -520,9 +527,9 @@ def _rates(measured: Measurement) -> tuple[float, float | None]:
 
 
 def is_sustained(level: Mapping[str, Any]) -> bool:
-    """Return whether a level (JSON of `level_json`) is sustained and meets its bounds, if it has any.
+    """Return whether a level (JSON of `LevelFigures`) is sustained and meets its bounds, if it has any.
 
-    Results of earlier versions have no `sustained`: there, the state of the queue decides.
+    Results of earlier versions have no `sustained`: for these, `holds` or the state of the queue decides.
     """
     holds = level.get("holds")
     if "sustained" not in level:
@@ -533,19 +540,22 @@ def is_sustained(level: Mapping[str, Any]) -> bool:
 def completion_ratio_if_overloaded(measured: Measurement) -> float | None:
     """Return completions / arrivals of an open loop above saturation (5.2.3.1); None below saturation.
 
-    Also None if the load is shorter than three responses without a queue: it is too short for a judgement.
+    Also None if the load is too short for a judgement: shorter than three responses without a queue.
     """
     steady, table = steady_part_of(measured), measured.successful_rows()
     if not (steady.falls_short and steady.queue_grows):
         return None
     first_ns = pc.min(table["ttft_ns"]).as_py() or 0
     rest_ns = pc.approximate_median(pc.subtract(table["e2e_ns"], table["ttft_ns"])).as_py() or 0.0
-    return steady.delivered if steady.to_s * 1e9 >= ANSWERS_MIN * (first_ns + rest_ns) else None
+    return steady.delivered_share if steady.to_s * 1e9 >= ANSWERS_MIN * (first_ns + rest_ns) else None
 
 
 @dataclass(slots=True)
 class RateSearch:
-    """Search for the highest level that holds (passes): double the level until it fails, then bisect."""
+    """Search for the highest level that holds (passes): double the level until it fails, then bisect.
+
+    The search begins at the level `start`, and stays within `low` and `high`.
+    """
 
     low: int
     high: int
@@ -553,9 +563,9 @@ class RateSearch:
     resolution: int = 1
     """Difference between `best` and `limit` at which the search ends."""
     best: int | None = None
-    """Highest level found to hold so far, or None."""
+    """Highest level that has passed so far, or None."""
     limit: int | None = None
-    """Lowest level found not to hold so far, or None."""
+    """Lowest level that has failed so far, or None."""
 
     def __post_init__(self) -> None:
         assert 0 < self.low <= self.start <= self.high
@@ -594,8 +604,8 @@ class RateSearch:
     def expected_levels(self, highest: float | None) -> list[int]:
         """Return the levels that are still to be tried if `highest` is the highest level that holds.
 
-        If the verdicts so far contradict it, the nearest level is taken that they allow; if it is None, the
-        middle of these levels.
+        If the verdicts so far exclude `highest`, the nearest level that they allow is used instead; None: the
+        middle of the levels that they allow.
         """
         limit = 2 * max(self._floor, self.start) if self.limit is None else self.limit
         if highest is None:
@@ -617,5 +627,5 @@ class RateSearch:
 
     @property
     def _gap_min(self) -> int:
-        # While no level holds, ignore `resolution` and continue the search down to the lowest level.
+        # While no level has passed, ignore `resolution`, so that the search goes down to the lowest level.
         return 1 if self.best is None else self.resolution

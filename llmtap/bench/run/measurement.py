@@ -3,9 +3,9 @@
 A `MeasurementRecorder` gets each exchange while the load runs (`session.py`). The table (`Measurement`) is
 stored as Parquet, and every figure of a test is computed from it. The steady part (`steady_part_of`) begins
 after a tenth of the time, ends when the last request was sent or at the planned end, and is divided into five
-equal parts. The tokens of a response are assumed to be spread evenly between its first token and its end. A
-difference between parts counts if it exceeds two standard deviations, for independent arrivals and
-departures.
+equal divisions. The tokens of a response are assumed to be spread evenly between its first token and its end.
+A difference between divisions counts if it exceeds two standard deviations; these are computed as if arrivals
+and completions were independent.
 
 Source: IETF draft, 5.2.3.1 and 5.2.3.2, which define neither "growing" nor "stable".
 """
@@ -35,7 +35,7 @@ from llmtap.metrics.summary import ENDED_WELL
 from llmtap.user_files import open_private
 
 _METRICS: Final = shown_on(Surface.BENCH)
-_values: Final = values_of(_METRICS)
+_metric_values: Final = values_of(_METRICS)
 COLUMNS: Final[dict[str, pa.DataType]] = {
     **dict.fromkeys(
         (
@@ -75,7 +75,7 @@ class Measurement:
     (`Objectives.judge`); `not_judged`: whether the objectives could not judge the request, null without
     objectives; `smooth_benefit`: eq. 7 of the smooth goodput paper. Unknown values are null."""
     cached: bool = False
-    """Whether the measurement was read from the results folder, not sent now."""
+    """Whether an earlier command measured the load, and the result was read from the results folder."""
 
     @property
     def seconds(self) -> float:
@@ -94,22 +94,20 @@ class Measurement:
         return replace(self, table=self.table.filter(pc.field("request_class") == name))
 
     def values(self, column: str) -> list[float]:
-        """Return the sorted values of a column for responses that ended well, in seconds
-        for names in `_ns`."""
+        """Return the sorted values of a column for responses that ended well; columns `*_ns` in seconds."""
         values = self.successful_rows().column(column).drop_null().to_pylist()
         scale = 1e9 if column.endswith("_ns") else 1
         return sorted(value / scale for value in values)
 
     def values_by_row(self, column: str) -> dict[int, float]:
-        """Return a column's values for complete responses, by row of the plan; in seconds
-        for names in `_ns`."""
+        """Return a column's values for complete responses by row of the plan; columns `*_ns` in seconds."""
         table = self.table.filter(pc.field("outcome") == Outcome.COMPLETE.value)
         scale = 1e9 if column.endswith("_ns") else 1
         pairs = zip(table["row"].to_pylist(), table[column].to_pylist(), strict=True)
         return {row: value / scale for row, value in pairs if value is not None}
 
     def gaps(self) -> list[float]:
-        """Return all times between events with tokens of complete responses, in seconds, unsorted."""
+        """Return all gaps between events with tokens in responses that ended well, in seconds, unsorted."""
         return [gap for gaps in self.gaps_by_request() for gap in gaps]
 
     def gaps_by_request(self) -> list[list[float]]:
@@ -124,7 +122,7 @@ class Measurement:
     def load(cls, folder: Path, name: str, arm: str, result: Mapping[str, Any]) -> "Measurement":
         table = pq.read_table(folder / "requests.parquet")
         for column in COLUMNS.keys() - set(table.column_names):
-            # An earlier version of llmtap wrote the file without this column: its values are unknown.
+            # Fill the column with unknown values: an earlier version of llmtap wrote the file without it.
             table = table.append_column(column, pa.nulls(len(table), COLUMNS[column]))
         return cls(name, arm, dict(result), table, cached=True)
 
@@ -134,7 +132,9 @@ class MeasurementRecorder:
     """Collector of the table of a `Measurement`, one row per exchange."""
 
     began_ns: int
+    """Start of the load, from which the times in the table count."""
     class_of: Callable[[int], str | None] = lambda row: None
+    """Function that returns the request class of a row of the plan."""
     objectives: Objectives | None = None
     reader: Benefit = DEFAULT_BENEFIT
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
@@ -148,7 +148,7 @@ class MeasurementRecorder:
             "sent_ns": _ns_since(began_ns, t.submit_ns),
             "scheduled_ns": _ns_since(began_ns, x.scheduled_ns),
             "end_ns": _ns_since(began_ns, t.response_end_ns),
-            **{metric.field: value for metric, value in zip(_METRICS, _values(m), strict=True)},
+            **{metric.field: value for metric, value in zip(_METRICS, _metric_values(m), strict=True)},
             "input_tokens": tokens.input,
             "output_tokens": tokens.output,
             "cached_tokens": tokens.cached,
@@ -188,17 +188,17 @@ def _server_time_ns(x: Exchange, name: str) -> float | None:
 RAMP_UP: Final = 0.1
 """Share of a load's time that is excluded at its beginning (5.2.3.2)."""
 PARTS: Final = 5
-"""Number of equal divisions of the steady part: few, so that each has many requests, but enough to see a
-queue grow."""
+"""Number of equal divisions of the steady part: few, so that each division has many requests, but enough to
+show whether a queue grows."""
 DEVIATIONS: Final = 2.0
 """Number of standard deviations that the growth of a queue, or the missing completions, must exceed."""
 STABLE_DEVIATIONS: Final = 3.0
-"""Number of standard deviations by which the throughput of the two halves may differ. With two, chance would
-end one in three searches of ten levels."""
+"""Number of standard deviations by which the throughput of a stable load's halves can differ. If it were two,
+chance would end one in three searches of ten levels."""
 EARLY_MIN: Final = 5
 """Smallest number of responses from which a median is computed."""
 CHANGE_MAX: Final = 0.1
-"""Share of the throughput by which the two halves may always differ, even if chance does not explain it."""
+"""Share of the throughput by which a stable load's halves can differ, even if chance does not explain it."""
 _Values = NDArray[Any]
 
 
@@ -208,14 +208,15 @@ class SteadyPart:
 
     from_s: float
     to_s: float
-    sent: Measurement
-    """The requests that were sent in this part."""
+    sent_requests: Measurement
+    """The load's measurement, only with the requests that were sent in this part."""
     arrivals: int
+    """Number of these requests."""
     completed: int
     """Number of complete responses that ended in this part."""
     expected: int
-    """Number of requests that would complete in this part without a queue: those sent in a window that is
-    earlier by the duration of a response."""
+    """Number of requests that would complete in this part without a queue: requests that were sent earlier
+    than this part by the duration of a response."""
     output_tokens: float | None
     """Tokens generated in this part for complete responses; None without token counts."""
     input_tokens: int | None
@@ -254,73 +255,75 @@ class SteadyPart:
         return None if self.input_tokens is None else self._per_second(self.input_tokens)
 
     @property
-    def delivered(self) -> float:
+    def delivered_share(self) -> float:
         """Completion rate / arrival rate; 1 if no completion was expected."""
         return self.completed / self.expected if self.expected else 1.0
 
     @property
-    def success(self) -> float:
-        """Share of the requests sent in this part that got a complete response, even after its end."""
-        return len(self.sent.successful_rows()) / self.arrivals if self.arrivals else 1.0
+    def success_share(self) -> float:
+        """Share of the requests sent in this part that got a complete response, even after this part."""
+        return len(self.sent_requests.successful_rows()) / self.arrivals if self.arrivals else 1.0
 
     @property
-    def failed(self) -> float:
-        return (self.arrivals - len(self.sent.successful_rows())) / self.arrivals if self.arrivals else 0.0
+    def failed_share(self) -> float:
+        failed = self.arrivals - len(self.sent_requests.successful_rows())
+        return failed / self.arrivals if self.arrivals else 0.0
 
     @property
     def attainment(self) -> float | None:
-        """Share of the requests sent in this part and judged by the objectives that met
-        all; None without any."""
-        met = self.sent.table["met"].drop_null().to_pylist()
+        """Share of this part's requests that met all objectives; None if no request was judged."""
+        met = self.sent_requests.table["met"].drop_null().to_pylist()
         return sum(met) / len(met) if met else None
 
     @property
     def not_judged(self) -> int | None:
-        """Number of requests sent in this part that objectives cannot judge, because the answers were not
-        understood; None if the load has no objectives."""
-        judged = self.sent.table["not_judged"]
+        """Number of this part's requests that the objectives could not judge, because their responses were
+        not understood; None if the load has no objectives."""
+        judged = self.sent_requests.table["not_judged"]
         return None if judged.null_count == len(judged) else pc.sum(judged).as_py()
 
     @property
     def smooth_share(self) -> float | None:
-        """Smooth goodput / output tokens of the requests sent in this part; broken
-        answers have no goodput."""
-        tokens = pc.sum(self.sent.table["output_tokens"]).as_py()
-        benefit = pc.sum(self.sent.successful_rows()["smooth_benefit"]).as_py()
+        """Smooth goodput / output tokens of this part's requests; broken responses have no goodput."""
+        tokens = pc.sum(self.sent_requests.table["output_tokens"]).as_py()
+        benefit = pc.sum(self.sent_requests.successful_rows()["smooth_benefit"]).as_py()
         return None if not tokens or benefit is None else benefit / tokens
 
     @property
     def queue_grows(self) -> bool:
-        """Whether the number of requests in flight grows from each division to every later one (one exception
-        is allowed), and by more than chance. A quarter of the growth must be in the second half: this
-        excludes the ramp-up of long responses."""
+        """Whether the number of requests in flight grows, and by more than chance explains.
+
+        It must be higher in each division than in every earlier one, with one exception at most. A quarter of
+        the growth must be in the second half: this excludes the ramp-up of long responses.
+        """
         parts = self.in_flight
-        rise = parts[-1] - parts[0]
-        falls = sum(later <= earlier for earlier, later in combinations(parts, 2))
-        lasting = parts[-1] - parts[PARTS // 2] >= rise / 4
-        return falls <= 1 and lasting and rise > DEVIATIONS * sqrt(parts[0] + parts[-1])
+        growth = parts[-1] - parts[0]
+        exceptions = sum(later <= earlier for earlier, later in combinations(parts, 2))
+        continues = parts[-1] - parts[PARTS // 2] >= growth / 4
+        return exceptions <= 1 and continues and growth > DEVIATIONS * sqrt(parts[0] + parts[-1])
 
     @property
     def falls_short(self) -> bool:
         """Whether fewer than 90 % of the arrivals complete, and chance does not explain it."""
-        level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered)
+        level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered_share)
         by_chance = DEVIATIONS * sqrt(self.in_flight_begin + self.in_flight_end)
         return incomplete([level]) is not None and self.expected - self.completed > by_chance
 
     @property
     def throughput_is_stable(self) -> bool:
-        """Whether both halves have the same throughput, within a tenth or within chance."""
+        """Whether both halves have the same throughput, apart from a tenth of it or from chance."""
         first, second = self.halves
         allowed = max(CHANGE_MAX * (first + second) / 2, STABLE_DEVIATIONS * self.halves_deviation)
         return abs(second - first) <= allowed
 
     @property
     def is_sustained(self) -> bool:
-        """Whether the load is sustained, by the rules that need no other load (DEFINITIONS.md)."""
+        """Whether the load is sustained, by the rules of DEFINITIONS.md that need only this load."""
         return not self.queue_grows and not self.falls_short and self.throughput_is_stable
 
     def latency(self, column: str, p: float) -> float | None:
-        return percentile(self.sent.values(column), p)
+        """Return the p-quantile of a latency column (`ttft_ns`) of this part's requests, in seconds."""
+        return percentile(self.sent_requests.values(column), p)
 
     def _per_second(self, amount: float) -> float:
         return amount / self.seconds if self.seconds else 0.0
@@ -329,11 +332,11 @@ class SteadyPart:
 def steady_part_of(measured: Measurement, duration_s: float | None = None) -> SteadyPart:
     """Return the steady part of a load, without its ramp-up.
 
-    `duration_s`: planned duration, at which a stopped load ends; None: it ends when the last request was
-    sent.
+    `duration_s`: planned duration. If the load was stopped at its end, the steady part also ends then; else
+    it ends when the last request was sent.
     """
-    requests = _requests(measured.table)
-    completed = _Requests(*(column[requests.is_complete] for column in requests))
+    requests = _request_columns(measured.table)
+    completed = _RequestColumns(*(column[requests.is_complete] for column in requests))
     last_sent_s = max(requests.sent_s, default=0.0)
     stopped = (measured.result.get("load") or {}).get("stopped")
     to_s = float(last_sent_s if duration_s is None or stopped is None else duration_s)
@@ -354,7 +357,7 @@ def steady_part_of(measured: Measurement, duration_s: float | None = None) -> St
     return SteadyPart(
         from_s=from_s,
         to_s=to_s,
-        sent=replace(measured, table=within),
+        sent_requests=replace(measured, table=within),
         arrivals=len(within),
         completed=count(completed.end_s),
         expected=count(requests.sent_s + _unqueued_duration_s(completed, from_s)),
@@ -377,9 +380,9 @@ def steady_part_of(measured: Measurement, duration_s: float | None = None) -> St
 
 
 def tail_is_heavy(steady: SteadyPart, lowest: SteadyPart) -> bool:
-    """Return whether the P99 of E2E exceeds TAIL_TIMES the P50 of the lowest level (5.2.3.1).
+    """Return whether the P99 of E2E exceeds `TAIL_TIMES` times the P50 of the lowest level (5.2.3.1).
 
-    False if the lowest level's own P99 exceeds this limit: then the rule says nothing about the load.
+    False if the lowest level's own P99 exceeds this limit: then the load does not cause the tail.
     """
     base_p50, base_p99 = (lowest.latency("e2e_ns", p) for p in (0.50, 0.99))
     p50, p99 = (steady.latency("e2e_ns", p) for p in (0.50, 0.99))
@@ -389,7 +392,7 @@ def tail_is_heavy(steady: SteadyPart, lowest: SteadyPart) -> bool:
     return heavy_tail(levels) is not None
 
 
-class _Requests(NamedTuple):
+class _RequestColumns(NamedTuple):
     """Columns of requests; times in seconds from the load's start, unknown tokens as NaN."""
 
     sent_s: _Values
@@ -401,23 +404,23 @@ class _Requests(NamedTuple):
     output: _Values
 
 
-def _requests(table: pa.Table) -> _Requests:
+def _request_columns(table: pa.Table) -> _RequestColumns:
     names = ("sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens")
     sent, scheduled, ttft, end, prompt, output = (table[name].to_numpy().astype(float) for name in names)
-    sent = np.where(np.isnan(sent), scheduled, sent)  # Without a connection, use the scheduled time.
+    sent = np.where(np.isnan(sent), scheduled, sent)  # A request without a connection has no send time.
     gaps = table["gaps_ns"].to_pylist() if np.isnan(end).any() else []
     known_s = np.array([sum(row_gaps_ns or ()) for row_gaps_ns in gaps] or 0.0) + np.nan_to_num(ttft)
     end = np.where(np.isnan(end), sent + known_s, end)  # A broken response ends with its last event.
     first = np.where(np.isnan(ttft), end, np.minimum(end, sent + ttft))
     is_complete = np.isin(table["outcome"].to_numpy(), [o.value for o in ENDED_WELL])
     columns = (sent / 1e9, first / 1e9, end / 1e9, is_complete, prompt, output)
-    return _Requests(*(column[~np.isnan(sent)] for column in columns))
+    return _RequestColumns(*(column[~np.isnan(sent)] for column in columns))
 
 
-def _unqueued_duration_s(completed: _Requests, ramp_up_s: float) -> float:
+def _unqueued_duration_s(completed: _RequestColumns, ramp_up_s: float) -> float:
     """Return the duration of a response without a queue: the median over the ramp-up.
 
-    If the ramp-up has too few responses, it is the median of the first few.
+    If the ramp-up has fewer than `EARLY_MIN` responses, it is the median of the load's first `EARLY_MIN`.
     """
     durations_s = completed.end_s - completed.sent_s
     early = durations_s[completed.sent_s < ramp_up_s]
@@ -425,12 +428,12 @@ def _unqueued_duration_s(completed: _Requests, ramp_up_s: float) -> float:
     return float(np.median(early)) if len(early) else 0.0
 
 
-def _overlap_seconds(a: _Values, b: _Values, from_s: float, to_s: float) -> _Values:
-    seconds: _Values = np.maximum(0.0, np.minimum(b, to_s) - np.maximum(a, from_s))
+def _overlap_seconds(begins_s: _Values, ends_s: _Values, from_s: float, to_s: float) -> _Values:
+    seconds: _Values = np.maximum(0.0, np.minimum(ends_s, to_s) - np.maximum(begins_s, from_s))
     return seconds
 
 
-def _generated_share(requests: _Requests, from_s: float, to_s: float) -> _Values:
+def _generated_share(requests: _RequestColumns, from_s: float, to_s: float) -> _Values:
     """Return the share of each response that was generated between two times."""
     durations_s = requests.end_s - requests.first_s
     ends_within = (from_s <= requests.end_s) & (requests.end_s < to_s)
@@ -441,7 +444,7 @@ def _generated_share(requests: _Requests, from_s: float, to_s: float) -> _Values
     return share
 
 
-def _held_tokens(completed: _Requests, from_s: float, to_s: float) -> float:
+def _held_tokens(completed: _RequestColumns, from_s: float, to_s: float) -> float:
     """Return the time average of tokens in flight: prompts, and the generated part of responses."""
     if to_s <= from_s:
         return 0.0

@@ -4,8 +4,8 @@ A test declares the loads that it expects to send (`ExpectedLoad`, `BenchTest.ex
 load from the list when it is measured, and a search replaces its part of the list before each level, because
 the next levels depend on the verdicts so far. `Pace` keeps the measured durations, and the completion rate of
 the server by its concurrency, for each kind of request; from these it estimates the duration of the remaining
-loads. `perform.py` announces the remaining time of all tests before each load. Before the first load, no time
-is announced: the speed of the server is not known yet.
+loads. `perform.py` reports the remaining time of all tests before each load. Before the first load, it
+reports no time: the speed of the server is not known yet.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,8 +19,8 @@ SLOTS_DEFAULT: Final = 16
 REPORT_DEFAULT_S: Final = 5.0
 """Assumed seconds of the self-test and the report after a test, until a first test has ended."""
 POWER_SATURATED: Final = 0.3
-"""If the completion rate grows with a smaller power of the concurrency, the server is saturated: twice the
-concurrency then raises the rate by less than a quarter."""
+"""Power of the concurrency with which the completion rate must grow; if it grows with a smaller power, the
+server is saturated. With this power, twice the concurrency raises the rate by a quarter."""
 NEAR_CAPACITY: Final = 0.95
 """Smallest share of the capacity that counts as the rate of a saturated server."""
 
@@ -65,13 +65,13 @@ class ExpectedLoads:
     """Number of warm-ups, one for each configuration."""
 
     def replace_search(self, name: str, loads: Iterable[ExpectedLoad]) -> None:
-        """Replace the remaining loads of a search; they are sent before the other ones."""
+        """Replace the remaining loads of a search; the new loads come before all other loads."""
         self.loads = [load._replace(search=name) for load in loads] + [
             load for load in self.loads if load.search != name
         ]
 
     def end_load(self) -> None:
-        """Remove the load that was measured."""
+        """Remove the first load of the list, because it was measured."""
         self.loads = self.loads[1:]
 
 
@@ -84,29 +84,32 @@ def doublings(first: int, slots_max: int, saturation_slots: float | None) -> lis
 
 
 class MeasuredLoad(NamedTuple):
-    """What a load showed of the server. Times are in seconds."""
+    """Figures of a measured load, from which the durations of other loads are estimated."""
 
     requests: int
+    """Number of requests that ended well."""
     span_s: float
     """Time from the start of the load to the last response."""
     response_s: float
-    """Mean E2E."""
+    """Mean duration of a response (E2E)."""
     output_tokens: float | None
     """Mean number of output tokens; None if unknown."""
 
 
 class _Point(NamedTuple):
+    """Completion rate of the server at a mean number of requests in flight."""
+
     concurrency: float
     rate_rps: float
 
 
 @dataclass(slots=True)
 class Pace:
-    """Measured durations of warm-ups, loads and reports. Times are in seconds."""
+    """Measured durations of warm-ups, loads and reports, and estimates of further loads from them."""
 
     _warmups_s: list[float] = field(default_factory=list)
     _overheads_s: dict[RequestKind, list[float]] = field(default_factory=dict)
-    """For each load: duration minus the time to its last response, which is the time of its preparation."""
+    """For each load: time of its preparation, which is its duration minus the time to its last response."""
     _loads: dict[RequestKind, list[MeasuredLoad]] = field(default_factory=dict)
     _reports_s: list[float] = field(default_factory=list)
     """For each test: duration of the self-test and the report, after the last load."""
@@ -125,8 +128,7 @@ class Pace:
         self._reports_s.append(seconds)
 
     @property
-    def is_known(self) -> bool:
-        """Whether a load has been measured."""
+    def has_measured_load(self) -> bool:
         return bool(self._overheads_s) and bool(self._loads)
 
     def seconds(self, kind: RequestKind, expected: ExpectedLoads) -> float:
@@ -140,7 +142,11 @@ class Pace:
         )
 
     def capacity_rps(self, kind: RequestKind) -> float | None:
-        """Return the completion rate at saturation, measured or that of `SLOTS_DEFAULT`; None if unknown."""
+        """Return the completion rate at saturation; None before the first load.
+
+        It is the highest measured rate. If no load has saturated the server yet, it is the rate that is
+        expected at the concurrency `SLOTS_DEFAULT`.
+        """
         points = self._points(kind)
         if not points:
             return None
@@ -155,26 +161,26 @@ class Pace:
             return None
         at_capacity = next((one for one in points if one.rate_rps >= NEAR_CAPACITY * capacity), None)
         below = points if at_capacity is None else points[: points.index(at_capacity)]
-        # From the last point below, the rate may grow in proportion to the concurrency.
+        # Above the last point below the capacity, the rate grows at most in proportion to the concurrency.
         slots = [] if at_capacity is None else [at_capacity.concurrency]
         slots += [capacity / one.rate_rps * one.concurrency for one in below[-1:]]
         return min(slots)
 
     def slots_within(self, kind: RequestKind, wait_p99_s: float) -> float | None:
-        """Return the highest concurrency whose requests wait no longer in the queue; None if unknown.
+        """Return the highest concurrency at which the P99 of the wait in the queue is at most `wait_p99_s`.
 
-        The waiting times are assumed to be exponentially distributed.
+        The waiting times are assumed to be exponentially distributed. None before the first load.
         """
         capacity, slots = self.capacity_rps(kind), self.saturation_slots(kind)
         return None if capacity is None or slots is None else slots + capacity * wait_p99_s / log(100)
 
     def rate_rps(self, kind: RequestKind, slots: float) -> float | None:
-        """Return the completion rate of a closed loop; None if unknown."""
+        """Return the expected completion rate of a closed loop of `slots`; None before the first load."""
         points = self._points(kind)
         return _rate_at(points, slots) if points else None
 
     def _load_seconds(self, kind: RequestKind, load: ExpectedLoad) -> float:
-        """Return the time from the start of a load to its last response."""
+        """Return the expected time from the start of a load to its last response."""
         points, capacity = self._points(kind), self.capacity_rps(kind)
         if capacity is None:
             return load.seconds
@@ -188,15 +194,15 @@ class Pace:
         return max(requests / rate, requests / served_rps) + response_s
 
     def _points(self, kind: RequestKind) -> list[_Point]:
-        """Return the completion rate of requests of this kind by the mean number in flight, in order.
+        """Return the measured completion rates for requests of this kind, sorted by concurrency.
 
-        Without a measured load of this kind, those of the same workload or else of all are taken: a response
-        of half the tokens is assumed to take half the time.
+        Without a measured load of this kind, the loads with the same workload are used, or else all loads: a
+        response of half the tokens is assumed to take half the time.
         """
         loads = self._loads.get(kind)
         if loads is None:
-            alike = [many for one, many in self._loads.items() if one.workload == kind.workload]
-            loads = [_with_tokens(one, kind) for many in alike or self._loads.values() for one in many]
+            related = [many for one, many in self._loads.items() if one.workload == kind.workload]
+            loads = [_with_tokens(one, kind) for many in related or self._loads.values() for one in many]
         points = [
             _Point(one.requests * one.response_s / one.span_s, one.requests / one.span_s) for one in loads
         ]
@@ -211,18 +217,22 @@ def _with_tokens(load: MeasuredLoad, kind: RequestKind) -> MeasuredLoad:
 
 
 def _is_saturated(points: Sequence[_Point]) -> bool:
-    """Return whether the rate hardly grew up to the highest concurrency from half of it, or less."""
+    """Return whether the rate hardly grew while the concurrency doubled, or more, to its highest value."""
     last = points[-1].concurrency
     lower = [one for one in points if one.concurrency <= last / 2]
     if not lower:
         return False
     highest = max(one.rate_rps for one in points)
-    # The rate is proportional to a power of the concurrency: 1 at an idle server, 0 at a saturated one.
+    # Assume that the rate grows with a power of the concurrency: 1 on an idle server, 0 on a saturated one.
     return log(highest / lower[-1].rate_rps) < POWER_SATURATED * log(last / lower[-1].concurrency)
 
 
 def _rate_at(points: Sequence[_Point], slots: float) -> float:
-    """Return the rate at a concurrency by the measured ones; at a saturated server, at most the highest."""
+    """Return the rate at a concurrency, estimated from the measured points.
+
+    Between two points, it is interpolated. Above all points, it is proportional to the concurrency, but if
+    the server is saturated, it is the highest measured rate.
+    """
     below = [one for one in points if one.concurrency <= slots]
     above = [one for one in points if one.concurrency > slots]
     if not below:

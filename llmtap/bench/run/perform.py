@@ -3,8 +3,8 @@
 `cli/bench.py` calls `Bench.run` with the names of tests; it starts the server if the bench file has a
 command, runs the tests and their self-tests, and returns the JSON document of all reports; each report is
 also stored in the results folder. Parameters, workloads, arrivals and servers are checked before anything is
-sent. If several tests are chosen, a test that cannot run is checked again in its turn, since an earlier test
-may have measured a missing value, and skipped if it still cannot run. Results with equal parameters are
+sent. If several tests are chosen, a test that cannot run is checked again before its turn, because an earlier
+test can measure a missing value; it is skipped if it still cannot run. Results with equal parameters are
 resumed; results with other parameters are replaced only with `--again`.
 """
 
@@ -26,8 +26,15 @@ from llmtap.bench.report.documents import (
     BenchSetup,
     NotRun,
 )
-from llmtap.bench.report.report import SETUP_FILE, date_of, document_of, is_results, report_of, versions
-from llmtap.bench.run.figures import Cell, latency_columns, table_of, text
+from llmtap.bench.report.report import (
+    SETUP_FILE,
+    date_of,
+    document_of,
+    is_results_folder,
+    report_of,
+    versions,
+)
+from llmtap.bench.run.figures import Cell, attribute_cell, latency_columns, table_of
 from llmtap.bench.run.levels import Latencies, latency_rows
 from llmtap.bench.run.pace import Pace
 from llmtap.bench.run.session import (
@@ -43,7 +50,7 @@ from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
 from llmtap.bench.sut.clock_offset import read_clock_offset
 from llmtap.bench.sut.start import ModelLoad, model_load_text, running_server
-from llmtap.bench.sut.sut import BenchFile, params_document, without_keys
+from llmtap.bench.sut.sut import BenchFile, params_document, without_secrets
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.json_types import json_value
@@ -70,10 +77,10 @@ ORDER: Final = (
     "long-context",
     "guardrail-overhead",
 )
-"""Order of the tests. Throughput comes first, since the loads of most tests are a share of its result."""
+"""Order of the tests. Throughput comes first, because the loads of most tests are a share of its result."""
 RUN_SEED_STEP: Final = 1_000_000
-"""Difference between the seeds of two runs; the loads of a run use the seeds in between."""
-_KEYS: Final = {
+"""Difference between the seeds of two runs. Loads of a run use the seeds between these."""
+_FILE_KEYS: Final = {
     "--endpoint": "target.endpoint",
     "--tokenizer": "target.tokenizer",
     "--model": "target.model",
@@ -83,9 +90,10 @@ _KEYS: Final = {
     "--server": "target.server",
     "--metrics": "target.metrics",
 }
+"""Options that errors of the load generator name, and the key of the bench file with the same meaning."""
 _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Load": text("name"),
-    "Requests": text("n", ","),
+    "Load": attribute_cell("name"),
+    "Requests": attribute_cell("n", ","),
     **latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2e p50", "e2e p99"),
 }
 
@@ -97,7 +105,7 @@ class _StoppedLoad(Latencies, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Bench:
-    """A run of one or more tests. `stop` may be called from a signal handler at any time."""
+    """A run of one or more tests. `stop` can be called from a signal handler at any time."""
 
     file: BenchFile
     folder: Folder
@@ -107,8 +115,7 @@ class Bench:
     warmup: str = "auto"
     reader: Benefit = DEFAULT_BENEFIT
     runs: int = 1
-    """Number of independent runs of each test. Each has its own warm-up and a seed
-    that follows from `seed`."""
+    """Number of independent runs of each test. Each has its own warm-up, and a seed derived from `seed`."""
     first_run: int = 1
     """Number of the first run to perform; earlier runs are in the folder."""
     again: bool = False
@@ -131,7 +138,7 @@ class Bench:
     """The current test with the number of its run, and the tests that follow."""
     _tests: Sequence[BenchTest[Any]] = ()
     _excluded: set[str] = field(default_factory=set)
-    """Tests that cannot run. Results of other tests do not change that."""
+    """Names of tests that cannot run, whatever other tests measure."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -142,21 +149,25 @@ class Bench:
         """Run the tests and return the document (`bench/report/report.py`), which is also in the folder.
 
         Raises:
-            ConfigError: no test can run, or the folder has results with other parameters. Interrupted: the
-            run was stopped before anything was measured. If it is stopped later, the document is
-                returned, with `stopped`.
+            ConfigError: no test can run, or the folder has results with other parameters.
+            Interrupted: the run was stopped before anything was measured. If it is stopped later, `run`
+                returns the document, with `stopped`.
         """
         path = self.folder.path
         others = {entry.name for entry in path.iterdir()} - {SERVER_LOG} if path.is_dir() else ()
-        if others and not is_results(path):
-            raise ConfigError("--results", f"{path} is not empty, and not a results folder of llmtap bench")
+        if others and not is_results_folder(path):
+            raise ConfigError(
+                "--results",
+                f"{path} is not empty, and not a results folder of llmtap bench",
+                "use a new or an empty folder",
+            )
         tests = [test_named(name) for name in sorted(names, key=ORDER.index)]
         not_ready: dict[str, ConfigError] = {}
         for test in tests:
             session, params = self._prepare(test)
             _check_workload_and_arrivals(test, params)
             try:
-                _check(test, session, params)
+                _check_test(test, session, params)
             except ConfigError as exc:
                 not_ready[test.name] = exc
             if not self.again:
@@ -180,14 +191,14 @@ class Bench:
     async def _run_all(
         self, tests: Sequence[BenchTest[Any]], not_ready: Mapping[str, ConfigError]
     ) -> BenchDocument:
-        """Run the tests in turn. `not_ready`: errors of tests that an earlier test may make possible."""
+        """Run the tests in order. `not_ready`: errors of tests that need a value of an earlier test."""
         errors = {**not_ready, **await self._connection_errors(tests)}
         if len(errors) == len(tests):
             raise _with_file_key(next(exc for name, exc in errors.items() if name not in not_ready))
         setup = self._setup(tests)
         if self.again:
-            # Remove the results of all tests now, so that after an interruption the command without --again
-            # resumes this run.
+            # Remove the results of all tests before the first one runs: after an interruption, the command
+            # without --again then resumes this run.
             for test in tests:
                 if test.name not in errors:
                     self._remove_results(test)
@@ -196,8 +207,8 @@ class Bench:
         for name, error in not_ready.items():
             self.watcher.step(name, f"cannot run, unless an earlier test measures it: {_error_text(error)}")
         queue = [(test, run) for run in range(self.first_run, self.runs + 1) for test in tests]
-        # Exclude tests with a missing arm: it stays missing. An earlier test may measure any other missing
-        # value.
+        # Exclude tests that lack an arm, which no other test can add. An earlier test can measure any other
+        # missing value.
         self._tests = tests
         self._excluded = errors.keys() - {
             name for name, error in not_ready.items() if not error.place.startswith("[arms.")
@@ -215,7 +226,7 @@ class Bench:
             session, params = self._prepare(test, run)
             has_begun, is_new_folder = False, not session.folder.path.exists()
             try:
-                _check(test, session, params)
+                _check_test(test, session, params)
                 has_begun = True
                 if run == 1:
                     if self.again and test.name in errors:
@@ -238,7 +249,8 @@ class Bench:
                 document = document_of(setup, reports, list(not_run.values()))
                 return msgspec.structs.replace(document, stopped=True)
             except ConfigError as exc:
-                if is_new_folder and not session.steps:  # Else the folder would refuse a corrected command.
+                if is_new_folder and not session.steps:
+                    # A later command with corrected parameters would fail because of the parameters in it.
                     shutil.rmtree(session.folder.path, ignore_errors=True)
                 error = _with_file_key(exc)
                 first = first or (error if has_begun else None)
@@ -256,9 +268,9 @@ class Bench:
         shutil.rmtree(self.folder.path / test.name, ignore_errors=True)
 
     async def _connection_errors(self, tests: Sequence[BenchTest[Any]]) -> dict[str, ConfigError]:
-        """Return the error of each test whose server cannot be reached.
+        """Return the error of each test whose server cannot be reached, by name of the test.
 
-        Servers that an `apply` command starts, and the servers of tests that have results, are not checked.
+        Tests with earlier results, or with arms that a command (`apply`) switches, are not checked.
         """
         by_url: dict[str, ConfigError | None] = {}
         errors: dict[str, ConfigError] = {}
@@ -266,7 +278,7 @@ class Bench:
             session, _ = self._prepare(test)
             arms = [name for name in _arms_of(test) if name in session.arms]
             resumed = session.folder.path.exists() and not self.again
-            if self._stopped or resumed or any(session.arms[name].switches for name in arms):
+            if self._stopped or resumed or any(session.arms[name].has_switch for name in arms):
                 continue
             for name in arms or [BASELINE]:
                 url = (session.arms[name].url if name else None) or session.target.url
@@ -283,7 +295,7 @@ class Bench:
 
     def _time_left_s(self) -> float | None:
         """Return the estimated remaining time of all tests; None before the first load."""
-        if not self.pace.is_known or self._session is None:
+        if not self.pace.has_measured_load or self._session is None:
             return None
         current = self._session
         left_s = self.pace.seconds(current.kind, current.expected)
@@ -302,8 +314,10 @@ class Bench:
     def _partial_report(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
     ) -> BenchReport | None:
-        """Return the report of a stopped test, without compliance. It is not stored, because the same command
-        resumes the test."""
+        """Return the report of a stopped test, without compliance; None if no load was sent.
+
+        It is not stored, because the same command resumes the test.
+        """
         if not session.steps:
             return None
         rows = [_StoppedLoad(name=step.name, n=step.n, **latency_rows(step)) for step in session.steps]
@@ -353,7 +367,7 @@ class Bench:
     async def _selftest(self, session: BenchSession) -> Mapping[str, Any] | None:
         """Run a self-test as dense as the load with the most tokens per second, and return its result.
 
-        If all loads were measured before, return the stored result.
+        If an earlier command measured all loads, return the result that it stored.
         """
         steps = session.steps
         if all(step.cached for step in steps):
@@ -396,9 +410,9 @@ class Bench:
             runs=self.runs,
             warmup=self.warmup,
             versions=versions(),
-            target=without_keys(file.target),
+            target=without_secrets(file.target),
             sut=file.sut,
-            arms={name: without_keys(arm) for name, arm in file.arms.items()},
+            arms={name: without_secrets(arm) for name, arm in file.arms.items()},
             params={test.name: params_document(file.params_of(test, quick=self.quick)) for test in tests},
         )
 
@@ -408,9 +422,9 @@ def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:
 
 
 def test_setup(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> Mapping[str, Any]:
-    """Return the parameters of a test's runs as JSON, without keys.
+    """Return the parameters of a test's runs as JSON, without secrets.
 
-    `hidden` is a digest of the target and the arms including keys, so that a change of these is noticed.
+    `hidden` is a digest of target and arms with their secrets, so that a change of a secret is detected.
     """
     arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
@@ -418,8 +432,8 @@ def test_setup(test: BenchTest[Any], params: msgspec.Struct, session: BenchSessi
         {
             "quick": session.quick,
             "params": params_document(params),
-            "target": without_keys(session.target),
-            "arms": {name: without_keys(arm) for name, arm in arms.items()},
+            "target": without_secrets(session.target),
+            "arms": {name: without_secrets(arm) for name, arm in arms.items()},
             "seed": session.seed,
             "warmup": session.warmup,
             "reader": session.reader.text,
@@ -457,7 +471,7 @@ def _check_workload_and_arrivals(test: BenchTest[Any], params: msgspec.Struct) -
     workload, arrivals = getattr(params, "workload", None), getattr(params, "arrivals", None)
     place = f"tests.{test.name}"
     if get_type_hints(type(params)).get("workload") is not str:
-        workload = None  # a test that lists its own workloads in the type of the field
+        workload = None  # The type of the parameter lists the workloads, so its value is already checked.
     if workload is not None and workload.endswith(".toml") and not Path(workload).is_file():
         raise ConfigError(f"{place}.workload", f"there is no file {workload}")
     if workload is not None and not (is_workload(workload) or "://" in workload or Path(workload).exists()):
@@ -466,7 +480,8 @@ def _check_workload_and_arrivals(test: BenchTest[Any], params: msgspec.Struct) -
         parse_arrivals(arrivals, rate_rps=1.0, seed=0, place=f"{place}.arrivals")
 
 
-def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> None:
+def _check_test(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> None:
+    """Call the check of a test. Its errors about a parameter get the place and a hint of the command."""
     if test.check is None:
         return
     try:
@@ -480,12 +495,11 @@ def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) 
 
 
 def _with_file_key(exc: ConfigError) -> ConfigError:
-    """Return an error about an option of `llmtap replay` with the key of the bench file in
-    place of the option."""
+    """Replace the option of `llmtap replay` in an error by the key of the bench file."""
     hint = exc.hint
-    for option, key in _KEYS.items() if exc.place in _KEYS else ():
+    for option, key in _FILE_KEYS.items() if exc.place in _FILE_KEYS else ():
         hint = None if hint is None else hint.replace(option, key)
-    return ConfigError(_KEYS.get(exc.place, exc.place), exc.problem, hint)
+    return ConfigError(_FILE_KEYS.get(exc.place, exc.place), exc.problem, hint)
 
 
 def _error_text(error: ConfigError) -> str:

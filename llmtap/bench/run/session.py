@@ -6,7 +6,7 @@ the load. Requests, result and capture are stored in the results folder (`Folder
 the progress.
 
     RESULTS/
-      bench.json            SUT, target, parameters, seeds, versions (no keys)
+      bench.json            SUT, target, parameters, seeds, versions (without secrets)
       server.log            output of the server, if llmtap started it
       TEST/asked.json       parameters of the test's runs, to detect a change
       TEST/result.json      report of the test
@@ -14,8 +14,9 @@ the progress.
       TEST/run-2/           the second run of a test (`--runs`)
 
 A load is written to a temporary folder that is renamed when the load is complete. `requests.jsonl.gz` has a
-line for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after` (row whose response it waits
-for, or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is stored.
+line for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after` (row of the request whose
+response it waits for, or null) and `body`, byte for byte. If the bodies exceed `BYTES_MAX`, only their digest
+is stored.
 """
 
 import asyncio
@@ -96,7 +97,7 @@ class Folder:
         os.replace(temporary, self.path / name)
 
     def read(self, name: str, kind: type[S]) -> S:
-        """Return the content of a file that exists. Raises ConfigError."""
+        """Return the content of an existing file. Raises ConfigError if it is not a result of llmtap."""
         try:
             return msgspec.convert(self.read_json(name), kind)
         except msgspec.ValidationError as exc:
@@ -104,7 +105,7 @@ class Folder:
             raise ConfigError(str(self.path / name), f"is not a result of llmtap: {exc}", hint) from None
 
     def read_json(self, name: str) -> Any:
-        """Return the content of a file; None if there is none. Raises ConfigError."""
+        """Return the content of a file, or None without a file. Raises ConfigError if it cannot be read."""
         try:
             return decode_json((self.path / name).read_bytes())
         except FileNotFoundError:
@@ -113,7 +114,7 @@ class Folder:
             raise ConfigError("--results", f"{self.path}: part of this path is a file") from None
         except OSError as exc:
             raise ConfigError(str(self.path / name), f"cannot be read: {exc.strerror}") from None
-        except ValueError as exc:  # Errors of msgspec, and UnicodeDecodeError, are ValueErrors.
+        except ValueError as exc:  # This includes errors of msgspec, and UnicodeDecodeError.
             raise ConfigError(str(self.path / name), f"is not JSON: {exc}") from None
 
     def step(self, name: str) -> "Folder":
@@ -127,14 +128,16 @@ class Folder:
         return folder
 
     def finish(self, name: str) -> None:
+        """Rename the folder of a complete load, in place of an earlier one with this name."""
         place = self.step(name).path
         shutil.rmtree(place, ignore_errors=True)
         os.replace(self.step(f"{name}.unfinished").path, place)
 
 
 SPARE_SHARE = 1.25
-"""Factor on the expected number of arrivals, since a Poisson process may have more."""
+"""Factor on the expected number of arrivals: a Poisson process can have more arrivals than expected."""
 SPARE = 50
+"""Number of further requests, for short loads, whose number of arrivals varies more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,10 +154,10 @@ class Load:
     class_of: Callable[[int], str | None] = lambda row: None
     """Request class of a row, if requests have classes."""
     about: dict[str, object] = field(default_factory=dict)
-    """Further properties of the load, to be shown in the results."""
+    """Further properties of the load, which the results show."""
 
     def fingerprint(self) -> str:
-        """Return a digest of the requests and their times, to recognise a load that was measured before."""
+        """Return a digest of the requests and their times, to find an equal load that was measured before."""
         requests = self.plan.requests
         digest = hashlib.sha256()
         for column in (requests.arrival_ns, requests.input, requests.output, requests.after):
@@ -165,7 +168,7 @@ class Load:
 
 
 class OpenLoop(NamedTuple):
-    """Requests that are sent at a mean rate, independent of answers."""
+    """Arrival process of requests that are sent independently of responses."""
 
     rate_rps: float
     arrivals: str = "poisson"
@@ -189,8 +192,9 @@ def make_load(
 ) -> Load:
     """Make a load: a workload in an open loop (IETF 4.2.3), or a closed loop of `slots` (4.2.4).
 
-    `workload`: also a trace, for a closed loop. `requests`: maximum number; default: enough for `duration_s`,
-    or all of a closed loop. `output_tokens`: length of every answer.
+    `workload`: workload, or for a closed loop also a trace. `requests`: maximum number of requests; default:
+    enough for `duration_s`, or in a closed loop all requests of the source. `output_tokens`: length of every
+    response; default: the lengths of the workload.
     """
     rate_rps, arrivals = (None, None) if open_loop is None else open_loop
     if requests is None and rate_rps is not None:
@@ -234,18 +238,18 @@ def _mean_output_tokens(workload: str) -> float | None:
     try:
         return fmean(make_load(workload, slots=1, requests=LENGTH_SAMPLES, seed=0).plan.requests.output)
     except ConfigError:
-        return None  # The check of the test reports the error.
+        return None  # Ignore the error: the check of the test reports it (`BenchTest.check`).
 
 
 REQUESTS_FILE: Final = "requests.jsonl.gz"
 BYTES_MAX: Final = 64 << 20
-"""Maximum size of a load's bodies that are stored; 1,000 requests of 500 tokens are about 3 MB."""
+"""Maximum total size of a load's bodies that are stored; 1,000 requests of 500 tokens have about 3 MB."""
 _GZIP_LEVEL: Final = 3
-"""Compression level. A low one is enough: prompts of random words shrink to about a third at any level."""
+"""Compression level. It is low, because prompts of random words shrink to about a third at any level."""
 
 
 class StoredRequests(msgspec.Struct, frozen=True):
-    """The requests of a load, and the file with their bodies."""
+    """Requests of a load: their number (`rows`), the total size of their bodies, and the file with these."""
 
     file: str | None
     """Name of the file; None if the bodies are larger than `BYTES_MAX`."""
@@ -258,14 +262,14 @@ class StoredRequests(msgspec.Struct, frozen=True):
 def write_requests(
     prepared: Prepared, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
 ) -> StoredRequests:
-    """Write the requests to a file.
+    """Write the requests to a file in `folder`, if their bodies have at most `bytes_max` bytes.
 
     `planned`: whether the requests have planned arrivals (open loop).
     """
     digest, total = hashlib.sha256(), prepared.bytes_total
     is_stored = total <= bytes_max
     if is_stored:
-        # The file contains no name and no date, so that equal requests give equal files.
+        # Write no name and no date into the gzip header, so that equal requests give equal files.
         with (
             open(folder / REQUESTS_FILE, "wb", opener=open_private) as raw,
             gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as file,
@@ -298,7 +302,7 @@ class Interrupted(LlmtapError):
 
 class SessionWatcher(ProgressListener, Protocol):
     def step(self, name: str, message: str, seconds: float | None = None) -> None:
-        """Report the begin of a load, which takes about `seconds`, or that it was measured before."""
+        """Report the start of a load or another step, which takes about `seconds`; `message` describes it."""
         ...
 
     def report_remaining(self, text: str) -> None:
@@ -332,12 +336,13 @@ class BenchSession:
     steps: list[Measurement] = field(default_factory=list)
     warmups: list[Mapping[str, Any]] = field(default_factory=list)
     refused: int = 0
+    """Number of requests that guardrails refused, in all loads."""
     model_load: ModelLoad | None = None
     """Times of the server's start, if llmtap started it; else None."""
     pace: Pace = field(default_factory=Pace)
     """Measured durations, to estimate the remaining time. All sessions of a benchmark share it."""
     kind: RequestKind = field(default_factory=RequestKind)
-    """Requests of this test, to compare their durations with those of other tests."""
+    """Kind of the requests of this test, to estimate their duration from requests of the same kind."""
     expected: ExpectedLoads = field(default_factory=lambda: ExpectedLoads([]))
     """The loads that this run is still expected to send."""
     time_left_s: Callable[[], float | None] = lambda: None
@@ -345,7 +350,9 @@ class BenchSession:
     _round_trips_s: dict[str, float | None] = field(default_factory=dict)
     """Network round trip in seconds by address, measured before the test's first load to it (4.7.3)."""
     _warm_arms: set[str] = field(default_factory=set)
+    """Arms that were warmed up after the latest switch of the server to another arm."""
     _active_arm: str | None = None
+    """Arm to which a command (`apply`) switched the server."""
     _replay: Replay | None = None
     _stopped: bool = False
 
@@ -369,11 +376,12 @@ class BenchSession:
             self._replay.stop()
 
     def _is_stopped(self) -> bool:
+        """Return `_stopped`. mypy would assume in `measure` that the attribute is still False."""
         return self._stopped
 
     async def check_reachable(self, arm: str = BASELINE) -> None:
         """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
-        # Leave out the model name, so that the check always requests the list of models.
+        # Leave out the model name, so that the check always requests the server's list of models.
         requests = Requests(bodies=[b"{}"], paths=["/"])
         replay = self._make_replay(Load(plan=ReplayPlan(requests, None, {})), self._arm_overlay(arm))
         bodies = BodyOptions(endpoint=replay.load.bodies.endpoint)
@@ -390,20 +398,21 @@ class BenchSession:
         warm_by: Load | None = None,
         prime: Load | None = None,
     ) -> Measurement:
-        """Send a load, or return its stored measurement if an equal load was measured. Raises ConfigError.
+        """Send a load, or return its stored measurement if an equal load was measured before.
 
         Args:
             name: name of the load; a path with `/` if a test has many loads.
             arm: configuration of the target (`[arms.NAME]`); empty: the target without changes.
             slo: objectives of the goodput in the result.
             warm_by: load from which the warm-up takes its lengths (5.9.3); None: this load.
-            prime: load to fill a prefix cache just before (5.7.3); its result is discarded.
+            prime: load that is sent first, to fill a prefix cache (5.7.3); its result is discarded.
 
         Raises:
+            ConfigError: the arm is missing or its command fails, or the server refuses the load.
             Interrupted: `stop` was called.
         """
         if self._stopped:
-            raise Interrupted("stopped")
+            raise Interrupted(f"stopped before the load {name}")
         overlay = self._arm_overlay(arm)
         fingerprint = self._fingerprint(load, arm, overlay, slo)
         step = self.folder.step(name)
@@ -431,7 +440,8 @@ class BenchSession:
             self._round_trips_s[url] = None if trip_ns is None else to_seconds(trip_ns)
         warmup_result: dict[str, Any] | None = None
         if self.warmup != "none" and arm not in self._warm_arms:
-            # Warm up with other texts than those of the load, so that its prompts are in no cache.
+            # `run_warmup` uses only the lengths of this load: it sends other texts, so that no prompt of the
+            # measured load is in a prefix cache.
             replay = self._make_replay(warm_by or load, overlay, warmup=self.warmup)
             warmup_began_ns = SystemClock.mono_ns()
             warmup_result = await self._perform(replay, replay.run_warmup())
@@ -457,9 +467,9 @@ class BenchSession:
             self._warm_arms.add(arm)
         measurement = Measurement(name, arm, result, recorder.table())
         if self._is_stopped():
-            # Report the partial load but do not store it: the resumed command sends the whole load again.
+            # Report the partial load but do not store it: the same command then sends the whole load again.
             self.steps += [measurement] if measurement.n else []
-            raise Interrupted("stopped")
+            raise Interrupted(f"stopped before the load {name} was complete")
         measurement.save(place)
         document = {
             "name": name,
@@ -479,16 +489,16 @@ class BenchSession:
         self._replay = replay
         try:
             result = await work
-        except ReplayStopped:
-            raise Interrupted("stopped") from None
+        except ReplayStopped as exc:
+            raise Interrupted(str(exc)) from None
         finally:
             self._replay = None
         if self._stopped and not allow_partial:
-            raise Interrupted("stopped")
+            raise Interrupted("stopped before the measured load was sent")
         return result
 
     def _add_step(self, measurement: Measurement, duration_s: float | None) -> Measurement:
-        """Add a measured load. `duration_s`: its time with preparation; None if it was measured before."""
+        """Add a measured load. `duration_s`: its time with preparation; None: an earlier command sent it."""
         self.steps.append(measurement)
         self.pace.add_load(self.kind, _measured_load(measurement), duration_s)
         self.expected.end_load()
@@ -507,6 +517,7 @@ class BenchSession:
         return self.arms[arm]
 
     async def _switch_arm(self, arm: str, overlay: TargetArm) -> None:
+        """Switch the server to an arm by its command, if it has one. Raises ConfigError if it fails."""
         if not overlay.apply or self._active_arm == arm:
             return
         self.watcher.step(arm, "switching the SUT over")
@@ -518,8 +529,9 @@ class BenchSession:
         )
         _, errors = await process.communicate()
         if process.returncode:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
-            raise ConfigError(f"[arms.{arm}] apply", f"the command failed: {last[0]}")
+            last_lines = errors.decode(errors="replace").strip().splitlines()[-1:]
+            cause = last_lines[0] if last_lines else f"exit {process.returncode}"
+            raise ConfigError(f"[arms.{arm}] apply", f"the command failed: {cause}")
         self._active_arm = arm
         self._warm_arms.clear()
 
@@ -557,8 +569,7 @@ class BenchSession:
         return Replay(load.plan, plan, self.watcher)
 
     def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
-        """Return a digest of all settings that determine the measurement; declarations about
-        the SUT do not."""
+        """Return a digest of all settings that affect the measurement. Declarations (`[sut]`) do not."""
         targets = msgspec.json.encode([self.target, overlay])
         parts = (load.fingerprint(), arm, slo, self.warmup, targets, self.reader)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -34,7 +34,7 @@ class ReportTable(msgspec.Struct, frozen=True):
     """Table of a report, with formatted cells."""
 
     caption: str
-    """Caption; a table of the draft has its number there: `Table 1: TTFT Results`."""
+    """Title above the table. For a table of the draft, it begins with its number: `Table 1: TTFT Results`."""
     heads: list[str]
     rows: list[list[str]]
 
@@ -46,7 +46,7 @@ class ChartSeries(msgspec.Struct, frozen=True):
     x: list[float | int | str]
     y: list[float | int | None]
     low: list[float | None] = []
-    """Lower ends of the intervals around each y (`high`: upper ends); empty without intervals."""
+    """Lower ends of the intervals around `y` (`high`: upper ends); empty without intervals."""
     high: list[float | None] = []
 
 
@@ -87,7 +87,7 @@ class TestResult:
     missed_objectives: list[str] = field(default_factory=list)
     """Sentences about the objectives that no load met."""
     itl_option: str | None = None
-    """Option of 4.6.3 for the gaps of this test, such as `A` or `A + C`; None: the options of the loads."""
+    """ITL option of this test (4.6.3), such as `A` or `A + C`; None: the option follows from the loads."""
     headline: list[str] = field(default_factory=list)
     """Sentences with the main result, for the top of reports; empty: the page shows the cells of tables."""
 
@@ -102,8 +102,8 @@ class BenchTest(Generic[P]):
     name: str
     """Name on the command line: `ttft`, `prefix-cache`."""
     params: type[P]
-    """Struct of the setup parameters, with descriptions. A default of None may mean a required parameter,
-    which `check` then demands."""
+    """Struct of the setup parameters, with descriptions. A required parameter has the default None; `check`
+    raises ConfigError if the user has not set it."""
     run: Callable[[Any, P], Awaitable[TestResult]]
     """Function that measures in a `BenchSession` with these parameters, and returns the result."""
     figures: tuple[str, ...]
@@ -111,14 +111,13 @@ class BenchTest(Generic[P]):
     expected: Callable[[Any, P], ExpectedLoads]
     """Function that returns the loads the test is expected to send, to estimate the duration."""
     overloads: bool = False
-    """Whether the test goes to the limits of the server, where requests may fail."""
+    """Whether the test goes to the limits of the server, where requests are expected to fail."""
     quick: Mapping[str, Any] = field(default_factory=dict)
     """Default values of parameters that `--quick` changes."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that a quick run does not meet."""
     check: Callable[[Any, P], None] | None = None
-    """Function that raises ConfigError, before anything is sent, if the test cannot
-    run with these parameters."""
+    """Function, called before anything is sent, that raises ConfigError if the test cannot run."""
     arms: tuple[str, ...] = ()
     """Names of required configurations (`[arms.NAME]` of the bench file); `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
@@ -150,7 +149,7 @@ contains `TEST`."""
 
 
 def test_named(name: str) -> "BenchTest[Any]":
-    """Return the test of that name. Raises ConfigError."""
+    """Return the test with this name. Raises ConfigError if there is none."""
     if name not in TESTS:
         raise ConfigError("TEST", f"there is no test {name!r}", f"expected one of {', '.join(TESTS)}, all")
     module = import_module(f"llmtap.bench.tests.{name.replace('-', '_')}")

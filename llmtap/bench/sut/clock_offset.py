@@ -1,12 +1,12 @@
 """Read the offset of this machine's clock from its NTP server, and an estimate of its accuracy.
 
 `read_clock_offset` asks chrony, ntpd and systemd-timesyncd by their programs, then the kernel (`adjtimex`),
-and returns the first answer of a synchronised clock. It needs no privileges and changes nothing. The clock of
-another machine is not known from here.
+and returns the first answer of a synchronised clock. It needs no privileges and changes nothing. It cannot
+read the clocks of other machines.
 
-Accuracy is an estimate of the largest error: the offset and what the path to the server may hide (root
-dispersion and half of the root delay of chrony; half of the delay and the jitter of ntpd; the root distance
-of timesyncd; the largest error of the kernel).
+Accuracy is an estimate of the largest error: the offset plus the possible error of the path to the NTP server
+(root dispersion and half of the root delay of chrony; half of the delay and the jitter of ntpd; the root
+distance of timesyncd; the largest error of the kernel).
 
 Sources: IETF draft, 4.7.2 and B.3.1; chronyc(1), "tracking"; ntpq(8), "peers"; timedatectl(1),
 "timesync-status"; adjtimex(2).
@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 TIMEOUT_S: Final = 2.0
-"""A program that waits for a daemon is killed after this time."""
+"""Time after which a program is killed, because it waits for a daemon."""
 _STA_UNSYNC: Final = 0x0040
 _STA_NANO: Final = 0x2000
 _TIME_ERROR: Final = 5
@@ -37,6 +37,7 @@ class ClockOffset(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """Program or system call that reported the offset."""
     server: str | None
+    """Address of the NTP server, if the source reports it."""
     offset: float
     """This machine's clock minus the reference clock, in seconds."""
     accuracy: float
@@ -48,7 +49,7 @@ class ClockOffset(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """`+0.123 ms from 192.0.2.1 by chronyc, accurate to 1.2 ms`."""
+        """The offset as text: `+0.123 ms from 192.0.2.1 by chronyc, accurate to 1.2 ms`."""
         server = f" from {self.server}" if self.server else ""
         shown = f"{self.offset * 1e3:+.3f} ms{server} by {self.source}"
         return f"{shown}, accurate to {self.accuracy * 1e3:.3g} ms"
@@ -67,7 +68,7 @@ async def read_clock_offset() -> ClockOffset | None:
 
 
 async def _output_of(*command: str) -> str | None:
-    """Return what a program prints; None if it does not exist, fails or takes too long."""
+    """Return the output of a program; None if it does not exist, fails or takes longer than `TIMEOUT_S`."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -90,7 +91,7 @@ async def _output_of(*command: str) -> str | None:
 
 def parse_chronyc(output: str) -> ClockOffset | None:
     """Parse `chronyc -n tracking`: lines of a name and a value."""
-    lines = _lines(output)
+    lines = _values_by_name(output)
     values = [_NUMBER.match(lines.get(name, "")) for name in ("System time", "Root delay", "Root dispersion")]
     if None in values or lines.get("Leap status") == "Not synchronised":
         return None
@@ -104,7 +105,7 @@ def parse_chronyc(output: str) -> ClockOffset | None:
     )
 
 
-def _lines(output: str) -> dict[str, str]:
+def _values_by_name(output: str) -> dict[str, str]:
     """Return the values of lines such as `Root delay      : 0.005 seconds` by their names."""
     pairs = (line.split(":", 1) for line in output.splitlines() if ":" in line)
     return {name.strip(): value.strip() for name, value in pairs}
@@ -119,7 +120,7 @@ def parse_ntpq(output: str) -> ClockOffset | None:
                 delay, offset, jitter = (float(cell) / 1e3 for cell in cells[7:10])
             except ValueError:
                 continue
-            # ntpd reports server minus clock.
+            # ntpd reports the server's time minus this clock, so the offset has the opposite sign.
             return ClockOffset(
                 source="ntpq", server=cells[0], offset=-offset, accuracy=abs(offset) + delay / 2 + jitter
             )
@@ -127,18 +128,18 @@ def parse_ntpq(output: str) -> ClockOffset | None:
 
 
 def parse_timedatectl(output: str) -> ClockOffset | None:
-    """Parse `timedatectl timesync-status`. Without an answer of a server it has no offset."""
-    lines = _lines(output)
+    """Parse `timedatectl timesync-status`. It has no offset before the NTP server has answered."""
+    lines = _values_by_name(output)
     offset, distance = (_span_s(lines.get(name, "")) for name in ("Offset", "Root distance"))
     if offset is None or distance is None:
         return None
     server = lines.get("Server", "").split(" ")[0] or None
-    # timesyncd reports server minus clock.
+    # timesyncd reports the server's time minus this clock, so the offset has the opposite sign.
     return ClockOffset(source="timedatectl", server=server, offset=-offset, accuracy=abs(offset) + distance)
 
 
 def _span_s(text: str) -> float | None:
-    """Return seconds of a time span of systemd, such as `-1.286ms`, `1s 20ms (max: 5s)` or `0`."""
+    """Return the seconds of a systemd time span such as `-1.286ms`, `0` or `1s 20ms (max: 5s)` (1.02 s)."""
     if text.partition(" ")[0] == "0":
         return 0.0
     match = _SPAN.match(text)
@@ -159,7 +160,7 @@ _PROGRAMS: Final[Mapping[tuple[str, ...], Callable[[str], ClockOffset | None]]] 
 
 
 class Timex(ctypes.Structure):
-    """`struct timex` of Linux, up to the last field that is read here, and space for the rest."""
+    """`struct timex` of Linux: the fields up to `status`, which this module reads, and space for the rest."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -176,7 +177,7 @@ def kernel_offset(state: int, timex: Timex) -> ClockOffset | None:
     """Return the offset of `adjtimex`, whose result is `state`; None if the clock is not synchronised."""
     if state < 0 or state == _TIME_ERROR or timex.status & _STA_UNSYNC:
         return None
-    # The kernel has the correction that is still to be made, so that the clock is off by its negative.
+    # `timex.offset` is the correction that the kernel still has to make; the clock's offset is its negative.
     offset = -timex.offset * (1e-9 if timex.status & _STA_NANO else 1e-6)
     return ClockOffset(source="adjtimex", server=None, offset=offset, accuracy=timex.maxerror * 1e-6)
 
@@ -185,6 +186,6 @@ def _read_kernel_offset() -> ClockOffset | None:
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):
-        return None  # Not Linux.
-    timex = Timex()  # `modes` 0: read only, which needs no privilege.
+        return None  # Only Linux has `adjtimex`.
+    timex = Timex()  # `modes` is 0: the kernel only returns its values, which needs no privilege.
     return kernel_offset(adjtimex(ctypes.byref(timex)), timex)

@@ -44,7 +44,7 @@ from llmtap.workload.prompts.text import VOCABULARY
 CHAT: Final = "chat.completions"
 TIMEOUT_S: Final = 10
 PROBE_TIMEOUT_S: Final = 120
-"""Time limit of the probe. It is long, since the first request may load the model."""
+"""Time limit of the probe. It is long, because some servers load the model at the first request."""
 PROBE_TOKENS: Final = 32
 BODY_BYTES_MAX: Final = 16 << 20
 TRIPS: Final = 5
@@ -74,18 +74,22 @@ _SIMULATED: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
+    """Detected value of a key of the bench file, and its source for the comment in the file."""
+
     value: Any
     source: str
 
 
 @dataclass(slots=True)
 class Detected:
+    """Detected values of the keys of a bench file."""
+
     url: str
     facts: dict[str, Fact] = field(default_factory=dict)
     hints: dict[str, str] = field(default_factory=dict)
     """Hints by key: what is known about a value that could not be detected completely."""
     notes: list[str] = field(default_factory=list)
-    """Findings that belong to no key, as clauses for comments of the bench file."""
+    """Further findings that are not values of a key, as clauses for comments of the bench file."""
 
     def add_fact(self, key: str, value: Any, source: str) -> None:
         """Add a value for a key, with its source, unless the key has one already or the value is empty."""
@@ -97,7 +101,7 @@ class Detected:
 
 
 async def detect(target: BenchTarget) -> Detected:
-    """Detect the values of bench-file keys from a server. Raises ConfigError if it cannot be reached."""
+    """Detect values of the bench file from a server. Raises ConfigError if the server cannot be reached."""
     parts = urlsplit(target.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
@@ -115,7 +119,7 @@ async def detect(target: BenchTarget) -> Detected:
 
 
 async def round_trip_ns(url: str, clock: Clock) -> int | None:
-    """Return the time of the fastest of `TRIPS` TCP handshakes (IETF 4.7.3); None if none is accepted."""
+    """Return the time of the fastest of `TRIPS` TCP handshakes (IETF 4.7.3); None if all of them fail."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme in ("https", "wss", "grpcs") else 80)
     trips = []
@@ -143,6 +147,7 @@ class _Detector:
         self.detected = Detected(target.url)
 
     async def identify(self) -> None:
+        """Detect server type, model and software. Raises ConfigError if the server cannot be reached."""
         add_fact = self.detected.add_fact
         try:
             status, _, body = await self._request(f"{self._base}/v1/models")
@@ -156,16 +161,16 @@ class _Detector:
             add_fact("target.model", listed[0], "GET /v1/models")
         elif listed:
             self.detected.hints["target.model"] = f"one of {', '.join(listed[:12])}"
-        if await self._json("/sim/truth?since=0"):
+        if await self._get_json("/sim/truth?since=0"):
             for key, value in _SIMULATED.items():
                 add_fact(key, value, "it answers /sim/truth: the simulated engine")
-        if version := (await self._json("/health/readiness")).get("litellm_version"):
+        if version := (await self._get_json("/health/readiness")).get("litellm_version"):
             add_fact("sut.software", f"LiteLLM {version}", "GET /health/readiness")
             add_fact("sut.boundary", "application gateway", "LiteLLM is one")
             await self._detect_guardrails()
         if server == "sglang":
             await self._detect_sglang()
-        if server == "vllm" and (version := (await self._json("/version")).get("version")):
+        if server == "vllm" and (version := (await self._get_json("/version")).get("version")):
             add_fact("sut.software", f"vLLM {version}", "GET /version")
         if server in ("vllm", "sglang"):
             add_fact("sut.boundary", "model engine", f"{server} is one")
@@ -178,8 +183,8 @@ class _Detector:
 
     async def _detect_sglang(self) -> None:
         add_fact, source = self.detected.add_fact, "SGLang's server info"
-        info = await self._json("/server_info") or await self._json("/get_server_info")
-        model = await self._json("/get_model_info")
+        info = await self._get_json("/server_info") or await self._get_json("/get_server_info")
+        model = await self._get_json("/get_model_info")
         add_fact("sut.software", f"SGLang {info.get('version') or ''}".strip(), source)
         if "disable_radix_cache" in info:
             add_fact("sut.prefix_cache", not info["disable_radix_cache"], f"{source}: disable_radix_cache")
@@ -190,7 +195,7 @@ class _Detector:
 
     async def _detect_guardrails(self) -> None:
         source = "GET /guardrails/list"
-        listed = (await self._json("/guardrails/list")).get("guardrails")
+        listed = (await self._get_json("/guardrails/list")).get("guardrails")
         if not isinstance(listed, list):
             return
         listed = [one for one in listed if isinstance(one, dict)]
@@ -216,8 +221,7 @@ class _Detector:
             self.detected.add_fact("sut.prefix_cache", match[1] == "True", "cache_config_info in /metrics")
 
     async def choose_endpoint(self) -> None:
-        """Choose the endpoint: completions for an engine, whose workload is token
-        ids; else chat completions."""
+        """Choose completions for an engine, whose workload is token ids; else chat completions."""
         if self.detected.value("sut.boundary") == "model engine" and await self._probe("completions"):
             source = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
             self.detected.add_fact("target.endpoint", "completions", source)
@@ -247,7 +251,7 @@ class _Detector:
             if status in (404, 405):
                 return False
             if status != 200:
-                raise LlmtapError(f"status {status}")
+                raise LlmtapError(f"the server returned status {status}")
             x = explain(read_saved(answer, path=PATHS[endpoint], request_body=body)).exchange
         except (aiohttp.ClientError, TimeoutError, OSError, LlmtapError) as exc:
             detected.notes.append(f"the probe failed, so chunks are not known: {exc or type(exc).__name__}")
@@ -265,8 +269,8 @@ class _Detector:
             detected.hints["sut.chunking"] = source
         return True
 
-    async def _json(self, path: str) -> JsonObject:
-        """Return the JSON object that the server returns for a path; {} if there is none."""
+    async def _get_json(self, path: str) -> JsonObject:
+        """Return the JSON object that the server sends for GET of a path; {} if it sends none."""
         try:
             status, _, body = await self._request(self._root + path)
             value = msgspec.json.decode(body) if status == 200 else {}
@@ -390,7 +394,7 @@ _EXAMPLES: Final = {
     "target.processes": 1,
     "target.endpoint": "chat.completions",
 }
-"""Example values for the keys that are written as comments."""
+"""Example values of keys, for those that were not detected."""
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "target": BenchTarget,
     "sut": Sut,
@@ -419,7 +423,7 @@ _ARMS: Final = """
 
 
 def starter_text(detected: Detected) -> str:
-    """Return the text of the bench file; keys of unknown value are comments."""
+    """Return the text of the bench file. Keys whose values were not detected are written as comments."""
     lines = [
         "# Bench file, written by `llmtap bench init`. Comments name the source of detected values.",
         "# Unknown declarations are comments, with the section of the IETF draft that asks for them.",

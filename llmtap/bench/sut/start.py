@@ -37,8 +37,8 @@ from llmtap.units import NS_PER_S, Duration, to_seconds
 POLL_S: Final = 0.02
 RETRY_S: Final = 0.2
 START_S_MAX: Final = 1800
-"""Maximum time to wait for the server: a large model may load from network storage,
-and compile, for minutes."""
+"""Maximum time to wait for the server: loading a large model from network storage, and compiling it, can take
+many minutes."""
 STOP_S_MAX: Final = 60
 _KEY: Final = "sut.start"
 _TOKENS: Final = 8
@@ -48,8 +48,11 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Times of a server's start, in seconds from the start of its process."""
 
     port_open: float
+    """Time at which the port accepted a connection."""
     ready: float
+    """Time at which the server listed its models."""
     first_token: float
+    """Time of the first token of the first request that succeeded."""
     ttft: float | None
     """TTFT of the first request that succeeded."""
     failed_before: int
@@ -62,8 +65,9 @@ async def running_server(
 ) -> AsyncIterator[ModelLoad]:
     """Start the server, measure its model load, and stop it at the end of the context.
 
-    It is stopped by SIGTERM, and later SIGKILL, to its process group. The server's output goes to `log`.
-    `check` is called while waiting; it raises an exception to end the wait. Raises ConfigError.
+    It is stopped by SIGTERM, and then its process group by SIGKILL. The server's output goes to `log`.
+    `check` is called while waiting; it raises an exception to end the wait. Raises ConfigError if the server
+    cannot be started, ends, or does not answer in time.
     """
     if protocol_of(target.url) != "http":
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}", "such as http://127.0.0.1:8000")
@@ -91,10 +95,10 @@ async def running_server(
     def check_all() -> None:
         check()
         if process.returncode is not None:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-            raise ConfigError(_KEY, f"the server ended with status {process.returncode}: {last[0]}")
+            last_lines = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+            raise ConfigError(_KEY, f"the server ended with status {process.returncode}: {last_lines[0]}")
         if clock.mono_ns() - began_ns > START_S_MAX * NS_PER_S:
-            raise ConfigError(_KEY, f"the server did not answer within {START_S_MAX} s")
+            raise ConfigError(_KEY, f"the server did not answer within {START_S_MAX} s", f"see {log}")
 
     try:
         while await round_trip_ns(target.url, clock) is None:
@@ -124,15 +128,14 @@ async def running_server(
 
 
 def model_load_text(load: ModelLoad) -> str:
-    """Format as `12.0 s to the first token (port open 2.0 s, ready 11.5 s), TTFT of the
-    first request 0.5 s`."""
+    """Format as `12 s to the first token (port open 2 s, ready 11.5 s), TTFT of the first request 0.5 s`."""
     steps = f"port open {load.port_open:.3g} s, ready {load.ready:.3g} s"
     first = "" if load.ttft is None else f", TTFT of the first request {load.ttft:.3g} s"
     return f"{load.first_token:.3g} s to the first token ({steps}){first}"
 
 
 async def _listed_models(target: BenchTarget) -> list[str] | None:
-    """Return the models that the server lists; None while it is not ready."""
+    """Return the models that the server lists; None while it does not answer without a server error."""
     try:
         async with (
             aiohttp.ClientSession(
@@ -148,7 +151,7 @@ async def _listed_models(target: BenchTarget) -> list[str] | None:
 
 
 async def _first_answer(target: BenchTarget, models: list[str], check: Callable[[], None]) -> Exchange:
-    """Send one request from this process, and return its exchange."""
+    """Send one request from this process, and return its exchange. `check` can raise to end the wait."""
     loop = asyncio.get_running_loop()
     fields = [*read_headers([], None, target.key_env), *target.headers.items()]
     headers = [(name.encode(), value.encode()) for name, value in fields]

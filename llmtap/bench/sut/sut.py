@@ -1,14 +1,15 @@
 """The bench file: target server, declarations of the system under test (SUT), and parameters of the tests.
 
-    [target]        where requests go [sut]           description of the SUT, with [sut.hardware],
-    [sut.tokenizer], [sut.guardrails], [sut.clock] [arms.NAME]     a configuration of the SUT that a test
-    compares with another [tests.NAME]    setup parameters of a test
+    [target]      server to which requests are sent
+    [sut]         description of the SUT, with [sut.hardware], [sut.tokenizer], [sut.guardrails], [sut.clock]
+    [arms.NAME]   a configuration of the SUT that a test compares with another
+    [tests.NAME]  setup parameters of a test
 
 The structs have the keys of these tables, except those of `[tests.NAME]`, which are in the tests' modules.
 `llmtap bench` calls `load_bench` with the file and its flags and gets a `BenchFile`. Priority: flags, the
-file, `--quick`, the test's defaults. An unknown key or a wrong value is a ConfigError. `without_keys` and
-`params_document` return the same contents as JSON for reports, without secrets. Source: IETF draft, 4.1,
-4.4, 4.6 to 4.8.
+file, `--quick`, the test's defaults. An unknown key or a wrong value is a ConfigError. `without_secrets` and
+`params_document` return target, arms and parameters as JSON for reports. Source: IETF draft, 4.1, 4.4, 4.6 to
+4.8.
 """
 
 import re
@@ -79,8 +80,8 @@ class SutClock(msgspec.Struct, frozen=True, kw_only=True):
 class Sut(msgspec.Struct, frozen=True, kw_only=True):
     """System under test (`[sut]`). None: not declared.
 
-    `OptionTables` refuses unknown keys of a file. This struct and those in it ignore unknown fields, since
-    they also read the stored results of newer versions.
+    This struct and its members ignore unknown fields, because they also read results of newer versions.
+    Unknown keys of a bench file are refused by `OptionTables`.
     """
 
     boundary: Annotated[Boundary | None, opt("boundary of the SUT (4.1)")] = None
@@ -115,9 +116,8 @@ class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     apply: Annotated[list[str], opt("command that switches the SUT; run before the arm's load")] = []
 
     @property
-    def switches(self) -> bool:
-        """Whether a command switches the server to this arm, so that requests
-        cannot alternate between arms."""
+    def has_switch(self) -> bool:
+        """Whether a command switches the server to this arm: then requests cannot alternate between arms."""
         return bool(self.apply)
 
 
@@ -125,8 +125,9 @@ class TokenCounting(msgspec.Struct, frozen=True):
     """How the tokens of prompts are counted."""
 
     tokenizer: str | None = None
+    """Name or path of the tokenizer; None: llmtap's own tokenizer of words."""
     chat: bool = True
-    """Whether the chat template of the tokenizer counts, too."""
+    """Whether the tokens of the tokenizer's chat template are also counted."""
 
 
 class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,7 +185,7 @@ class _TestParams(Mapping[str, type[msgspec.Struct]]):
 
 
 class _Arms(Mapping[str, type[TargetArm]]):
-    """Arms by the names that tests use; the modules of the tests are imported on demand."""
+    """Type of each arm, by the names that tests use; the modules of the tests are imported on demand."""
 
     def __getitem__(self, name: str) -> type[TargetArm]:
         if name not in iter(self):
@@ -213,17 +214,22 @@ _SECRET_MEMBER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFile:
+    """Content of a bench file, changed by the flags of the command."""
+
     target: BenchTarget
     sut: Sut = field(default_factory=Sut)
     arms: Mapping[str, TargetArm] = field(default_factory=dict)
     tests: Mapping[str, msgspec.Struct] = field(default_factory=dict)
-    given: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    names_set: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names of the parameters that the user set, by test; the others have their defaults."""
 
     def params_of(self, test: BenchTest[S], *, quick: bool) -> S:
-        usual = test.params(**test.quick) if quick else test.params()
-        named = {name: getattr(self.tests[test.name], name) for name in self.given.get(test.name, ())}
-        return msgspec.structs.replace(usual, **named)
+        """Return the parameters of a test: the values that the user set, and defaults for all others."""
+        defaults = test.params(**test.quick) if quick else test.params()
+        user_values = {
+            name: getattr(self.tests[test.name], name) for name in self.names_set.get(test.name, ())
+        }
+        return msgspec.structs.replace(defaults, **user_values)
 
 
 def load_bench(
@@ -252,12 +258,12 @@ def load_bench(
         tables.mistakes.add([ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")])
     read = tables.read()
     raise_all(tables.mistakes.errors)
-    given = {name: frozenset(tables.values[f"tests.{name}"]) for name in read["tests"]}
-    return BenchFile(**read, given=given)
+    names_set = {name: frozenset(tables.values[f"tests.{name}"]) for name in read["tests"]}
+    return BenchFile(**read, names_set=names_set)
 
 
-def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
-    """Return a target or an arm as JSON, without API keys and without passwords in URLs."""
+def without_secrets(kind: BenchTarget | TargetArm) -> dict[str, Any]:
+    """Return a target or an arm as JSON, without the values of secrets and without passwords in URLs."""
     document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
     for table, secret in (("headers", _SECRET_FIELD), ("body", _SECRET_MEMBER)):
         document[table] = {
@@ -270,13 +276,16 @@ def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
 
 
 def params_document(params: msgspec.Struct) -> dict[str, Any]:
+    """Return the parameters of a test as JSON, with durations in seconds."""
     document: dict[str, Any] = msgspec.to_builtins(params, enc_hook=encode_seconds)
     return document
 
 
 def _keys_set_by(key: str, tests: Sequence[str]) -> list[str]:
-    """Return the keys that a flag sets. The name `rate`, for example, sets this parameter of each selected
-    test that has it."""
+    """Return the keys of the bench file that a name of `--set` means.
+
+    The name `rate`, for example, means this parameter of each of `tests` that has it.
+    """
     first, dot, rest = key.partition(".")
     test = first.replace("_", "-")
     if dot and test in TESTS:

@@ -24,9 +24,9 @@ from llmtap.bench.run.levels import (
     level_figures,
     level_load,
     memory_errors,
-    number,
+    rate_text,
     remaining_text,
-    share,
+    share_text,
     throughput_chart,
     verdict_text,
 )
@@ -66,12 +66,17 @@ class CapacityLevel(LevelFigures, frozen=True, kw_only=True):
 
     concurrency: int
     completion: figures.IntervalFigure | None
+    """Share of the requests that completed."""
     failed: int
+    """Number of requests that did not complete."""
     endings: dict[str, int]
+    """Number of incomplete responses by outcome."""
     memory_errors: int
 
 
 class CapacityCriteria(msgspec.Struct, frozen=True):
+    """Largest P99 of TTFT, smallest share of completed requests, largest number of out-of-memory errors."""
+
     ttft_p99: float
     completion: float
     memory_errors: int
@@ -79,8 +84,9 @@ class CapacityCriteria(msgspec.Struct, frozen=True):
 
 class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int | None
-    """None if not even one request at a time meets the criteria."""
+    """Highest concurrency that meets the criteria; None if not even one request at a time meets them."""
     limit: int | None
+    """Lowest concurrency that was found not to meet the criteria."""
     workload: str
     output_tokens: int | None
     criteria: CapacityCriteria
@@ -91,7 +97,7 @@ class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(session: BenchSession, params: CapacityParams) -> None:
-    """Raise ConfigError if the threshold is missing, or the search is too short for 5.5.3."""
+    """Raise ConfigError if the threshold of TTFT is missing, or the levels are too short for 5.5.3."""
     if params.ttft_p99 is None:
         raise ConfigError(
             "ttft_p99",
@@ -128,15 +134,15 @@ def _new_search(params: CapacityParams) -> RateSearch:
 async def _attempt_level(
     session: BenchSession, params: CapacityParams, attempts: Sequence[LevelAttempt], slots: int
 ) -> LevelAttempt:
-    """Send a level, and again with more requests if it ended too soon."""
+    """Send a level. If it meets the criteria but is too short, send it once more, with more requests."""
     seconds = to_seconds(params.duration)
     rate = 0.0
     if attempts:
-        rate = attempts[-1].steady.completed_rps * max(1.0, slots / attempts[-1].level)
+        rate = attempts[-1].steady_part.completed_rps * max(1.0, slots / attempts[-1].level)
     for name in (f"search/{slots:04d}", f"search/{slots:04d}-longer"):
         if name.endswith("-longer"):
             session.expected.loads.insert(0, ExpectedLoad(seconds=seconds, slots=slots, search="search"))
-        # One more request per slot keeps all slots busy until the last one is sent.
+        # Add one request per slot, which keeps all slots busy until the required number has completed.
         rows = min(ROWS_MAX, max(params.per_slot * slots, ceil(rate * RATE_SPARE * seconds)) + slots)
         load = level_load(
             session, name, params.workload, slots=slots, requests=rows, output_tokens=params.output_tokens
@@ -147,22 +153,23 @@ async def _attempt_level(
         attempt = LevelAttempt(
             slots, measured, steady, not violations, verdict_text(steady, violations, "meets all criteria")
         )
-        if violations or not _is_short(params, attempt):
+        if violations or not _is_too_short(params, attempt):
             break
         rate = measured.n / max(steady.to_s, 1e-3)
     return attempt
 
 
-def _is_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
-    too_few = attempt.measured.n < params.per_slot * attempt.level
-    return attempt.holds and (too_few or attempt.steady.to_s < to_seconds(params.duration))
+def _is_too_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
+    """Return whether a level that holds has too few completions per slot, or ended too soon (5.5.3)."""
+    too_few = attempt.measurement.n < params.per_slot * attempt.level
+    return attempt.holds and (too_few or attempt.steady_part.to_s < to_seconds(params.duration))
 
 
 def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
     texts = []
     completed, bound = _completed_share(measured), _bound_s(params)
     if completed < params.completion:
-        texts.append(f"{share(completed)} completed, {share(params.completion)} needed")
+        texts.append(f"{share_text(completed)} completed, {share_text(params.completion)} needed")
     p99 = percentile(measured.values("ttft_ns"), 0.99)
     if p99 is None or p99 > bound:
         texts.append(f"TTFT P99 {figures.ms(p99)} > {figures.ms(bound)}")
@@ -189,13 +196,13 @@ def _result(params: CapacityParams, search: RateSearch, attempts: Sequence[Level
             "Concurrency": f"from {params.initial} to at most {params.maximum}, within {params.resolution}",
             "Test duration": f"per level {to_seconds(params.duration):g} s or {params.per_slot} completions"
             " per slot, whichever is longer",
-            "Success criteria": f"{share(params.completion)} complete, TTFT P99 <= {bound}, no out-of-memory"
-            " errors",
+            "Success criteria": f"{share_text(params.completion)} complete, TTFT P99 <= {bound}, no"
+            " out-of-memory errors",
         }
     )
     result.main = next(
         (t for t in reversed(attempts) if t.holds and t.level == best), attempts[-1]
-    ).measured.name
+    ).measurement.name
     measurements = result.measurements = _measurements(params, search, attempts)
     result.tables = [
         figures.table_of("Table 7: Capacity Search Results", measurements.levels, TABLE_7),
@@ -203,8 +210,8 @@ def _result(params: CapacityParams, search: RateSearch, attempts: Sequence[Level
             "Capacity (5.5.4)",
             {
                 "Maximum concurrent requests": "-" if best is None else f"{best}",
-                "Throughput at maximum": number(measurements.output_tps, "tok/s"),
-                "Tokens in flight at maximum (approximately)": number(measurements.tokens_in_flight),
+                "Throughput at maximum": rate_text(measurements.output_tps, "tok/s"),
+                "Tokens in flight at maximum (approximately)": rate_text(measurements.tokens_in_flight),
             },
         ),
         figures.table_of("Each level, and what decided it", measurements.levels, WHY_COLUMNS),
@@ -217,26 +224,26 @@ def _result(params: CapacityParams, search: RateSearch, attempts: Sequence[Level
 
 
 TABLE_7: Final[Mapping[str, figures.Cell]] = {
-    "Concurrency": figures.text("concurrency"),
-    "Completion": lambda level: share(1 - level.failed / level.requests if level.requests else 0.0),
+    "Concurrency": figures.attribute_cell("concurrency"),
+    "Completion": lambda level: share_text(1 - level.failed / level.requests if level.requests else 0.0),
     **figures.latency_columns("ttft p99", "tpot p99"),
-    "Errors": figures.text("failed"),
+    "Errors": figures.attribute_cell("failed"),
     "Status": lambda level: "Pass" if level.holds else "Fail",
 }
 WHY_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Concurrency": figures.text("concurrency"),
-    "Requests": figures.text("requests"),
+    "Concurrency": figures.attribute_cell("concurrency"),
+    "Requests": figures.attribute_cell("requests"),
     "Time": lambda level: f"{level.window.end:.1f} s",
-    "Completed (req/s)": lambda level: number(level.completed_rps),
-    "Output (tok/s)": lambda level: number(level.output_tps),
-    "Why": figures.text("why"),
+    "Completed (req/s)": lambda level: rate_text(level.completed_rps),
+    "Output (tok/s)": lambda level: rate_text(level.output_tps),
+    "Why": figures.attribute_cell("why"),
 }
 
 
 def _measurements(
     params: CapacityParams, search: RateSearch, attempts: Sequence[LevelAttempt]
 ) -> CapacityMeasurements:
-    steady = next((t.steady for t in reversed(attempts) if t.holds and t.level == search.best), None)
+    steady = next((t.steady_part for t in reversed(attempts) if t.holds and t.level == search.best), None)
     return CapacityMeasurements(
         max_concurrency=search.best,
         limit=search.limit,
@@ -246,12 +253,12 @@ def _measurements(
         output_tps=None if steady is None else steady.output_tps,
         request_rps=None if steady is None else steady.completed_rps,
         tokens_in_flight=None if steady is None else steady.held_tokens,
-        levels=[_level(t) for t in sorted(attempts, key=lambda t: t.level)],
+        levels=[_capacity_level(t) for t in sorted(attempts, key=lambda t: t.level)],
     )
 
 
-def _level(attempt: LevelAttempt) -> CapacityLevel:
-    measured = attempt.measured
+def _capacity_level(attempt: LevelAttempt) -> CapacityLevel:
+    measured = attempt.measurement
     completed = len(measured.successful_rows())
     interval = share_interval(completed, measured.n)
     return CapacityLevel(
@@ -271,7 +278,7 @@ def _charts(params: CapacityParams, attempts: Sequence[LevelAttempt], best: int 
     x_title = "requests at a time"
     bound = ChartSeries("threshold", [*xs], [_bound_s(params) * 1e3] * len(xs))
     ttft = figures.line_series(
-        "TTFT P99", xs, [latency_rows(t.measured)["ttft"].percentile("p99") for t in levels]
+        "TTFT P99", xs, [latency_rows(t.measurement)["ttft"].percentile("p99") for t in levels]
     )
     return [
         ChartSpec(
@@ -300,7 +307,7 @@ def _add_notes(
         " come, from their lengths: what waits in the server's queue is among them"
     )
     notes += figures.legend(levels, "ttft", "tpot", share="p99")
-    if short := [t.measured.name for t in attempts if _is_short(params, t)]:
+    if short := [t.measurement.name for t in attempts if _is_too_short(params, t)]:
         result.deviations.append(
             f"5.5.3: less than {to_seconds(params.duration):g} s or {params.per_slot} completions per slot:"
             f" {', '.join(short)}"
@@ -314,11 +321,14 @@ def _expected_loads(session: BenchSession, params: CapacityParams) -> ExpectedLo
 def _expected_levels(
     session: BenchSession, params: CapacityParams, search: RateSearch, previous: int | None
 ) -> list[ExpectedLoad]:
-    """Return the levels that the search is expected to send. `previous`: the last level that was sent."""
+    """Return the levels that the search is expected to send.
+
+    `previous`: concurrency of the level that was sent before; None before the first level.
+    """
     pace, kind, seconds = session.pace, session.kind, to_seconds(params.duration)
     loads = []
     for level in search.expected_levels(pace.slots_within(kind, _bound_s(params))):
-        # As in `_attempt_level`: the number of requests follows from the rate of the previous level.
+        # Estimate the number of requests as in `_attempt_level`: from the rate of the previous level.
         rate = pace.rate_rps(kind, previous or level) or 0.0
         rows = rate * max(1.0, level / (previous or level)) * RATE_SPARE * seconds
         loads.append(

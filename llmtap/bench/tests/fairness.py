@@ -8,7 +8,7 @@ increase and starvation, Jain's index, tables and charts. The draft is interpret
 - Isolation "at same total load": the same tokens per second.
 - Jain's index of "normalized latency": for each request, TTFT in the mix divided by the median TTFT of its
   class alone. Any spread of the waits lowers this index, so the index over class means is reported as well.
-- Wait time: TTFT, since a client cannot tell queueing from prefill.
+- Wait time: TTFT, because a client cannot distinguish queueing from prefill.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,8 +45,7 @@ from llmtap.workload.prompts.prose import ProseWords
 
 RESAMPLES: Final = 2_000
 _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
-"""Offsets of the seed by load, so that no load has the prompts of another, which a
-prefix cache could contain."""
+"""Offset of the seed by kind of load: a prefix cache could contain prompts that two loads have in common."""
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +81,7 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check(session: BenchSession, params: FairnessParams) -> None:
+    """Raise ConfigError if the classes are wrong, or need too many requests of Synthetic-Skewed."""
     mixes.check_classes(params.classes)
     _mix(session, params)
 
@@ -90,8 +90,10 @@ class StarvationFigure(figures.IntervalFigure, frozen=True, kw_only=True):
     """Share of the requests that wait much longer than the median."""
 
     starved: int
+    """Number of these requests."""
     median: float
     threshold: float
+    """Wait above which a request counts as starved: `medians` x `median`."""
     medians: float
 
 
@@ -105,6 +107,8 @@ class LatencyInflation(msgspec.Struct, frozen=True):
 
 
 class ClassAlone(Latencies, frozen=True, kw_only=True):
+    """Figures of a class in a load without the other classes."""
+
     rate_rps: float
     sent: int
 
@@ -126,7 +130,9 @@ class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
     by_class: figures.IntervalFigure
     """Index over the classes of mean TTFT divided by the median TTFT of the class alone."""
     per_class: float | None
+    """Value of `by_class`."""
     per_request: float | None
+    """Value of `headline`."""
     raw: float | None
     """Index over all requests of the unchanged TTFT."""
     slowdown: dict[str, float]
@@ -137,10 +143,12 @@ class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
 class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     rate_rps: float
     capacity: Capacity | None
-    """None if the rate was given."""
+    """Saturation rate of the mix; None if the user set the rate."""
     load_share: float | None
+    """Rate of the mix as a share of the saturation rate."""
     tokens_per_second: float
     isolation: str
+    """Quantity per second that a class alone has in common with the mix: `tokens`."""
     classes: dict[str, ClassFigures]
     jain: JainFigures | None
     """None if a class has no TTFT in the mix or alone."""
@@ -369,7 +377,7 @@ def _figures_cell(cell: figures.Cell) -> figures.Cell:
 
 
 TABLE_8: Final[Mapping[str, figures.Cell]] = {
-    "Class": figures.text("name"),
+    "Class": figures.attribute_cell("name"),
     "Count": lambda row: f"{row.figures.ttft.n}",
     **{
         name: _figures_cell(cell)
@@ -446,7 +454,8 @@ def _add_notes(
 
 def _expected_loads(session: BenchSession, params: FairnessParams) -> ExpectedLoads:
     mix, n = _mix(session, params), params.requests_per_class
-    # A class alone has the token rate of the mix, so its requests count as many of the mix with equal tokens.
+    # A class alone has the token rate of the mix. Convert its requests to requests of the mix with as many
+    # tokens, because `rate` and `share` are rates of the mix.
     requests = [n * mix.only_class(one.name).mean_tokens() / mix.mean_tokens() for one in mix.classes]
     requests.append(n / min(one.share for one in mix.classes))
     loads = [

@@ -17,7 +17,7 @@ from llmtap.errors import ConfigError
 from llmtap.report.labels import LABELS_TITLE, labels_table
 
 SLOTS: Final = 8
-"""Number of concurrent labelled requests: fewer than any filter has threads, so that none is overloaded."""
+"""Number of concurrent labelled requests. It is low, so that no filter is overloaded by them."""
 
 
 def labelled_load(session: BenchSession, trace: str) -> Load:
@@ -30,7 +30,7 @@ def labelled_load(session: BenchSession, trace: str) -> Load:
             f"no row of {trace} has a label",
             'such as {"prompt": "...", "label": "should-refuse"} in each line',
         )
-    # A changed prompt of the same length must be measured again.
+    # Add a digest to the fingerprint of the load: a changed prompt of equal length must be measured again.
     digest = hashlib.sha256(repr(labels).encode())
     for body in load.plan.requests.bodies:
         digest.update(body)
@@ -41,7 +41,7 @@ def labelled_load(session: BenchSession, trace: str) -> Load:
 async def send_labelled(
     session: BenchSession, trace: str, arms: Sequence[str], warm_by: Load
 ) -> dict[str, Any]:
-    """Send the rows of a trace to each configuration; return `labels` of its summary by configuration."""
+    """Send a trace to each configuration, and return `labels` of each result by name of the configuration."""
     load = labelled_load(session, trace)
     results = {}
     for i, arm in enumerate(arms):
@@ -60,6 +60,6 @@ def labelled_table(labels: Mapping[str, Any], names: Mapping[str, str]) -> Repor
 
 
 def expected_labelled(session: BenchSession, trace: str, arms: int) -> list[ExpectedLoad]:
-    """Return the labelled loads that the test is expected to send to so many configurations."""
+    """Return the labelled loads that the test is expected to send. `arms`: number of configurations."""
     requests = len(labelled_load(session, trace).plan.requests)
     return [ExpectedLoad(requests, slots=SLOTS)] * arms

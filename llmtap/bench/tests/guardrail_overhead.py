@@ -61,10 +61,9 @@ Cell = dict[int, Measurement]
 """Measurements of one configuration at one load, by repeat."""
 Cells = Mapping[tuple[str, float], Cell]
 _SEED_STEP: Final = 1_000
-"""Difference between the seeds of two repeats; levels and searches use the seeds in between."""
+"""Difference between the seeds of two repeats. Levels and searches use the seeds between these."""
 CACHED_SHARE: Final = 0.01
-"""Largest share of cached input tokens that is ignored. With more, the first configuration would
-be at a disadvantage."""
+"""Largest share of cached input tokens that is ignored. More would favour later configurations."""
 
 Level = Annotated[float, Meta(gt=0, le=100)]
 
@@ -73,11 +72,13 @@ class OverheadFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Overhead of a configuration in seconds: its metric minus that of the baseline."""
 
     overall: figures.IntervalFigure | None
-    """Over repeats, or over pairs if there are fewer than three repeats."""
+    """Mean overhead over repeats, or over pairs if there are fewer than three repeats."""
     by_repeat: list[float]
+    """Overhead in each repeat."""
     pairs: int
+    """Number of pairs of equal requests."""
     shift: dict[str, object] | None
-    """Comparison over all pairs."""
+    """Comparison over all pairs (`compare_paired`)."""
     p50: figures.IntervalFigure | None
     p95: figures.IntervalFigure | None
     p99: figures.IntervalFigure | None
@@ -95,9 +96,9 @@ class ArmFigures(Latencies, frozen=True, kw_only=True):
     complete: int
     refused: int
     overhead: dict[str, OverheadFigures] | None
-    """By metric; None for the baseline."""
+    """Overhead by metric; None for the baseline."""
     overload: list[float]
-    """Completion rate / arrival rate of the blocks that were above saturation."""
+    """For each block above saturation: completion rate / arrival rate."""
 
 
 class GuardrailLevel(msgspec.Struct, frozen=True):
@@ -158,7 +159,7 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
-    """Raise ConfigError if the baseline or all filters are missing, or labelled requests have no label."""
+    """Raise ConfigError if the baseline or every filter is missing, or the labelled trace has no labels."""
     hint = "add it to the file of --config, with keys that differ from [target] (url, headers, body, apply)"
     filter_arms = "[arms.input_filter], [arms.output_filter] or [arms.full]"
     if BASELINE not in session.arms:
@@ -185,12 +186,13 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
         capacity = await _capacity(session, params, BASELINE, warm_by)
     arms = [BASELINE, *_filter_arms(session), BASELINE_REPEATED]
     levels = sorted(params.levels)
-    switches = any(session.arms[name].switches for name in arms if name != BASELINE_REPEATED)
-    order = order_blocks(arms, levels, params.repeats, session.seed, together=switches)
+    needs_switch = any(session.arms[name].has_switch for name in arms if name != BASELINE_REPEATED)
+    order = order_blocks(arms, levels, params.repeats, session.seed, group_by_arm=needs_switch)
     cells: Cells = {(arm, level): {} for level in levels for arm in arms}
     for i, (arm, level, repeat) in enumerate(order):
         session.report_remaining(f"{len(order) - i} of {len(order)} blocks")
-        load = make_load(  # The seed does not depend on the arm: all configurations get the same requests.
+        # The seed does not depend on the arm, so that all configurations get the same requests.
+        load = make_load(
             params.workload,
             open_loop=OpenLoop(capacity.rps * level / 100, params.arrivals),
             requests=params.requests,
@@ -217,7 +219,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
         "Load model": f"open loop, arrivals {params.arrivals}; of {capacity.rps:.4g} requests/s: {rates}",
         "Configurations": ", ".join(NAMES[arm] for arm in arms),
         "Request count": f"{params.requests:,} in each of {len(order)} blocks",
-        "Order of blocks": f"drawn from the seed; {order_text if switches else 'at each load in turn'}",
+        "Order of blocks": f"drawn from the seed; {order_text if needs_switch else 'at each load in turn'}",
     }
     result.headline = list(_headline(measurements.levels[-1]))
     result.tables = _tables(measurements)
@@ -233,16 +235,16 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
 
 
 def order_blocks(
-    arms: Sequence[str], levels: Sequence[float], repeats: int, seed: int, *, together: bool = False
+    arms: Sequence[str], levels: Sequence[float], repeats: int, seed: int, *, group_by_arm: bool = False
 ) -> list[tuple[str, float, int]]:
-    """Return all arms at all levels, `repeats` times, in random order. All arms of a level come together.
+    """Return all arms at all levels, `repeats` times, in random order, grouped by level.
 
-    `together`: all levels of an arm come together instead, if a change of the arm needs a restart.
+    `group_by_arm`: group by arm instead, because a command must switch the server to another arm.
     """
     random = Random(f"{seed}/blocks")
     order: list[tuple[str, float, int]] = []
     for repeat in range(repeats):
-        if together:
+        if group_by_arm:
             for arm in random.sample(arms, len(arms)):
                 order += [(arm, level, repeat) for level in random.sample(levels, len(levels))]
         else:
@@ -321,7 +323,7 @@ def _peak_throughput(peaks: Mapping[str, Capacity], arm: str) -> PeakThroughput:
 def _overheads_of(
     cells: Cells, arms: Sequence[str], levels: Sequence[float]
 ) -> dict[tuple[str, float], dict[str, OverheadFigures]]:
-    """Return the overheads of all arms but the baseline, by metric.
+    """Return the overheads by metric for each arm and level, without the baseline.
 
     The p-values are adjusted for all tests of the same metric.
     """
@@ -348,14 +350,14 @@ def _output_rate(peak: Capacity) -> float:
     return peak.rps if peak.tps is None else peak.tps
 
 
-def _values(cell: Cell, metric: str) -> list[float]:
+def _latency_values(cell: Cell, metric: str) -> list[float]:
     return [value for one in cell.values() for value in one.values_by_row(f"{metric}_ns").values()]
 
 
 def _arm_figures(cell: Cell, overhead: dict[str, OverheadFigures] | None) -> ArmFigures:
     outcomes = Counter(outcome for one in cell.values() for outcome in one.table["outcome"].to_pylist())
     rows = {
-        metric: figures.latency_row(_values(cell, metric), figures.KEY_SHARES)
+        metric: figures.latency_row(_latency_values(cell, metric), figures.KEY_SHARES)
         for metric in (*METRICS, "tpot")
     }
     return ArmFigures(
@@ -373,8 +375,7 @@ def _arm_figures(cell: Cell, overhead: dict[str, OverheadFigures] | None) -> Arm
 
 
 def _overhead(base: Cell, other: Cell, column: str) -> OverheadFigures:
-    """Return the overhead other - base: over repeats (or pairs, if there are fewer than three repeats), over
-    all pairs, and of percentiles."""
+    """Return the overhead other - base of a latency column (see `OverheadFigures`)."""
     blocks_compared = [(base[repeat], other[repeat]) for repeat in sorted(base)]
     ours, theirs = figures.paired_values(blocks_compared, column)
     shift = compare_paired(ours, theirs)
@@ -411,8 +412,7 @@ def _overhead(base: Cell, other: Cell, column: str) -> OverheadFigures:
 
 
 def _median_shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Return the shift between two blocks: Hodges and Lehmann's estimate or, for very
-    few pairs, the median."""
+    """Return the shift between two blocks: Hodges and Lehmann's estimate, or the median of very few pairs."""
     comparison = compare_paired(ours, theirs)
     if comparison is not None:
         return comparison.difference
@@ -430,14 +430,14 @@ def cached_share(cells: Cells) -> float | None:
     return cached / input_tokens if known and input_tokens else None
 
 
-def _rows(levels: Sequence[GuardrailLevel]) -> Iterator[_ArmRow]:
+def _arm_rows(levels: Sequence[GuardrailLevel]) -> Iterator[_ArmRow]:
     for one in levels:
         for arm, arm_figures in one.arms.items():
             yield _ArmRow(f"{one.level:g} %", arm, NAMES[arm], arm_figures)
 
 
-def _overheads(levels: Sequence[GuardrailLevel]) -> Iterator[_OverheadRow]:
-    for row in _rows(levels):
+def _overhead_rows(levels: Sequence[GuardrailLevel]) -> Iterator[_OverheadRow]:
+    for row in _arm_rows(levels):
         for metric, overhead in (row.figures.overhead or {}).items():
             yield _OverheadRow(row.load, row.name, METRICS[metric], overhead)
 
@@ -473,13 +473,13 @@ def _latency_columns(*names: str) -> dict[str, figures.Cell]:
 
 
 TABLE_13: Final[Mapping[str, figures.Cell]] = {
-    "Configuration": figures.text("name"),
+    "Configuration": figures.attribute_cell("name"),
     **_latency_columns("ttft p50", "ttft p99", "e2e p50", "e2e p99"),
 }
 OVERHEAD_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Load": figures.text("load"),
-    "Configuration": figures.text("name"),
-    "Metric": figures.text("metric"),
+    "Load": figures.attribute_cell("load"),
+    "Configuration": figures.attribute_cell("name"),
+    "Metric": figures.attribute_cell("metric"),
     "Overhead": lambda row: figures.ms_with_interval(row.overhead.overall),
     **{f"at {share.upper()}": _percentile_cell(share) for share in figures.KEY_SHARES},
     "p (Holm)": _p_value_text,
@@ -492,17 +492,17 @@ TABLE_14: Final[Mapping[str, figures.Cell]] = {
     "Reduction": lambda row: "-" if row[1].reduction is None else f"{row[1].reduction:.1%}",
 }
 ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Load": figures.text("load"),
-    "Configuration": figures.text("name"),
+    "Load": figures.attribute_cell("load"),
+    "Configuration": figures.attribute_cell("name"),
     **_latency_columns("ttft p95", "e2e p95"),
-    "Sent": _arm_cell(figures.text("sent", ",")),
-    "Complete": _arm_cell(figures.text("complete", ",")),
-    "Refused": _arm_cell(figures.text("refused", ",")),
+    "Sent": _arm_cell(figures.attribute_cell("sent", ",")),
+    "Complete": _arm_cell(figures.attribute_cell("complete", ",")),
+    "Refused": _arm_cell(figures.attribute_cell("refused", ",")),
 }
 
 
 def _headline(highest: GuardrailLevel) -> Iterator[str]:
-    """Yield a sentence on the cost of each filter at the highest load: of TTFT or, without it, of E2E."""
+    """Yield a sentence on each filter's overhead at the highest load: of TTFT or, without it, of E2E."""
     load = f"At {highest.level:g} % of capacity, "
     for arm, arm_figures in highest.arms.items():
         if arm in (BASELINE, BASELINE_REPEATED):
@@ -522,23 +522,25 @@ def _tables(measurements: GuardrailMeasurements) -> list[test.ReportTable]:
     levels = measurements.levels
     rows = (measurements.max_throughput or {}).items()
     return [
-        # Make a Table 13 for each load.
+        # The draft's Table 13 shows one load, so make a table for each load.
         *(
             figures.table_of(
                 f"Table 13: Guardrail Overhead at {one.level:g} % of capacity"
                 f" ({one.rate_rps:.3g} requests/s)",
-                _rows([one]),
+                _arm_rows([one]),
                 TABLE_13,
             )
             for one in levels
         ),
         figures.table_of(
             "Overhead against the baseline, with 95 % intervals (5.10.4)",
-            _overheads(levels),
+            _overhead_rows(levels),
             OVERHEAD_COLUMNS,
         ),
         *([figures.table_of("Table 14: Throughput Impact", rows, TABLE_14)] if rows else []),
-        figures.table_of("Answers of each configuration, and P95 (5.10.4)", _rows(levels), ANSWER_COLUMNS),
+        figures.table_of(
+            "Answers of each configuration, and P95 (5.10.4)", _arm_rows(levels), ANSWER_COLUMNS
+        ),
     ]
 
 
@@ -549,7 +551,7 @@ def _charts(cells: Cells, measurements: GuardrailMeasurements) -> list[test.Char
         curves = [
             figures.cdf_series(NAMES[arm], values)
             for (arm, level), cell in cells.items()
-            if level == highest and (values := _values(cell, metric))
+            if level == highest and (values := _latency_values(cell, metric))
         ]
         if curves:
             title = f"{label} of each configuration at {highest:g} % of capacity"
@@ -576,7 +578,7 @@ def _add_notes(
     cells: Cells,
     measurements: GuardrailMeasurements,
 ) -> None:
-    capacity, rows = measurements.capacity, list(_rows(measurements.levels))
+    capacity, rows = measurements.capacity, list(_arm_rows(measurements.levels))
     result.notes.append(f"capacity of the baseline: {capacity.rps:.4g} requests/s ({capacity.how})")
     missing = [NAMES[name] for name in ARMS if name not in session.arms]
     if missing:
@@ -603,12 +605,13 @@ def _add_notes(
 
 
 def _shortfalls(measurements: GuardrailMeasurements, params: GuardrailParams) -> Iterator[str]:
+    """Yield the deviations from the draft that the measured figures show."""
     runs_min = figures.RUNS_MIN
     if params.repeats < runs_min:
         yield f"6.3: {params.repeats} independent runs of each configuration and load, {runs_min} wanted"
     if not measurements.capacity.saturated:
         yield "5.10.2: capacity was not reached: loads are shares of the most that was tried"
-    for row in _rows(measurements.levels):
+    for row in _arm_rows(measurements.levels):
         if row.figures.refused:
             yield f"5.10.2: {row.figures.refused} benign requests were refused ({row.name}, {row.load})"
         if row.figures.overload:

@@ -1,12 +1,12 @@
 """Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
-`run` sends an open loop at each share of the saturation rate, which is given or the throughput test's result,
-and returns percentiles, modes, tables and charts by level. TTFT is not included, nor are responses of fewer
-than 50 tokens.
+`run` sends an open loop at each share of the saturation rate, which the user sets or the throughput test has
+measured, and returns percentiles, modes, tables and charts by level. TTFT and responses of fewer than 50
+tokens are excluded.
 
 The gap is the time between events with output. It is ITL if nearly all events have one token (B.2.1), else
 the time between chunks (TBC, option A of 4.6.3); with option C, the server's timestamps are used. Option B
-(all tokens of a chunk have the same time) is used only if the user chooses it, since it understates the
+(all tokens of a chunk have the same time) is used only if the user chooses it, because it underestimates the
 variance.
 """
 
@@ -76,6 +76,8 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Modality(msgspec.Struct, frozen=True):
+    """Modes (peaks) of the distribution of gaps, in seconds, and whether there is only one."""
+
     unimodal: bool
     modes: list[float]
 
@@ -96,18 +98,23 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
     answers: int
     """Number of answers that are long enough (`OUTPUT_MIN`)."""
     too_short: int
+    """Number of shorter answers, which no figure includes."""
     offered_rps: float | None
     option: str
+    """ITL option (4.6.3) by which the gaps were measured."""
     term: str
     """`ITL`, or `TBC` if the gaps are times between chunks."""
     itl: figures.LatencyRow
     std: float | None
+    """Standard deviation of all gaps."""
     jitter: figures.LatencyRow
-    """Standard deviations of the gaps of an answer."""
+    """Statistics of the standard deviation of the gaps within an answer."""
     max_pause: figures.LatencyRow
+    """Statistics of the longest gap within an answer."""
     p99_p50: float | None
+    """P99 of the gaps / P50 of the gaps."""
     modality: Modality | None
-    """None without gaps."""
+    """Shape of the distribution of gaps; None without gaps."""
     tail: Tail
     chunking: ChunkSizes
 
@@ -123,6 +130,7 @@ class ItlMeasurements(msgspec.Struct, frozen=True):
 
 
 def check(session: BenchSession, params: ItlParams) -> None:
+    """Raise ConfigError if the saturation rate is unknown, or responses are too short (5.4.2)."""
     rate = _capacity(session, params).rps
     shortest = min(_load(session, params, rate).plan.requests.output)
     if shortest < OUTPUT_MIN:
@@ -170,7 +178,7 @@ async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
 
 
 def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
-    """Return the saturation rate, of which the levels are shares. Raises ConfigError if it is unknown."""
+    """Return the saturation rate, to which the levels refer. Raises ConfigError if it is unknown."""
     capacity = known_capacity(session, params.max_rate, params.workload)
     if capacity is None:
         raise ConfigError(
@@ -246,6 +254,7 @@ def _option_b_gaps(row: Mapping[str, Any]) -> list[float]:
 
 
 def _output_tokens(row: Mapping[str, Any]) -> int:
+    """Return the number of output tokens of a response or, if it is unknown, the number of chunks."""
     tokens = row["output_tokens"]
     return len(row["gaps_ns"] or ()) + 1 if tokens is None else int(tokens)
 
@@ -287,8 +296,8 @@ def _percentile_cell(what: str, share: str) -> figures.Cell:
 
 
 REQUEST_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Load": figures.text("name"),
-    "Answers": figures.text("answers"),
+    "Load": figures.attribute_cell("name"),
+    "Answers": figures.attribute_cell("answers"),
     **{
         f"{head} {share.upper()}": _percentile_cell(what, share)
         for what, head in (("jitter", "Jitter"), ("max_pause", "Max Pause"))
@@ -296,9 +305,9 @@ REQUEST_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     },
 }
 SHAPE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Load": figures.text("name"),
-    "Modality": _modes_cell(lambda found: "unimodal" if found.unimodal else "multimodal"),
-    "Modes": _modes_cell(lambda found: ", ".join(map(figures.ms, found.modes)) or "-"),
+    "Load": figures.attribute_cell("name"),
+    "Modality": _modes_cell(lambda modality: "unimodal" if modality.unimodal else "multimodal"),
+    "Modes": _modes_cell(lambda modality: ", ".join(map(figures.ms, modality.modes)) or "-"),
     "Tail": lambda one: one.tail.kind or "-",
     "P99/P50 Ratio": lambda one: _number_text(one.p99_p50),
 }

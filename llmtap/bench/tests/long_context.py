@@ -1,12 +1,12 @@
 """Long Context Scaling (IETF draft, 5.9): TTFT and throughput by prompt length.
 
 `run` sends prompts of each length that share no prefix, until a length gets no answer, and returns Table 12,
-fits of TTFT by length, and charts. Fits use the lengths that the server reports. The draft does not define
-them. Here they use least squares on the mean TTFT of each length. The criterion is n ln(RSS / n) + p ln n,
-for n requests, p parameters and RSS, the sum of squared residuals. Of the fits within 6 of the lowest
-criterion, the best is the one with the fewest parameters.
+fits of TTFT by length, and charts. The draft does not define the fits. llmtap uses least squares on the mean
+TTFT of each length, and the lengths that the server reports. The criterion to choose the best fit is
+n ln(RSS / n) + p ln n, for n requests, p parameters and RSS, the sum of squared residuals. Of the fits within
+6 of the lowest criterion, the best is the one with the fewest parameters.
 
-The maximum throughput at a length is searched as the capacity of 5.3: the concurrency of closed loops is
+The maximum throughput at a length is searched like the capacity of 5.3: the concurrency of closed loops is
 doubled until the rate of responses no longer grows.
 
 Source: Kass and Raftery 1995 (a difference of 6 is strong evidence).
@@ -37,12 +37,12 @@ SHORT: Final = 128
 """Tokens of each prompt of the warm-up (5.9.3 step 1)."""
 SHORT_OUTPUT: Final = 100
 SHORT_REQUESTS: Final = 4
-"""Number of different requests of a warm-up, which sends them repeatedly."""
+"""Number of different requests of the warm-up, which sends each of them several times."""
 _SHARES: Final = {"p50": 0.50, "p95": 0.95}
 _REQUESTS_PER_SLOT: Final = 3
 """Number of requests per slot: enough to keep all slots busy for most of the time."""
 _SLOTS_SHIFT: Final = 32
-"""Puts the concurrency above the bits of the length in a seed."""
+"""Number of bits by which the concurrency is shifted in a seed, so that it does not overlap the length."""
 _CURVE_POINTS: Final = 60
 BIC_STRONG: Final = 6.0
 """Reduction of the criterion that justifies one more parameter."""
@@ -107,8 +107,9 @@ class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 def check(session: BenchSession, params: LongContextParams) -> None:
     """Raise ConfigError unless the lengths differ and the workload can make prompts of any length."""
-    if len(set(params.lengths)) < len(params.lengths):
-        raise ConfigError("lengths", "has the same length twice")
+    twice = [length for length in params.lengths if params.lengths.count(length) > 1]
+    if twice:
+        raise ConfigError("lengths", f"has the length {twice[0]} more than once")
     plan = _load(session, params, min(params.lengths), slots=1, requests=1).plan
     if plan.requests.after:
         raise ConfigError("workload", f"{params.workload} has conversations; the test needs single prompts")
@@ -165,7 +166,7 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
 
 
 def _slots_of_search(params: LongContextParams) -> list[int]:
-    """Return the concurrencies that a search tries if the throughput always grows."""
+    """Return the concurrencies above `params.concurrency` that the search for the throughput can try."""
     slots, slots_max, tried = params.concurrency, params.throughput_concurrency or 0, []
     while slots < slots_max:
         slots = min(2 * slots, slots_max)
@@ -174,13 +175,14 @@ def _slots_of_search(params: LongContextParams) -> list[int]:
 
 
 async def _search_throughput(
-    session: BenchSession, params: LongContextParams, length: int, alone: Measurement, *, warm_by: Load
+    session: BenchSession, params: LongContextParams, length: int, first: Measurement, *, warm_by: Load
 ) -> tuple[list[LengthThroughput], bool]:
     """Double the concurrency until the throughput no longer grows (5.9.4).
 
-    Returns the throughput of each concurrency, that of `alone` first, and whether the growth has ended.
+    `first`: measurement at `params.concurrency`. Returns the throughput of each concurrency, beginning with
+    `first`, and whether it no longer grew at the highest one.
     """
-    throughput = [_throughput(alone, params.concurrency)]
+    throughput = [_throughput(first, params.concurrency)]
     for slots in _slots_of_search(params):
         requests = max(params.requests, _REQUESTS_PER_SLOT * slots)
         load = _load(session, params, length, slots=slots, requests=requests)
@@ -205,7 +207,7 @@ def _load(
     load = make_load(
         params.workload,
         slots=slots,
-        # Loads of one length differ in their texts, so that a prefix cache has none of them.
+        # Loads of one length get different texts, so that no prompt is in a prefix cache.
         seed=session.seed + 2 * length + (slots << _SLOTS_SHIFT if slots > params.concurrency else 0),
         requests=requests,
         output_tokens=output or params.output_tokens,
@@ -267,15 +269,18 @@ class _Fit:
     name: str
     formula: str
     parameters: int
+    """Number of parameters."""
     r2: float
     """R^2 of the mean TTFT in seconds, not in logarithms."""
     bic: float
-    at: Callable[[float], float]
-    raw: saturation.PowerFit | saturation.LinearFit | saturation.QuadraticFit
+    """Criterion by which fits are compared (see the module); lower is better."""
+    predict: Callable[[float], float]
+    """Function that returns the TTFT in seconds for a prompt length."""
+    model: saturation.PowerFit | saturation.LinearFit | saturation.QuadraticFit
 
     @property
     def coefficients(self) -> dict[str, object]:
-        return asdict(self.raw)
+        return asdict(self.model)
 
 
 def _fits(by_length: Sequence[LengthFigures], points: Sequence[tuple[float, float]]) -> list[_Fit]:
@@ -283,15 +288,15 @@ def _fits(by_length: Sequence[LengthFigures], points: Sequence[tuple[float, floa
     xs = [one.context for one in by_length]
     ys = [one.ttft_mean.value or 0.0 for one in by_length]
     if len(set(xs)) < 2:
-        return []  # One length, or a server that counts each prompt as equally long.
+        return []  # A fit needs two lengths. Some servers count the same number of tokens for all prompts.
     n, fits = len(points), []
 
-    def add(name: str, formula: str, parameters: int, at: Callable[[float], float], raw: Any) -> None:
+    def add(name: str, formula: str, parameters: int, predict: Callable[[float], float], model: Any) -> None:
         # Assume an error of at least 1 ns for each point: the logarithm of a perfect fit would be undefined.
-        rss = max(sum((y - at(x)) ** 2 for x, y in points), n * 1e-18)
+        rss = max(sum((y - predict(x)) ** 2 for x, y in points), n * 1e-18)
         bic = n * log(rss / n) + parameters * log(n)
-        r2 = saturation.r_squared(ys, [at(x) for x in xs])
-        fits.append(_Fit(name, formula, parameters, r2, bic, at, raw))
+        r2 = saturation.r_squared(ys, [predict(x) for x in xs])
+        fits.append(_Fit(name, formula, parameters, r2, bic, predict, model))
 
     power, line = saturation.fit_power(xs, ys), saturation.fit_linear(xs, ys)
     add("Power", f"{power.a * 1e6:.4g} us x L^{power.k:.3f}", 2, lambda x: power.a * x**power.k, power)
@@ -312,7 +317,7 @@ def _fits(by_length: Sequence[LengthFigures], points: Sequence[tuple[float, floa
 
 
 def _scaling_exponent(fits: Sequence[_Fit], lengths: int) -> figures.IntervalFigure | None:
-    power = next((one.raw for one in fits if isinstance(one.raw, saturation.PowerFit)), None)
+    power = next((one.model for one in fits if isinstance(one.model, saturation.PowerFit)), None)
     if power is None:
         return None
     low, high = power.k_interval or (None, None)
@@ -323,8 +328,8 @@ def _best_fit_text(fits: Sequence[_Fit]) -> str:
     """Format as in 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
     best = fits[0]
     text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
-    if isinstance(best.raw, saturation.LinearFit):
-        return f"{text}, ~{best.raw.slope * 1e6:.3g} microseconds per input token"
+    if isinstance(best.model, saturation.LinearFit):
+        return f"{text}, ~{best.model.slope * 1e6:.3g} microseconds per input token"
     return f"{text}, TTFT = {best.formula}"
 
 
@@ -333,14 +338,14 @@ def _maximum_cell(name: str, form: str) -> figures.Cell:
 
 
 TABLE_12: Final[Mapping[str, figures.Cell]] = {
-    "Context (tokens)": figures.text("length"),
+    "Context (tokens)": figures.attribute_cell("length"),
     "TTFT Mean": lambda one: figures.ms_with_interval(one.ttft_mean),
     **figures.latency_columns("ttft p95"),
     "ms/1K tokens": lambda one: figures.ms(one.seconds_per_1000_tokens, unit=False),
 }
 THROUGHPUT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Context (tokens)": figures.text("length"),
-    "Requests": figures.text("requests"),
+    "Context (tokens)": figures.attribute_cell("length"),
+    "Requests": figures.attribute_cell("requests"),
     **figures.latency_columns("ttft p50"),
     "E2E Mean": lambda one: figures.ms_of(one.e2e, "mean"),
     "Requests/s": _maximum_cell("requests_per_s", ".3g"),
@@ -391,10 +396,10 @@ def _charts(by_length: Sequence[LengthFigures], fits: Sequence[_Fit]) -> list[Ch
 
 
 def _fit_curve(fit: _Fit, first: float, last: float) -> ChartSeries:
-    """Return points of a fit, evenly on a logarithmic axis; None below 0."""
+    """Return points of a fit, evenly spaced on a logarithmic axis; a TTFT below 0 is None."""
     steps = _CURVE_POINTS - 1
     xs = [first * exp(log(last / first) * i / steps) for i in range(_CURVE_POINTS)]
-    ys = [fit.at(x) * 1e3 for x in xs]
+    ys = [fit.predict(x) * 1e3 for x in xs]
     return ChartSeries(f"{fit.name}: {fit.formula}", list(xs), [y if y > 0 else None for y in ys])
 
 
@@ -423,10 +428,10 @@ def _add_notes(
         "maximum throughput: of closed loops whose concurrency is doubled until the rate of responses grows"
         f" by less than {GAIN_MIN:.0%}"
     )
-    open_ones = [f"{one.length:,}" for one in by_length if not one.throughput_saturated]
-    if open_ones:
+    unsaturated = [f"{one.length:,}" for one in by_length if not one.throughput_saturated]
+    if unsaturated:
         result.deviations.append(
-            f"5.9.4: the throughput at {', '.join(open_ones)} tokens still grew at the highest concurrency,"
+            f"5.9.4: the throughput at {', '.join(unsaturated)} tokens still grew at the highest concurrency,"
             " or was not searched: it is a bound from below"
         )
     few = [f"{one.length:,}" for one in by_length if one.ttft.n < 20]

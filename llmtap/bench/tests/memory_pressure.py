@@ -1,11 +1,11 @@
 """Memory Pressure Behavior (IETF draft, 5.8): more requests than memory has room for.
 
-`run` sends a closed loop at capacity (given, or the capacity test's result), then above it, and returns
-failures, preemptions and slowdown by level (Table 11) and charts. The test warns beforehand (7.4), waits
-after each level until every response has ended, and checks at the end whether the system has recovered.
-Preemptions are read from the server's counters. vLLM and SGLang count events, which give an upper bound for
-the share of preempted requests; the simulated engine also counts requests, recoveries and tokens. A figure
-that the server does not count is reported as not measurable, not as 0.
+`run` sends a closed loop at capacity (set by the user, or measured by the capacity test), then above it, and
+returns failures, preemptions and slowdown by level (Table 11) and charts. The test shows a warning before it
+starts (7.4), waits after each level until every response has ended, and finally checks whether the system
+recovered. Preemptions are read from the server's counters. vLLM and SGLang count events, which give an upper
+bound for the share of preempted requests; the simulated engine also counts requests, recoveries and tokens. A
+figure that the server does not count is reported as not measurable, not as 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ import msgspec
 from llmtap.bench.run.figures import (
     Cell,
     IntervalFigure,
+    attribute_cell,
     interval_figure,
     latency_columns,
     legend,
     ms,
     table_of,
-    text,
 )
 from llmtap.bench.run.levels import (
     Latencies,
@@ -33,12 +33,12 @@ from llmtap.bench.run.levels import (
     level_load,
     measure_closed,
     memory_errors,
-    number,
     p99_chart,
+    rate_text,
     remaining_text,
     server_mean,
     server_total,
-    share,
+    share_text,
 )
 from llmtap.bench.run.measurement import Measurement, SteadyPart
 from llmtap.bench.run.pace import SLOTS_DEFAULT, ExpectedLoad, ExpectedLoads
@@ -57,7 +57,7 @@ PROBES: Final = 5
 """Number of requests that are sent one at a time before the first and after the last level."""
 RECOVERY_SHARE_MAX: Final = 0.5
 RECOVERY_MAX_S: Final = 0.05
-"""Allowed increase of the probes' median TTFT in a recovered system, as a share and in seconds."""
+"""Allowed increase of the probes' median TTFT in a recovered system: as a share, or in seconds if longer."""
 FAILURE_SHARE_MAX: Final = 0.01
 THROUGHPUT_FALL_MAX: Final = 0.10
 TTFT_FACTOR_MAX: Final = 2.0
@@ -97,16 +97,21 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     preemption_events: int | None
     preempted_requests: float | None
     preemption_rate_max: float | None
-    """Largest possible share of preempted requests: one request may be preempted more than once."""
+    """Largest possible share of preempted requests. The share is smaller if the server counts preemptions,
+    and has preempted a request several times."""
     preemption_recovery_rate: float | None
+    """Share of the preempted requests that the server resumed."""
     preemption_loss_tokens: float | None
+    """Number of tokens that the server had to compute again, per preemption."""
     swapped_tokens: float | None
     swapped_mean: float | None
+    """Mean number of requests that were swapped out."""
     completed_rps: float
     output_tps: float | None
     drain: float
     """Seconds from the end of the level until its last answer."""
     pattern: str
+    """Most severe degradation compared with the first level."""
 
     @property
     def name(self) -> str:
@@ -123,6 +128,7 @@ class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     system_lost: str | None
     """When and why the system could no longer be reached."""
     recovered: bool
+    """Whether single requests after the last level complete, and nearly as fast as before the first level."""
     ttft_p50_before: float | None
     ttft_p50_after: float | None
 
@@ -130,21 +136,25 @@ class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 class _Level(NamedTuple):
     percent: int
     slots: int
-    measured: Measurement
-    steady: SteadyPart
+    measurement: Measurement
+    steady_part: SteadyPart
 
 
 @dataclass(slots=True)
 class _PressureRun:
+    """Measured levels of the test, with the single requests (probes) before and after them."""
+
     capacity: int
     source: str
     workload: str
     """Workload with which the capacity was measured."""
-    before: Measurement
+    probe_before: Measurement
     levels: list[_Level] = field(default_factory=list)
-    after: Measurement | None = None
+    probe_after: Measurement | None = None
     ended_early: list[str] = field(default_factory=list)
+    """Names of the loads whose requests ended before the planned duration."""
     failure: str | None = None
+    """When and why the server could no longer be reached."""
 
 
 def check(session: BenchSession, params: MemoryPressureParams) -> None:
@@ -153,7 +163,9 @@ def check(session: BenchSession, params: MemoryPressureParams) -> None:
     levels = params.levels
     if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
         raise ConfigError(
-            "levels", "expected rising percentages that begin with 100, the base", "such as 100,110,125,150"
+            "levels",
+            f"expected rising percentages that begin with 100 (the base), got {list(levels)}",
+            "such as 100,110,125,150",
         )
     if _capacity(session, params) is None:
         raise ConfigError(
@@ -164,8 +176,10 @@ def check(session: BenchSession, params: MemoryPressureParams) -> None:
 
 
 def _capacity(session: BenchSession, params: MemoryPressureParams) -> tuple[int, str, str] | None:
-    """Return the capacity (given, or measured by the capacity test in the same folder), its source, and the
-    workload with which it was measured."""
+    """Return the capacity, its source, and the workload with which it was measured; None if it is unknown.
+
+    The parameter `capacity` sets it, or the capacity test has measured it in the same results folder.
+    """
     if params.capacity is not None:
         return params.capacity, "given (capacity)", params.workload
     measurements = at(session.results.read_json("capacity/result.json"), "measurements") or {}
@@ -226,7 +240,7 @@ async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -
                 output_tokens=params.output_tokens,
             )
         except ConfigError as exc:
-            # The same request succeeded before, so the server has failed in the meantime: end the test.
+            # End the test: the same request succeeded before, so the server has failed in the meantime.
             pressure.failure = f"before {percent} %: {exc.problem}"
             return pressure
         pressure.levels.append(_Level(percent, slots, measured, steady))
@@ -234,7 +248,7 @@ async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -
             pressure.ended_early.append(measured.name)
         rate = (slots, steady.completed_rps)
     try:
-        pressure.after = await _send_probe(session, params, "after")
+        pressure.probe_after = await _send_probe(session, params, "after")
     except ConfigError as exc:
         pressure.failure = f"after the last level: {exc.problem}"
     return pressure
@@ -248,11 +262,12 @@ async def _send_probe(session: BenchSession, params: MemoryPressureParams, name:
 
 
 def _measurements(params: MemoryPressureParams, pressure: _PressureRun) -> PressureMeasurements:
-    before = percentile(pressure.before.values("ttft_ns"), 0.5)
-    after = None if pressure.after is None else percentile(pressure.after.values("ttft_ns"), 0.5)
+    probe = pressure.probe_after
+    before = percentile(pressure.probe_before.values("ttft_ns"), 0.5)
+    after = None if probe is None else percentile(probe.values("ttft_ns"), 0.5)
     recovered = False
-    if pressure.after is not None and before is not None and after is not None:
-        whole = len(pressure.after.successful_rows()) == pressure.after.n
+    if probe is not None and before is not None and after is not None:
+        whole = len(probe.successful_rows()) == probe.n
         recovered = whole and after - before <= max(RECOVERY_SHARE_MAX * before, RECOVERY_MAX_S)
     return PressureMeasurements(
         capacity=pressure.capacity,
@@ -260,7 +275,7 @@ def _measurements(params: MemoryPressureParams, pressure: _PressureRun) -> Press
         workload=params.workload,
         levels=[_level_figures(level, pressure.levels[0]) for level in pressure.levels],
         preemption_is_told=any(
-            server_total(level.measured, "preemptions") is not None for level in pressure.levels
+            server_total(level.measurement, "preemptions") is not None for level in pressure.levels
         ),
         system_lost=pressure.failure,
         recovered=recovered,
@@ -270,12 +285,13 @@ def _measurements(params: MemoryPressureParams, pressure: _PressureRun) -> Press
 
 
 def _level_figures(level: _Level, base: _Level) -> PressureLevel:
-    measured, steady, n = level.measured, level.steady, level.measured.n
+    measured, steady, n = level.measurement, level.steady_part, level.measurement.n
     completed = len(measured.successful_rows())
     interval = share_interval(completed, n)
     names = ("preemptions", "preempted", "recovered", "preempted_tokens")
     events, preempted, recovered, lost = (server_total(measured, name) for name in names)
-    most = events if preempted is None else preempted  # The number of events is an upper bound.
+    # If the server does not count preempted requests, its number of preemptions is an upper bound for them.
+    most = events if preempted is None else preempted
     recovery = 1.0 if events and completed == n else None
     if preempted and recovered is not None:
         recovery = recovered / preempted
@@ -303,13 +319,13 @@ def _level_figures(level: _Level, base: _Level) -> PressureLevel:
 
 
 def _degradation_pattern(level: _Level, base: _Level, failed: float) -> str:
-    """Return the most severe degradation compared with the base level."""
+    """Return the most severe degradation compared with the base level. `failed`: share of failed requests."""
     if failed > FAILURE_SHARE_MAX:
         return "requests fail"
     if level is base:
         return "base"
-    output = increase(base.steady.output_tps, level.steady.output_tps)
-    ttft = increase(*(percentile(one.measured.values("ttft_ns"), 0.99) for one in (base, level)))
+    output = increase(base.steady_part.output_tps, level.steady_part.output_tps)
+    ttft = increase(*(percentile(one.measurement.values("ttft_ns"), 0.99) for one in (base, level)))
     if output is not None and output < -THROUGHPUT_FALL_MAX:
         return "throughput falls"
     return "requests wait" if ttft is not None and ttft > TTFT_FACTOR_MAX - 1 else "as at the base"
@@ -319,7 +335,7 @@ def _preempted_text(level: PressureLevel) -> str:
     most = level.preemption_rate_max
     if most is None:
         return _NOT_MEASURABLE
-    return share(most) + " at most" * bool(most and level.preempted_requests is None)
+    return share_text(most) + " at most" * bool(most and level.preempted_requests is None)
 
 
 def _amount_text(value: float | None) -> str:
@@ -332,18 +348,18 @@ def _recovery_text(level: PressureLevel) -> str:
     if level.preemption_events == 0:
         return "nothing to recover"
     rate = level.preemption_recovery_rate
-    return _NOT_MEASURABLE if rate is None else share(rate)
+    return _NOT_MEASURABLE if rate is None else share_text(rate)
 
 
 TABLE_11: Final[Mapping[str, Cell]] = {
-    "Oversub Level": text("name"),
-    "Complete": lambda level: share(1 - level.fail_rate),
+    "Oversub Level": attribute_cell("name"),
+    "Complete": lambda level: share_text(1 - level.fail_rate),
     "Preempt": _preempted_text,
-    "Fail Rate": lambda level: share(level.fail_rate),
+    "Fail Rate": lambda level: share_text(level.fail_rate),
     **latency_columns("ttft p99"),
 }
 PREEMPTION_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Oversub Level": text("name"),
+    "Oversub Level": attribute_cell("name"),
     "Events": lambda level: _amount_text(level.preemption_events),
     "Recovery": _recovery_text,
     "Tokens lost per event": lambda level: _amount_text(level.preemption_loss_tokens),
@@ -352,13 +368,13 @@ PREEMPTION_COLUMNS: Final[Mapping[str, Cell]] = {
     "Recovery time": lambda level: f"{level.drain:.1f} s",
 }
 DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Oversub Level": text("name"),
-    "Concurrency": text("concurrency"),
-    "Completed (req/s)": lambda level: number(level.completed_rps),
-    "Output (tok/s)": lambda level: number(level.output_tps),
+    "Oversub Level": attribute_cell("name"),
+    "Concurrency": attribute_cell("concurrency"),
+    "Completed (req/s)": lambda level: rate_text(level.completed_rps),
+    "Output (tok/s)": lambda level: rate_text(level.output_tps),
     **latency_columns("tpot p99"),
-    "OOM errors": text("memory_errors"),
-    "Pattern": text("pattern"),
+    "OOM errors": attribute_cell("memory_errors"),
+    "Pattern": attribute_cell("pattern"),
 }
 
 
@@ -420,7 +436,7 @@ def _add_notes(
 def _expected_loads(session: BenchSession, params: MemoryPressureParams) -> ExpectedLoads:
     capacity, seconds = _capacity(session, params), to_seconds(params.duration)
     slots = session.pace.saturation_slots(session.kind) if capacity is None else capacity[0]
-    # Before and after the levels, single requests show the latency without pressure.
+    # Include the single requests before and after the levels, which show the latency without pressure.
     probe = ExpectedLoad(PROBES, slots=1)
     levels = [
         ExpectedLoad(seconds=seconds, slots=ceil((slots or SLOTS_DEFAULT) * percent / 100))

@@ -3,10 +3,10 @@
 `open_mix` and `closed_mix` make a `Load` from a `ClassMix`; `prefixes_of` makes a `Prefixes`, whose methods
 make loads with shared prefixes and the load that fills a cache with them.
 
-Classes: 5.6.2 requires Synthetic-Skewed, and also classes of which the ranges and the ratio contradict it.
-`ClassMix` keeps the ratio and the ranges, and the lengths within a range follow the log-normals.
-`SkewedClasses` is Synthetic-Skewed; a request belongs to the class whose ranges have its lengths, and most
-requests belong to none.
+Classes: 5.6.2 requires Synthetic-Skewed, and also classes whose ranges and ratio contradict it. `ClassMix`
+keeps the ratio and the ranges of the classes; within a range, the lengths follow the log-normal distributions
+of Synthetic-Skewed. `SkewedClasses` is Synthetic-Skewed; a request belongs to the class whose ranges contain
+its lengths, and most requests belong to no class.
 
 Prefixes: `texts` is the seed of the words, `seed` is the seed of lengths, arrivals and sharing. A row does
 not depend on the number of rows.
@@ -64,10 +64,11 @@ _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
 _IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
 _STANDARD: Final = NormalDist()
 _SKEWED_REQUESTS_MAX: Final = 1_000_000
-"""Largest expected number of requests of Synthetic-Skewed for the requests of a class; the draft's long class
-has 1.4 % of them, so that 500 need 36,000."""
+"""Largest allowed number of requests of Synthetic-Skewed that are needed for enough requests of a class. The
+draft's long class has 1.4 % of all requests, so that 500 of its requests need 36,000."""
 _STEPS: Final = 2_000
-"""Number of quantiles from which a mean is computed: exact to 0.1 tokens for the draft's ranges."""
+"""Number of quantiles from which a mean length is computed. The error is below 0.1 tokens for the draft's
+ranges."""
 
 
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,11 +104,14 @@ def check_classes(classes: Sequence[RequestClass]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClassMix(PlannedWorkload):
+    """Workload of requests of several classes, mixed by the shares of the classes (5.6.2)."""
+
     classes: tuple[RequestClass, ...]
     content: ProseWords | RandomIds = field(default_factory=ProseWords)
     name: str = "request-classes"
 
     def only_class(self, name: str) -> "ClassMix":
+        """Return the workload that has only the requests of one class."""
         (one,) = (one for one in self.classes if one.name == name)
         return replace(self, classes=(msgspec.structs.replace(one, share=1.0),))
 
@@ -144,13 +148,14 @@ class ClassMix(PlannedWorkload):
         return (one.name for one in self._draw_classes(seed))
 
     def mean_tokens(self) -> float:
+        """Return the mean number of tokens of a request: prompt and response."""
         return sum(
             one.share * (_mean_length(_INPUT, one.input) + _mean_length(_OUTPUT, one.output))
             for one in self.classes
         )
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
-        """Return the lengths of `count` requests."""
+        """Return the prompt and response lengths of `count` requests."""
         input_random, output_random = Random(f"{seed}/input"), Random(f"{seed}/output")
         turns = (
             PlannedTurn(
@@ -172,7 +177,7 @@ class ClassMix(PlannedWorkload):
 
 @dataclass(frozen=True, slots=True)
 class SkewedClasses(ClassMix):
-    """Synthetic-Skewed as in 4.3.2.2, with the classes that its requests belong to (`skewed_classes`)."""
+    """Synthetic-Skewed as in 4.3.2.2, with classes for some of its requests (`skewed_classes`)."""
 
     def only_class(self, name: str) -> ClassMix:
         return ClassMix(self.classes, self.content).only_class(name)
@@ -181,12 +186,12 @@ class SkewedClasses(ClassMix):
         return {**SKEWED.describe(), "classes": msgspec.to_builtins(self.classes)}
 
     def class_names(self, seed: int) -> Iterator[str | None]:
-        for given, made in SKEWED.draw_lengths(seed):
+        for prompt, response in SKEWED.draw_lengths(seed):
             yield next(
                 (
                     one.name
                     for one in self.classes
-                    if one.input[0] <= given <= one.input[1] and one.output[0] <= made <= one.output[1]
+                    if one.input[0] <= prompt <= one.input[1] and one.output[0] <= response <= one.output[1]
                 ),
                 None,
             )
@@ -204,37 +209,39 @@ class SkewedClasses(ClassMix):
 def skewed_classes(
     classes: Sequence[RequestClass], content: ProseWords | RandomIds, *, per_class: int
 ) -> SkewedClasses:
-    """Return Synthetic-Skewed with these classes, whose shares are those of the workload.
+    """Return Synthetic-Skewed with these classes; the share of each class is computed from its ranges.
 
-    `content` is of the classes alone. Raises ConfigError if `per_class` requests of a class need too many
-    requests of the workload.
+    `content`: prompt texts of the loads that have only one class. `per_class`: number of requests that each
+    class needs. Raises ConfigError if this needs more than `_SKEWED_REQUESTS_MAX` requests of the workload.
     """
     assert isinstance(SKEWED.input, LogNormal) and isinstance(SKEWED.output, LogNormal)
-    shared = []
+    with_shares = []
     for one in classes:
         share = _probability(SKEWED.input, one.input) * _probability(SKEWED.output, one.output)
         if share * _SKEWED_REQUESTS_MAX < per_class:
             raise ConfigError(
-                "classes", f"{one.name}: too few requests of synthetic-skewed are in its ranges ({share:.2g})"
+                "classes",
+                f"{one.name}: only {share:.2g} of the requests of synthetic-skewed are in its ranges",
+                "set wider ranges, or workload = request-classes",
             )
-        shared.append(msgspec.structs.replace(one, share=share))
-    return SkewedClasses(tuple(shared), content)
+        with_shares.append(msgspec.structs.replace(one, share=share))
+    return SkewedClasses(tuple(with_shares), content)
 
 
 def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
-    """Return the probability that a rounded and clipped length is within a span that includes both ends."""
+    """Return the probability that a rounded and clipped length is within a span, which includes its ends."""
     low, high = max(span[0], lengths.min), min(span[1], lengths.max)
     if low > high:
         return 0.0
     mu, sigma = lengths.log_parameters
-    # All lengths beyond a limit are set to the limit.
+    # The workload clips lengths to its limits, so a span that begins or ends at a limit has the whole tail.
     first = 0.0 if low == lengths.min else _STANDARD.cdf((math.log(low - 0.5) - mu) / sigma)
     last = 1.0 if high == lengths.max else _STANDARD.cdf((math.log(high + 0.5) - mu) / sigma)
     return last - first
 
 
 def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
-    """Return the quantile `u` of the log-normal lengths within a span, which includes both ends."""
+    """Return the quantile `u` of the log-normal lengths within a span, which includes its ends."""
     low, high = span
     mu, sigma = skewed.log_parameters
     first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
@@ -281,7 +288,7 @@ def open_mix(
 
 
 def _as_open_loop(load: Load, offsets: "array[int]", arrivals: Arrivals, rate_rps: float) -> Load:
-    """Return an open loop with the requests of a closed loop, at these arrival offsets."""
+    """Return the requests of a closed loop as an open loop with these arrival offsets."""
     load.plan.requests.arrival_ns = offsets
     load.plan.about = {**load.plan.about, "arrivals": arrivals.describe()}
     return replace(load, slots=None, rate_rps=rate_rps)
@@ -290,7 +297,7 @@ def _as_open_loop(load: Load, offsets: "array[int]", arrivals: Arrivals, rate_rp
 def closed_mix(
     mix: ClassMix, *, slots: int, requests: int, seed: int, counting: TokenCounting = WORDS
 ) -> Load:
-    """Return requests of the mix as a closed loop."""
+    """Return a closed-loop load with the requests of a mix."""
     class_names = list(itertools.islice(mix.class_names(seed), requests))
     parts = mix.plan(requests, seed)
     about = {"workload": report_of(mix, parts.requests, seed), "arrivals": None, "seed": seed}
@@ -314,8 +321,7 @@ def _replay_plan(
 
 
 PRIMER_TOKENS: Final = 16
-"""Tokens of the message that follows the prefix in a request that only fills the cache; its
-response has one token."""
+"""Tokens of the message after the prefix, in a request that only fills the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +331,7 @@ class Prefixes:
     workload: ComposedWorkload
     counting: TokenCounting = WORDS
     output_tokens: int | None = None
-    """Response length in place of the workload's own lengths."""
+    """Length of all responses; None: the lengths of the workload."""
 
     @property
     def sharing(self) -> Sharing:
@@ -338,11 +344,14 @@ class Prefixes:
         return _as_open_loop(self.closed_load(count, seed, texts, 1), offsets, arrivals, rate_rps)
 
     def closed_load(self, count: int, seed: int, texts: int, slots: int) -> Load:
-        parts = self._parts(count, seed)
-        return Load(plan=self._plan(parts, self._script(parts, texts), seed, texts), slots=slots)
+        parts = self._workload_plan(count, seed)
+        return Load(plan=self._make_plan(parts, self._script(parts, texts), seed, texts), slots=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
-        """Return a load that has each prefix of these seeds once, followed by a different message each."""
+        """Return a load that fills a cache: it sends each prefix of these seeds once, with its own message.
+
+        Each response has one token.
+        """
         lengths = self.sharing.lengths(seed)
         n = len(lengths)
         requests = Requests(
@@ -357,14 +366,14 @@ class Prefixes:
             contexts=array("q", range(n)),
             places=array("q", [0] * n),
         )
-        return Load(plan=self._plan(parts, _Primer(self._script(parts, texts)), seed, texts), slots=1)
+        return Load(plan=self._make_plan(parts, _Primer(self._script(parts, texts)), seed, texts), slots=1)
 
     def row_prefixes(self, count: int, seed: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the number of each row's prefix (or NO_CONTEXT), and the tokens of each prefix."""
-        parts = self._parts(count, seed)
+        """Return the index of each row's prefix (or NO_CONTEXT), and the number of tokens of each prefix."""
+        parts = self._workload_plan(count, seed)
         return parts.contexts, parts.lengths
 
-    def _parts(self, count: int, seed: int) -> WorkloadPlan:
+    def _workload_plan(self, count: int, seed: int) -> WorkloadPlan:
         parts = self.workload.plan(count, seed)
         if self.output_tokens is not None:
             parts.requests.output = array("q", [self.output_tokens]) * len(parts.requests)
@@ -375,7 +384,9 @@ class Prefixes:
         assert not isinstance(content, RandomIds)
         return GeneratedScript(content, parts, texts)
 
-    def _plan(self, parts: WorkloadPlan, script: ConversationScript, seed: int, texts: int) -> ReplayPlan:
+    def _make_plan(
+        self, parts: WorkloadPlan, script: ConversationScript, seed: int, texts: int
+    ) -> ReplayPlan:
         about = {
             "workload": report_of(self.workload, parts.requests, seed),
             "arrivals": None,
@@ -387,7 +398,7 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Primer(ConversationScript):
-    """A script with the same contexts but other messages, so that the cache gets only the shared prefixes."""
+    """Script with the contexts of `script` but other messages, so that a cache gets only shared prefixes."""
 
     script: GeneratedScript
 
@@ -412,9 +423,10 @@ def prefixes_of(
     contexts: int | None = None,
     output_tokens: int | None = None,
 ) -> Prefixes:
-    """Return a workload that shares prefixes, with the given changes to its sharing.
+    """Return a workload that shares prefixes. Arguments that are not None replace its own settings.
 
-    Raises ConfigError if the workload shares no prefixes, or has fixed texts or conversations.
+    `fraction`: share of requests with a prefix. `tokens`: range of prefix lengths. `contexts`: number of
+    prefixes. Raises ConfigError if the workload shares no prefixes, or has fixed texts or conversations.
     """
     if not is_workload(name):
         raise ConfigError(
@@ -426,13 +438,13 @@ def prefixes_of(
     if not isinstance(workload, ComposedWorkload) or isinstance(workload.content, RandomIds):
         raise ConfigError(
             "workload",
-            f"cannot make variants of {name!r} with new texts that no cache has",
+            f"cannot generate new texts for {name!r}: a cache could contain its prompts",
             "expected code-completion, conversation, or a FILE.toml with generated texts",
         )
     if workload.conversations is not None:
         raise ConfigError(
             "workload",
-            f"cannot make variants of {name!r} with new texts: its conversations repeat earlier turns",
+            f"cannot generate new texts for {name!r}: its conversations repeat earlier turns",
             "expected a workload without conversations",
         )
     sharing = workload.sharing

@@ -4,8 +4,9 @@
 request with the same request in the other arm. Repeats have different requests and are independent runs (6.1,
 6.3). A repeat measures three states:
 
-- Off: the requests of cold, with the cache off. Cold is measured first if both arms share one running server
-  (they differ only in headers or body); otherwise the order is random.
+- Off: the same requests as cold, with the cache off. If both arms share one running server (they differ only
+  in headers or body), cold is measured first, so that the requests of off cannot be in its cache; otherwise
+  the order is random.
 - Cold: with the cache on, but without the prompts in it: the words of prompts and warm-ups are new each time
   (`texts` sets their seed).
 - Warm: with the cache on and other words than cold, after each prefix was sent once.
@@ -60,6 +61,7 @@ class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
     by_repeats: figures.IntervalFigure | None
     """Reduction of P50, as geometric mean over repeats."""
     pairs: int
+    """Number of pairs of requests."""
 
 
 class Reductions(msgspec.Struct, frozen=True):
@@ -74,6 +76,7 @@ class HitRate(msgspec.Struct, frozen=True):
     cached_tokens: int
     prefix_tokens: int
     answers_that_tell: int
+    """Number of responses that report cached tokens."""
 
 
 class HitRates(msgspec.Struct, frozen=True):
@@ -85,6 +88,8 @@ class HitRates(msgspec.Struct, frozen=True):
 
 
 class StateRate(msgspec.Struct, frozen=True):
+    """Rate in each repeat (`runs`), and the mean of these rates."""
+
     mean: float | None
     runs: list[float]
 
@@ -154,13 +159,13 @@ class PrefixRun:
     """Repeat of the test: one measurement per state of the cache."""
 
     contexts: Sequence[int]
-    """For each row, the number of its shared prefix, or NO_CONTEXT."""
+    """For each row, the index of its shared prefix, or NO_CONTEXT."""
     lengths: Sequence[int]
-    """Tokens of each prefix, by its number."""
+    """Number of tokens of each prefix, by index."""
     states: dict[str, Measurement] = field(default_factory=dict)
 
-    def prefix(self, row: int) -> int:
-        """Return the tokens of the shared prefix of a row."""
+    def prefix_tokens(self, row: int) -> int:
+        """Return the number of tokens of a row's shared prefix."""
         context = self.contexts[row]
         return 0 if context == NO_CONTEXT else self.lengths[context]
 
@@ -188,7 +193,7 @@ def check(session: BenchSession, params: PrefixCacheParams) -> None:
 async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResult:
     """Send the same loads without and with a cache, and return its effect on TTFT (5.7.3, 5.7.4)."""
     prefixes = _prefixes(session, params)
-    texts = _Texts(session, params.texts)
+    texts = _TextSeeds(session, params.texts)
     warm_by = replace(prefixes, output_tokens=levels.WARM_TOKENS).closed_load(
         32, session.seed - 1, texts.new_seed(), 8
     )
@@ -198,7 +203,7 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
         assert capacity is not None
         rate = params.share * capacity.rps
     order = Random(f"{session.seed}/arms")
-    cold_first = [not _separate_caches(session) or order.random() < 0.5 for _ in range(params.repeats)]
+    cold_first = [not _has_separate_caches(session) or order.random() < 0.5 for _ in range(params.repeats)]
     runs: list[PrefixRun] = []
     last: Load | None = None
     for repeat in range(params.repeats):
@@ -209,7 +214,7 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
             prefixes.open_load(params.requests, seed, texts.seed_for(f"{repeat}/{state}", shape), rate)
             for state in ("cold", "warm")
         )
-        primer = prefixes.primer(seed, texts.seed_of[f"{repeat}/warm"])
+        primer = prefixes.primer(seed, texts.seed_by_step[f"{repeat}/warm"])
         prefix_run = PrefixRun(*prefixes.row_prefixes(params.requests, seed))
         for state in ("cold", "warm", "off") if cold_first[repeat] else ("off", "cold", "warm"):
             prefix_run.states[state] = await session.measure(
@@ -244,40 +249,45 @@ def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
     )
 
 
-def _separate_caches(session: BenchSession) -> bool:
+def _has_separate_caches(session: BenchSession) -> bool:
     """Return whether the two arms have separate caches: they are two servers, or one that is restarted."""
     off, on = session.arms[OFF], session.arms[ON]
-    return off.switches or on.switches or (off.url or session.target.url) != (on.url or session.target.url)
+    if off.has_switch or on.has_switch:
+        return True
+    return (off.url or session.target.url) != (on.url or session.target.url)
 
 
-class _Texts:
+class _TextSeeds:
     """Seeds of the words of each load: a new seed for a load to send, the stored one for a measured load."""
 
-    def __init__(self, session: BenchSession, given: int | None) -> None:
+    def __init__(self, session: BenchSession, first_seed: int | None) -> None:
+        """`first_seed`: seed of the first load, which the parameter `texts` sets; None: random seeds."""
         self._folder = session.folder
-        self._seed_given = given
+        self._first_seed = first_seed
         self._seeds: dict[str, int] = self._folder.read_json(TEXTS_FILE) or {}
-        self.seed_of: dict[str, int] = {}
+        self.seed_by_step: dict[str, int] = {}
 
     def seed_for(self, step: str, shape: Load) -> int:
-        """Return the seed of a load. An interrupted load gets a new one, since a cache
-        may have its prompts."""
-        if step not in self.seed_of:
+        """Return the seed of a load. An interrupted load gets a new seed: a cache can have its prompts.
+
+        `shape`: load with the same lengths and arrivals, by which a measured load is recognised.
+        """
+        if step not in self.seed_by_step:
             key = f"{step} {shape.fingerprint()}"
-            if self._seed_given is not None:
-                self._seeds[key] = self._seed_given + len(self.seed_of)
+            if self._first_seed is not None:
+                self._seeds[key] = self._first_seed + len(self.seed_by_step)
             elif key not in self._seeds or self._folder.step(step).read_json("step.json") is None:
                 self._seeds[key] = self.new_seed()
             self._folder.write_json(TEXTS_FILE, self._seeds)
-            self.seed_of[step] = self._seeds[key]
-        return self.seed_of[step]
+            self.seed_by_step[step] = self._seeds[key]
+        return self.seed_by_step[step]
 
     def new_seed(self) -> int:
         return secrets.randbits(48)
 
 
 async def _capacity(
-    session: BenchSession, params: PrefixCacheParams, prefixes: Prefixes, texts: _Texts, warm_by: Load
+    session: BenchSession, params: PrefixCacheParams, prefixes: Prefixes, texts: _TextSeeds, warm_by: Load
 ) -> levels.Capacity:
     is_default = params.sharing is None and params.prefix_tokens is None and params.output_tokens is None
     known = levels.known_capacity(session, params.max_rate, params.workload if is_default else None)
@@ -298,11 +308,11 @@ async def _throughput(
     session: BenchSession,
     params: PrefixCacheParams,
     prefixes: Prefixes,
-    texts: _Texts,
+    texts: _TextSeeds,
     warm_by: Load,
     cold_first: Sequence[bool],
 ) -> CacheThroughput | None:
-    """Return the rate of closed loops with the cache off and with a warm cache; None without `concurrency`.
+    """Return the rate of closed loops with the cache off and with a warm cache; None if `concurrency` is 0.
 
     The rate is output tokens per second or, without token counts, requests per second.
     """
@@ -395,15 +405,15 @@ def _hit_rate(runs: Sequence[PrefixRun], state: str) -> HitRate | None:
         hits = prefix_run.states[state].values_by_row("cached_tokens")
         reported += len(hits)
         for row in prefix_run.states[state].values_by_row("e2e_ns"):
-            cached += min(int(hits.get(row, 0)), prefix_run.prefix(row))
-            prefix += prefix_run.prefix(row)
+            cached += min(int(hits.get(row, 0)), prefix_run.prefix_tokens(row))
+            prefix += prefix_run.prefix_tokens(row)
     rate = cache_hit_rate(cached, prefix)
     if not reported or rate is None:
         return None
     return HitRate(rate, cached, prefix, reported)
 
 
-def hot_prefixes(runs: Sequence[PrefixRun]) -> int:
+def hot_prefix_count(runs: Sequence[PrefixRun]) -> int:
     """Return the number of prefixes that were mostly cached at their first request of a cold run.
 
     A number above 0 means that the cache was not empty.
@@ -413,7 +423,7 @@ def hot_prefixes(runs: Sequence[PrefixRun]) -> int:
         hits = prefix_run.states["cold"].values_by_row("cached_tokens")
         first = {context: row for row, context in reversed([*enumerate(prefix_run.contexts)])}
         first.pop(NO_CONTEXT, None)
-        hot += sum(hits.get(row, 0) > prefix_run.prefix(row) / 2 for row in first.values())
+        hot += sum(hits.get(row, 0) > prefix_run.prefix_tokens(row) / 2 for row in first.values())
     return hot
 
 
@@ -422,9 +432,9 @@ def _configuration(
     prefixes: Prefixes,
     runs: Sequence[PrefixRun],
     rate: float,
-    texts: _Texts,
+    texts: _TextSeeds,
 ) -> dict[str, str]:
-    rows = [one.prefix(row) for one in runs for row in range(len(one.contexts))]
+    rows = [one.prefix_tokens(row) for one in runs for row in range(len(one.contexts))]
     shared = [tokens for tokens in rows if tokens]
     lengths = f"{min(shared):,}-{max(shared):,} tokens" if shared else "none"
     seconds = sum(one.seconds for run in runs for one in run.states.values())
@@ -435,7 +445,7 @@ def _configuration(
         "Sharing fraction": f"{len(shared) / len(rows):.1%} of the requests"
         f" ({prefixes.sharing.fraction:.0%} requested)",
         "Load level": f"{rate:.3g} requests/s",
-        "Seeds of the words": ", ".join(f"{step} {seed}" for step, seed in texts.seed_of.items()),
+        "Seeds of the words": ", ".join(f"{step} {seed}" for step, seed in texts.seed_by_step.items()),
     }
 
 
@@ -461,12 +471,12 @@ def _tables(measurements: PrefixMeasurements) -> list[test.ReportTable]:
     ]
 
 
-def _reduction_cell(at: str) -> figures.Cell:
-    return lambda one: figures.with_interval(getattr(one.reduction, at), ".1%")
+def _reduction_cell(name: str) -> figures.Cell:
+    return lambda one: figures.with_interval(getattr(one.reduction, name), ".1%")
 
 
 TABLE_10: Final[Mapping[str, figures.Cell]] = {
-    "Configuration": figures.text("name"),
+    "Configuration": figures.attribute_cell("name"),
     **figures.latency_columns("ttft p50", "ttft p95", "ttft p99"),
 }
 REDUCTION_COLUMNS: Final[Mapping[str, figures.Cell]] = {
@@ -509,7 +519,7 @@ def _add_notes(
         result.deviations.append(
             f"5.7.2: with the cache disabled, {off.value:.1%} of prefix tokens came from it: it is on"
         )
-    hot = hot_prefixes(runs)
+    hot = hot_prefix_count(runs)
     if hot:
         result.deviations.append(
             f"5.7.3: {hot} prefixes were in the cache before the cold run sent them: it was not cold"

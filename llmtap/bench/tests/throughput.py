@@ -30,12 +30,12 @@ from llmtap.bench.run.levels import (
     level_figures,
     level_load,
     measure_closed,
-    number,
     p99_chart,
+    rate_text,
     remaining_text,
     saturation_signs,
     server_mean,
-    share,
+    share_text,
     throughput_chart,
     verdict_text,
 )
@@ -105,16 +105,18 @@ class SearchResult:
 
     @property
     def best(self) -> LevelAttempt | None:
-        """The last successful attempt at the highest level that holds."""
+        """Attempt at the highest level that holds; None if no level holds."""
         level = None if self.search.best is None else self.search.best * self.step
         return next((t for t in reversed(self.attempts) if t.holds and t.level == level), None)
 
     @property
     def limit(self) -> float | None:
+        """Load of the lowest level that does not hold."""
         return None if self.search.limit is None else self.search.limit * self.step
 
 
 def check(session: BenchSession, params: ThroughputParams) -> None:
+    """Raise ConfigError if levels are too short, the SLO is wrong, or range and increment do not fit."""
     check_duration(session, params.duration, DURATION_MIN, "5.2.2.1")
     if params.slo is not None:
         Objectives.parse(params.slo, "slo")
@@ -172,11 +174,13 @@ async def search_limit(session: BenchSession, params: ThroughputParams) -> Searc
                 params.workload,
                 round(level),
                 params.duration,
-                None if previous is None else (previous.level, previous.steady.completed_rps),
+                None if previous is None else (previous.level, previous.steady_part.completed_rps),
                 slo=params.bounds.slo,
             )
             result.ended_early += [measured.name] * ended_early
-        violations = _violations(steady, result.attempts[0].steady if result.attempts else steady, params)
+        violations = _violations(
+            steady, result.attempts[0].steady_part if result.attempts else steady, params
+        )
         reason = verdict_text(steady, violations, "sustained")
         result.attempts.append(LevelAttempt(level, measured, steady, not violations, reason))
         search.record(index, not violations)
@@ -203,12 +207,13 @@ class ThroughputLevel(LevelFigures, frozen=True, kw_only=True):
 
 
 class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Maxima over all sustained levels, and figures of the highest sustained level; None if no level is
-    sustained."""
+    """Maxima over all sustained levels, and figures of the highest one; None if no level is sustained."""
 
     load_model: str
     constraint: BoundsReport | None
+    """Bounds of the SLO."""
     limit: float | None
+    """Load of the lowest level that is not sustained, as rate or concurrency."""
     levels: list[ThroughputLevel]
     sustainable_load_rps: float | None = None
     planned_rps: float | None = None
@@ -218,7 +223,9 @@ class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tps: float | None = None
     tokens_per_gpu_second: float | None = None
     batch_utilization: float | None = None
+    """Mean number of running requests / maximum number (`sut.max_batch`)."""
     sent: int | None = None
+    """Number of requests that were sent in the steady part of the highest sustained level."""
     completed_rps: float | None = None
     completed: int | None = None
 
@@ -233,11 +240,13 @@ async def run(session: BenchSession, params: ThroughputParams) -> test.TestResul
     search = await search_limit(session, params)
     best, measurements = search.best, _measurements(session, params, search)
     result = test.TestResult(
-        measurements, configuration=_configuration(params), main=(best or search.attempts[0]).measured.name
+        measurements, configuration=_configuration(params), main=(best or search.attempts[0]).measurement.name
     )
     result.tables = [_summary_table(measurements)]
     if best is not None:
-        result.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))
+        result.tables.append(
+            latency_table("Table 4: Latency at Maximum Throughput", best.steady_part.sent_requests)
+        )
     rows = map(_LevelRow, search.attempts, measurements.levels)
     result.tables.append(
         figures.table_of(
@@ -263,11 +272,11 @@ def _level_cell(cell: figures.Cell) -> figures.Cell:
 
 
 LEVEL_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Sent (req/s)": lambda level: f"{number(level.arrival_rps)} (n {level.arrivals:,})",
-    "Completed (req/s)": lambda level: f"{number(level.completed_rps)} (n {level.completed:,})",
-    "Output (tok/s)": lambda level: number(level.output_tps),
+    "Sent (req/s)": lambda level: f"{rate_text(level.arrival_rps)} (n {level.arrivals:,})",
+    "Completed (req/s)": lambda level: f"{rate_text(level.completed_rps)} (n {level.completed:,})",
+    "Output (tok/s)": lambda level: rate_text(level.output_tps),
     **figures.latency_columns("ttft p99", "tpot p99"),
-    "Success": lambda level: share(level.success),
+    "Success": lambda level: share_text(level.success),
     "In flight, first to last fifth": lambda level: f"{level.in_flight[0]:.1f} to {level.in_flight[-1]:.1f}",
     "Steady": lambda level: "yes" if level.sustained else "no",
 }
@@ -298,17 +307,17 @@ def _measurements(
         load_model=params.mode,
         constraint=params.bounds.report(),
         limit=search.limit,
-        levels=[_level(t, is_open=is_open) for t in search.attempts],
+        levels=[_throughput_level(t, is_open=is_open) for t in search.attempts],
     )
     if best is None:
         return measurements
-    steady, gpus = best.steady, session.sut.hardware.count
-    sustained = [t.steady for t in search.attempts if t.holds]
+    steady, gpus = best.steady_part, session.sut.hardware.count
+    sustained = [t.steady_part for t in search.attempts if t.holds]
     output_tps, request_rps, input_tps = (
         max((rate for t in sustained if (rate := getattr(t, name)) is not None), default=None)
         for name in ("output_tps", "completed_rps", "input_tps")
     )
-    running, batch = server_mean(best.measured, "running", steady), session.sut.max_batch
+    running, batch = server_mean(best.measurement, "running", steady), session.sut.max_batch
     per_gpu = None
     if gpus and output_tps is not None:
         per_gpu = tokens_per_gpu_second(round(output_tps * steady.seconds), steady.seconds, gpus)
@@ -328,7 +337,7 @@ def _measurements(
     )
 
 
-def _level(attempt: LevelAttempt, *, is_open: bool) -> ThroughputLevel:
+def _throughput_level(attempt: LevelAttempt, *, is_open: bool) -> ThroughputLevel:
     return ThroughputLevel(
         **msgspec.structs.asdict(level_figures(attempt)),
         planned_rps=attempt.level if is_open else UNSET,
@@ -337,28 +346,28 @@ def _level(attempt: LevelAttempt, *, is_open: bool) -> ThroughputLevel:
 
 
 def _summary_table(measurements: ThroughputMeasurements) -> test.ReportTable:
-    sustained = number(measurements.sustainable_load_rps, "req/s")
+    sustained = rate_text(measurements.sustainable_load_rps, "req/s")
     if measurements.sent is not None:
-        planned = number(measurements.planned_rps, "req/s")
+        planned = rate_text(measurements.planned_rps, "req/s")
         level = (
             f"planned {planned}"
             if measurements.planned_rps
             else f"{measurements.sustainable_concurrency} at a time"
         )
         sustained += f" (n {measurements.sent:,}; {level})"
-    completed = number(measurements.completed_rps, "req/s")
+    completed = rate_text(measurements.completed_rps, "req/s")
     if measurements.completed is not None:
         completed += f" (n {measurements.completed:,})"
     return figures.metric_table(
         "Table 3: Throughput Summary",
         {
-            "Max Output Throughput": number(measurements.max_output_tps, "tok/s"),
-            "Max Request Throughput": number(measurements.max_request_rps, "req/s"),
-            "Max Input Throughput": number(measurements.max_input_tps, "tok/s"),
+            "Max Output Throughput": rate_text(measurements.max_output_tps, "tok/s"),
+            "Max Request Throughput": rate_text(measurements.max_request_rps, "req/s"),
+            "Max Input Throughput": rate_text(measurements.max_input_tps, "tok/s"),
             "Sustainable Load": sustained,
             "Completed at This Load": completed,
-            "Tokens per GPU-second": number(measurements.tokens_per_gpu_second, "tok/s/GPU"),
-            "Batch Utilization": share(measurements.batch_utilization),
+            "Tokens per GPU-second": rate_text(measurements.tokens_per_gpu_second, "tok/s/GPU"),
+            "Batch Utilization": share_text(measurements.batch_utilization),
         },
     )
 
@@ -370,7 +379,7 @@ def _charts(params: ThroughputParams, search: SearchResult) -> list[test.ChartSp
     x_title = "planned load (requests/s)" if params.mode == "open" else "requests at a time"
     best = search.best
     marks = [] if best is None else [test.ChartMark(best.level, "highest that is sustained")]
-    rows = [Latencies(**latency_rows(t.steady.sent)) for t in levels]
+    rows = [Latencies(**latency_rows(t.steady_part.sent_requests)) for t in levels]
     return [
         throughput_chart("load", x_title, xs, levels, marks),
         p99_chart("Latency P99 by load", x_title, xs, rows, marks),
@@ -406,7 +415,7 @@ def _add_notes(
             f"each level lasted {to_seconds(params.duration):g} s; 300 s are recommended for stable figures"
             " (5.2.2.1)"
         )
-    lowest = [search.attempts[0].steady.latency("e2e_ns", share) for share in (0.50, 0.99)]
+    lowest = [search.attempts[0].steady_part.latency("e2e_ns", share) for share in (0.50, 0.99)]
     if params.bounds:
         notes.append(
             "with an SLO the rule of 5.2.3.1 that P99 exceeds 10 x the P50 at lower load decides nothing: the"
@@ -436,12 +445,13 @@ def _expected_loads(session: BenchSession, params: ThroughputParams) -> Expected
 def _expected_levels(
     session: BenchSession, params: ThroughputParams, state: SearchResult
 ) -> list[ExpectedLoad]:
-    """Return the levels that the search is expected to send from this state on."""
+    """Return the levels that the search is expected to send after this state."""
     pace, kind = session.pace, session.kind
     seconds, is_open = to_seconds(params.duration), params.mode == "open"
     highest = capacity = pace.capacity_rps(kind)
     if not is_open and capacity is not None:
-        # A request waits in the queue at most for the bound or, without one, until the tail is too heavy.
+        # The highest level holds until the wait in the queue exceeds the bound of TTFT or, without a bound,
+        # makes the tail too heavy.
         response_s = (pace.saturation_slots(kind) or 0.0) / capacity
         bound_s = (TAIL_TIMES - 1) * response_s if params.ttft_p99 is None else to_seconds(params.ttft_p99)
         highest = pace.slots_within(kind, bound_s)

@@ -1,9 +1,9 @@
 """Throughput-Latency Tradeoff (IETF draft, 5.3): latency and throughput at 10 to 120 % of capacity.
 
-`run` sends an open loop at each percentage of the capacity, which is given, the throughput test's result, or
-found with closed loops. It returns Table 5, points of the curve (knee, saturation, operating point) and
-charts. The draft defines saturation in two ways, and both are reported: the first level that achieves less
-than the level before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
+`run` sends an open loop at each percentage of the capacity, which the user sets, the throughput test has
+measured, or closed loops find. It returns Table 5, points of the curve (knee, saturation, operating point)
+and charts. The draft defines saturation in two ways, and both are reported: the first level that achieves
+less than the level before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ from llmtap.bench.run.levels import (
     known_capacity,
     level_figures,
     level_load,
-    number,
     p99_chart,
+    rate_text,
     remaining_text,
     saturation_level,
-    share,
+    share_text,
     verdict_text,
 )
 from llmtap.bench.run.measurement import steady_part_of
@@ -70,10 +70,11 @@ class TradeoffLevel(LevelFigures, frozen=True, kw_only=True):
     percent: float
     """Share of the capacity in %."""
     offered_rps: float
+    """Planned rate of the requests."""
 
 
 class TradeoffMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of the curve, as rates; None: none of the levels is the point."""
+    """Points of the curve as rates, by the rules in `_point_rows`; None: no level meets the rule."""
 
     capacity_rps: float
     capacity_source: str
@@ -82,11 +83,13 @@ class TradeoffMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     saturation_rps: float | None
     peak_rps: float | None
     queue_grows_from_rps: float | None
+    """Rate of the lowest level at which the queue grows."""
     operating_point_rps: float | None
     levels: list[TradeoffLevel]
 
 
 def check(session: BenchSession, params: TradeoffParams) -> None:
+    """Raise ConfigError if the levels or their duration do not meet 5.3.2."""
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
     levels = params.levels
     if len(levels) < LEVELS_MIN and not session.quick:
@@ -103,8 +106,8 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):
         raise ConfigError(
             "levels",
-            f"got {list(levels)}; the IETF draft (section 5.3.2) requires a begin at 10 % of the capacity or "
-            "less, and an end at 100 % or more",
+            f"got {list(levels)}; the IETF draft (section 5.3.2) requires a first level of at most 10 % of"
+            " the capacity, and a last level of at least 100 %",
             "such as 10,20,30,40,50,60,70,80,90,100, or use --quick",
         )
 
@@ -130,9 +133,9 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
         reason = verdict_text(steady, violations)
         attempts.append(LevelAttempt(rate_rps, measured, steady, not violations, reason))
     measurements = _measurements(params, capacity, attempts)
-    sustained = [t for t in attempts if t.holds and t.steady.is_sustained] or attempts[:1]
+    sustained = [t for t in attempts if t.holds and t.steady_part.is_sustained] or attempts[:1]
     result = test.TestResult(
-        measurements, configuration=_configuration(params, capacity), main=sustained[-1].measured.name
+        measurements, configuration=_configuration(params, capacity), main=sustained[-1].measurement.name
     )
     result.tables = [
         figures.table_of("Table 5: Throughput-Latency Table", measurements.levels, TABLE_5),
@@ -151,23 +154,23 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
 
 
 TABLE_5: Final[Mapping[str, figures.Cell]] = {
-    "Offered (r/s)": lambda level: number(level.offered_rps),
-    "Achieved (tok/s)": lambda level: number(level.output_tps),
+    "Offered (r/s)": lambda level: rate_text(level.offered_rps),
+    "Achieved (tok/s)": lambda level: rate_text(level.output_tps),
     **figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
-    "Success": lambda level: share(level.success),
-    "Queue": figures.text("queue"),
+    "Success": lambda level: share_text(level.success),
+    "Queue": figures.attribute_cell("queue"),
     "Sustained": lambda level: "yes" if level.sustained else "no",
 }
 MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Of capacity": lambda level: f"{level.percent:g}%",
     "Offered (r/s)": TABLE_5["Offered (r/s)"],
-    "Completed (r/s)": lambda level: number(level.completed_rps),
+    "Completed (r/s)": lambda level: rate_text(level.completed_rps),
     **figures.latency_columns("ttft p95", "tpot p95", "e2e p50", "e2e p95", "e2e p99"),
 }
 
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
-    """Return the capacity (5.3.3, 1): given, found by the throughput test, or by closed loops."""
+    """Return the capacity (5.3.3, 1): set by the user, or measured by the throughput test or closed loops."""
     known = known_capacity(session, params.max_rate, params.workload)
     if known is not None:
         return known
@@ -197,7 +200,7 @@ def _measurements(
 
     def holds(level: SaturationLevel) -> bool:
         attempt = by_rate[level.offered_rps]
-        return attempt.holds and attempt.steady.is_sustained
+        return attempt.holds and attempt.steady_part.is_sustained
 
     return TradeoffMeasurements(
         capacity_rps=capacity.rps,
@@ -206,7 +209,7 @@ def _measurements(
         knee_rps=knee(levels),
         saturation_rps=saturation_point(levels),
         peak_rps=peak(levels),
-        queue_grows_from_rps=next((t.level for t in attempts if t.steady.queue_grows), None),
+        queue_grows_from_rps=next((t.level for t in attempts if t.steady_part.queue_grows), None),
         operating_point_rps=operating_point(levels, holds) if params.bounds else None,
         levels=[
             TradeoffLevel(
@@ -232,7 +235,7 @@ def _point_rows(params: TradeoffParams, measurements: TradeoffMeasurements) -> l
     return [
         [
             point,
-            "none of these levels" if rate is None else number(rate, "req/s"),
+            "none of these levels" if rate is None else rate_text(rate, "req/s"),
             rule,
         ]
         for name, (point, rule) in rules.items()
@@ -298,9 +301,9 @@ def _add_notes(
         )
     if not params.bounds:
         notes.append("no SLO is given (ttft_p99, tpot_p99): no optimal operating point")
-    if not any(t.steady.queue_grows or t.steady.falls_short for t in attempts):
+    if not any(t.steady_part.queue_grows or t.steady_part.falls_short for t in attempts):
         notes.append("no level saturates: capacity was estimated too low, and the curve ends before it")
-    if attempts[0].steady.queue_grows or attempts[0].steady.falls_short:
+    if attempts[0].steady_part.queue_grows or attempts[0].steady_part.falls_short:
         notes.append("even the lowest level saturates: capacity was estimated too high")
     notes += figures.legend(measurements.levels, "ttft")
 

@@ -1,8 +1,8 @@
-"""Time to First Token (IETF draft, 5.1): its distribution at a given load.
+"""Time to First Token (IETF draft, 5.1): its distribution at one load.
 
 `run` sends one load, in an open or a closed loop, and returns percentiles of TTFT, also by input length
 (Tables 1 and 2), and charts. TTFT is the time from the last byte of the request to the first content token
-that is not empty or white space (5.1.3.1, B.1.1). The time to a token of any kind is reported beside it.
+that is not empty or white space (5.1.3.1, B.1.1). The time to a token of any kind is reported in addition.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,8 +30,8 @@ _HISTOGRAMS: Final = {
     "queue": "Queue wait (server)",
     "prefill": "Prefill (server)",
 }
-"""Times of the server's /metrics (`server_metrics.MEAN_TIMES`) that are parts of TTFT, or TTFT as the server
-measures it."""
+"""Labels of times in the server's /metrics (`server_metrics.MEAN_TIMES`): TTFT as the server measures it, and
+parts of TTFT."""
 SHARE: Final = 0.5
 """Default load, as a share of the sustainable rate."""
 
@@ -47,11 +47,11 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class InputRange(figures.LatencyRow, frozen=True, kw_only=True):
-    """TTFT of the requests with a range of input lengths."""
+    """TTFT of the requests whose input lengths are in one range."""
 
     begin: int = msgspec.field(name="from")
     below: int | None
-    """End of the range, which is not in it; None: there is none."""
+    """First length above the range; None: the range has no end."""
 
     @property
     def text(self) -> str:
@@ -75,19 +75,22 @@ class ServerMean(msgspec.Struct, frozen=True):
 class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     answered: int
+    """Number of requests that ended well."""
     ttft: figures.LatencyRow
     ttft_by_input: list[InputRange] | None
-    """None if all inputs have one length."""
+    """TTFT by range of input lengths; None if all inputs have one length."""
     ttft_any: AnyTokenRow | None
-    """None if content always came first (5.1.3.1)."""
+    """Time to any token; None if content always came first (5.1.3.1)."""
     server_queue: figures.LatencyRow | None
-    """Parts of TTFT that the server reports; None if it does not."""
+    """Wait in the server's queue, a part of TTFT that the server reports; None if it does not report it."""
     server_prefill: figures.LatencyRow | None
+    """Prefill time, a part of TTFT that the server reports; None if it does not report it."""
     server_histograms: dict[str, ServerMean]
-    """By time of the server's /metrics; without those that it does not have."""
+    """Times of the server's /metrics by name (`_HISTOGRAMS`); times that it does not have are absent."""
     tpot: figures.LatencyRow
     e2e: figures.LatencyRow
     uncertainty_max: float | None
+    """Largest uncertainty of the times of a response."""
 
 
 class _Component(NamedTuple):
@@ -101,7 +104,7 @@ class _MeanRow(NamedTuple):
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
-    """Raise ConfigError if two loads are given, or none although the default load is unknown."""
+    """Raise ConfigError if both `rate` and `concurrency` are set, or neither and the default is unknown."""
     if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
         raise ConfigError(
             "rate",
@@ -110,7 +113,11 @@ def check(session: BenchSession, params: TtftParams) -> None:
             " of the throughput test, the default is half of its highest sustained rate",
         )
     if params.rate is not None and params.concurrency is not None:
-        raise ConfigError("concurrency", "cannot be combined with rate")
+        raise ConfigError(
+            "concurrency",
+            "cannot be combined with rate",
+            "remove one: rate is an open loop, concurrency closed",
+        )
 
 
 async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
@@ -147,7 +154,7 @@ def _capacity(session: BenchSession, params: TtftParams) -> Capacity | None:
 
 
 def _rate(session: BenchSession, params: TtftParams) -> float | None:
-    """Return the rate: given, or a share of the capacity; None for a closed loop, or if unknown."""
+    """Return the rate that the user set, or a share of the capacity; None: unknown, or a closed loop."""
     if params.rate is not None or params.concurrency is not None:
         return params.rate
     capacity = _capacity(session, params)
@@ -198,7 +205,8 @@ def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
 def _any_token(measured: Measurement) -> AnyTokenRow | None:
     """Return the time to any token, or None if content always came first (5.1.3.1)."""
     table = measured.successful_rows()
-    earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # The result is null if either value is null.
+    # `earlier` is null for responses without content, which `only_other` covers.
+    earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])
     only_other = pc.and_(pc.is_valid(table["ttft_any_ns"]), pc.is_null(table["ttft_ns"]))
     if not pc.any(earlier).as_py() and not pc.any(only_other).as_py():
         return None
@@ -208,15 +216,15 @@ def _any_token(measured: Measurement) -> AnyTokenRow | None:
 
 
 def _server_part(measured: Measurement, column: str) -> figures.LatencyRow | None:
-    """Return the percentiles of a part of TTFT that the server reports; None if it does not."""
+    """Return the statistics of a part of TTFT that the server reports; None if it does not report it."""
     values = measured.values(column)
     return figures.latency_row(values) if values else None
 
 
 def _server_histograms(measured: Measurement) -> dict[str, ServerMean]:
-    """Return the growth of the server's histograms from before to after the load, by name of the time.
+    """Return the mean of the values that the load added to each of the server's histograms, by name.
 
-    Only the mean is exact: the lowest edge of vLLM's histograms of these times is 0.3 s.
+    Percentiles would not be exact: the lowest edge of vLLM's histograms of these times is 0.3 s.
     """
     rows = {}
     for name in _HISTOGRAMS:
@@ -256,16 +264,16 @@ def _percentile_cell(share: str, *, unit: bool = True) -> figures.Cell:
 
 
 TABLE_2: Final[Mapping[str, figures.Cell]] = {
-    "Input Tokens": figures.text("name"),
+    "Input Tokens": figures.attribute_cell("name"),
     **{f"{share.upper()} (ms)": _percentile_cell(share, unit=False) for share in figures.KEY_SHARES},
 }
 _HISTOGRAM_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Component": figures.text("name"),
+    "Component": figures.attribute_cell("name"),
     "Samples": lambda one: f"{one.row.n}",
     "Mean": lambda one: figures.ms(one.row.mean),
 }
 COMPONENT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Component": figures.text("name"),
+    "Component": figures.attribute_cell("name"),
     "Samples": lambda one: f"{one.row.n}",
     "Mean": _percentile_cell("mean"),
     **{name: _percentile_cell(share) for share, name in _ROWS.items()},

@@ -140,7 +140,7 @@ def test_a_prompt_shorter_than_the_template_is_refused_before_anything_is_sent(t
 
     error, sent = play(refused(), LIMIT_S)
     counter = load_counter(folder, chat=True, place="")
-    smallest = Prompts(counter, alike=False, seed=0).smallest_tokens()
+    smallest = Prompts(counter, is_shared=False, seed=0).smallest_tokens()
     assert (error.place, error.hint, sent) == ("--pp", f"the smallest possible is {smallest}", 0)
     assert error.problem.startswith("3 is too small")
 
@@ -175,7 +175,7 @@ def test_prompts_have_their_tokens_by_the_chat_template(tmp_path: Path, alike: b
     counter = load_counter(
         str(model_folder(tmp_path / "m")) if model else OWN, chat=True, place="--tokenizer"
     )
-    prompts = Prompts(counter, alike=alike, seed=PROMPT_SEED)
+    prompts = Prompts(counter, is_shared=alike, seed=PROMPT_SEED)
     smallest = prompts.smallest_tokens()
     assert smallest == (1 if not model else min(counter.count([prompts.make(1, 1)[0][0]])))
     for pp in (smallest, smallest + 1, 33, 128, 1_000):
@@ -187,10 +187,10 @@ def test_prompts_have_their_tokens_by_the_chat_template(tmp_path: Path, alike: b
 def test_no_two_prompts_begin_alike_unless_the_cache_is_switched_off_or_wanted() -> None:
     """Seed 003, "Concurrency", has one prompt for all threads: its server switches the cache off."""
     counter = load_counter(OWN, chat=True, place="")
-    apart = Prompts(counter, alike=False, seed=PROMPT_SEED)
+    apart = Prompts(counter, is_shared=False, seed=PROMPT_SEED)
     texts = [prompt.text for _ in range(3) for prompt, _ in apart.make(64, 4)]
     assert len({text.split()[0] for text in texts}) == 12
-    alike = Prompts(counter, alike=True, seed=PROMPT_SEED)
+    alike = Prompts(counter, is_shared=True, seed=PROMPT_SEED)
     assert len({prompt.text for _ in range(3) for prompt, _ in alike.make(64, 4)}) == 1
 
 

@@ -13,8 +13,8 @@ from llmtap.bench.exo.result import (
     ExoRun,
     Timing,
     batch_of,
-    figures_not_valid,
     generation_tps,
+    invalid_columns,
     prefill_tps,
     prefix_hit,
     table_rows,
@@ -303,4 +303,4 @@ def test_a_figure_is_not_valid_if_what_it_rests_on_is_not(
         joules=None,
         findings=[Finding("late", 1.0, 0.0, "late", spoils).judged()],
     )
-    assert figures_not_valid(batch, Timing(by, 1.0, 1.0)) == figures
+    assert invalid_columns(batch, Timing(by, 1.0, 1.0)) == figures

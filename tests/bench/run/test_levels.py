@@ -23,7 +23,7 @@ from llmtap.bench.run.levels import (
     rows_for,
     server_mean,
     server_total,
-    share,
+    share_text,
     verdict_text,
 )
 from llmtap.bench.run.measurement import Measurement, steady_part_of
@@ -82,8 +82,8 @@ def test_requests_that_are_not_judged_stand_beside_the_attainment() -> None:
     )
     report = level_figures(tried)
     assert (report.attainment, report.not_judged) == (1.0, 5)
-    assert verdict_text(tried.steady, [], "sustained").startswith("sustained; 5 not judged")
-    assert verdict_text(tried.steady, ["slow", "full"]).startswith("slow; full; 5 not judged")
+    assert verdict_text(tried.steady_part, [], "sustained").startswith("sustained; 5 not judged")
+    assert verdict_text(tried.steady_part, ["slow", "full"]).startswith("slow; full; 5 not judged")
     without = steady_part_of(measured("x", rows_of([100.0] * 10), load=OVER), 10.0)
     assert (without.not_judged, verdict_text(without, [], "sustained")) == (None, "sustained")
 
@@ -233,7 +233,7 @@ def test_a_load_that_is_no_longer_than_its_answers_says_nothing() -> None:
 
 def test_what_is_not_all_is_not_called_all() -> None:
     values = (1.0, 0.998, 0.99999, 0.00001, 0.0, None)
-    assert [share(value) for value in values] == ["100%", "99.8%", "99.9%", "0.1%", "0%", "-"]
+    assert [share_text(value) for value in values] == ["100%", "99.8%", "99.9%", "0.1%", "0%", "-"]
 
 
 def played(search: RateSearch, limit: int) -> list[int]:

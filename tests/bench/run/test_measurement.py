@@ -76,8 +76,8 @@ def test_counts_by_hand() -> None:
     assert steady.input_tokens == 200, "of the second and the last: the first token of the first came before"
     assert (steady.completed_rps, steady.arrival_rps) == (2 / 9, 3 / 9)
     # Answers take 5 s (the median): those sent before 5 s should have come, which are two, and they did.
-    assert (steady.expected, steady.delivered) == (2, 1.0)
-    assert steady.success == pytest.approx(2 / 3)
+    assert (steady.expected, steady.delivered_share) == (2, 1.0)
+    assert steady.success_share == pytest.approx(2 / 3)
     assert (steady.in_flight_begin, steady.in_flight_end) == (1, 1)
     # Fifths of 1.8 s: 1 s of the first's answer and 0.8 s of the second; then the second, and so on.
     assert steady.in_flight == pytest.approx(
@@ -143,7 +143,9 @@ def test_long_answers_ramp_up_is_no_queue() -> None:
     assert wrong <= 5
     even = steady_part_of(served(evenly(4.0, 60.0), 1_000, 15.0), 60.0)
     assert not even.queue_grows
-    assert even.delivered == pytest.approx(1.0, abs=0.01), "nothing is missing but the time that answers take"
+    assert even.delivered_share == pytest.approx(1.0, abs=0.01), (
+        "nothing is missing but the time that answers take"
+    )
 
 
 def test_a_small_overload_is_seen_where_arrivals_are_even() -> None:
@@ -157,7 +159,7 @@ def test_failures_count_as_not_completed() -> None:
     steady = steady_part_of(served(evenly(8.0, 60.0), 16, 1.0, rate_of_failure=0.3), 60.0)
     assert not steady.queue_grows
     assert steady.falls_short
-    assert steady.success == pytest.approx(0.7, abs=0.06)
+    assert steady.success_share == pytest.approx(0.7, abs=0.06)
 
 
 def test_throughput_that_falls_is_not_stable() -> None:

@@ -38,11 +38,11 @@ def seconds(pace: Pace, *loads: ExpectedLoad, kind: RequestKind = KIND) -> float
 
 def test_nothing_is_known_before_the_first_load() -> None:
     pace = Pace()
-    assert not pace.is_known
+    assert not pace.has_measured_load
     assert pace.capacity_rps(KIND) is pace.saturation_slots(KIND) is pace.rate_rps(KIND, 4) is None
     assert pace.seconds(KIND, ExpectedLoads([ExpectedLoad(seconds=60.0)])) == 60.0 + REPORT_DEFAULT_S
     pace.add_load(KIND, MeasuredLoad(0, 5.0, 0.0, None), 6.0)
-    assert not pace.is_known, "no request succeeded"
+    assert not pace.has_measured_load, "no request succeeded"
 
 
 def test_warm_ups_preparations_and_the_report_are_as_measured() -> None:
@@ -96,9 +96,9 @@ def test_requests_of_another_length_are_estimated_by_their_tokens() -> None:
 def test_a_load_that_an_earlier_command_measured_has_no_preparation() -> None:
     pace = Pace()
     pace.add_load(KIND, closed(8, 10.0), None)
-    assert not pace.is_known
+    assert not pace.has_measured_load
     pace.add_load(KIND, closed(8, 10.0), 104.0)
-    assert pace.is_known
+    assert pace.has_measured_load
 
 
 def test_a_search_replaces_its_loads_and_goes_before_the_others() -> None:

@@ -9,7 +9,7 @@ import pytest
 from llmtap import __version__
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.run import test as registry
-from llmtap.bench.sut.sut import BenchFile, BenchTarget, TargetArm, load_bench, without_keys
+from llmtap.bench.sut.sut import BenchFile, BenchTarget, TargetArm, load_bench, without_secrets
 from llmtap.bench.tests.guardrail_overhead import ARMS
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.text import VOCABULARY
@@ -193,10 +193,10 @@ def test_results_have_no_keys_in_them() -> None:
         headers={"Authorization": "Bearer secret4", "X-Api-Key": "secret5", "x-team": "perf"},
         body={"api_key": msgspec.Raw(b'"secret6"'), "max_tokens": msgspec.Raw(b"7")},
     )  # fmt: skip
-    told = without_keys(target)
+    told = without_secrets(target)
     assert "secret" not in str(told)
     assert told["url"] == "http://host:1/v1"
     assert told["headers"]["x-team"] == "perf"
     assert told["body"]["max_tokens"] == 7
-    assert "secret" not in str(without_keys(TargetArm(headers={"cookie": "secret"})))
-    assert without_keys(BenchTarget(url="http://h", metrics="none"))["metrics"] == "none"
+    assert "secret" not in str(without_secrets(TargetArm(headers={"cookie": "secret"})))
+    assert without_secrets(BenchTarget(url="http://h", metrics="none"))["metrics"] == "none"

@@ -231,12 +231,12 @@ levels = st.lists(st.sampled_from([25.0, 50.0, 75.0]), min_size=1, unique=True)
 def test_every_block_comes_once_and_repeats_one_after_the_other(
     arms: list[str], loads: list[float], repeats: int, seed: int, together: bool
 ) -> None:
-    order = order_blocks(arms, loads, repeats, seed, together=together)
+    order = order_blocks(arms, loads, repeats, seed, group_by_arm=together)
     every = {(arm, level, r) for arm in arms for level in loads for r in range(repeats)}
     assert len(order) == len(every)
     assert set(order) == every
     assert [repeat for _, _, repeat in order] == sorted(repeat for _, _, repeat in order)
-    assert order == order_blocks(arms, loads, repeats, seed, together=together)
+    assert order == order_blocks(arms, loads, repeats, seed, group_by_arm=together)
 
 
 CAPACITY = Capacity(rps=20.0, tps=1_000.0, how="given")

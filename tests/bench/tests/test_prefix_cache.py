@@ -11,7 +11,7 @@ import pytest
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import Load
 from llmtap.bench.sut.sut import TargetArm
-from llmtap.bench.tests.prefix_cache import TEST, PrefixRun, hot_prefixes, prefix_figures
+from llmtap.bench.tests.prefix_cache import TEST, PrefixRun, hot_prefix_count, prefix_figures
 from llmtap.workload.plan import NO_CONTEXT
 from tests.bench.support import Planted, answered, measured, perform
 
@@ -199,6 +199,6 @@ def test_hits_are_of_the_prefix_s_tokens_and_never_more() -> None:
 
 
 def test_a_first_request_that_finds_its_prefix_was_not_cold() -> None:
-    assert hot_prefixes([repeat([None, None, None, 96, 192, 96])]) == 0
-    assert hot_prefixes([repeat([96, 48, None, 96, 192, 96])]) == 1
-    assert hot_prefixes([repeat([96, 192, None, 0, 0, 0]), repeat([0, 192, None, 0, 0, 0])]) == 3
+    assert hot_prefix_count([repeat([None, None, None, 96, 192, 96])]) == 0
+    assert hot_prefix_count([repeat([96, 48, None, 96, 192, 96])]) == 1
+    assert hot_prefix_count([repeat([96, 192, None, 0, 0, 0]), repeat([0, 192, None, 0, 0, 0])]) == 3
