@@ -318,7 +318,7 @@ def test_a_row_with_neither_body_nor_prompt_is_named() -> None:
 
 def test_a_folder_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"^TMPDIR: cannot hold the prepared bodies in .*nowhere"):
+    with pytest.raises(ConfigError, match=r"^TMPDIR: cannot store the prepared request bodies in .*nowhere"):
         prepare(rows_of(5), Said(["a"] * 5), MAKER)
 
 

@@ -45,19 +45,22 @@ from llmtap.units import decode_special
 from llmtap.workload.requests import Requests
 
 REPORT_S: Final = 0.25
+"""Time between two progress messages."""
 COLLECT_EACH: Final = 240
 """Number of progress messages between two garbage collections: one minute."""
 SPILL_BYTES: Final = 1 << 20
 LATEST: Final = 512
 """Number of latest values used for the percentiles in progress messages. These take 0.1 ms; percentiles of
 all values would take 2 ms, in which nothing could be sent."""
-CUT_NS: Final = 0
+CUT_DRAIN_NS: Final = 0
+"""Time to wait for outstanding answers after the command `cut`."""
 
 mono_ns = SystemClock.mono_ns
 
 
 def main() -> int:
-    # Ctrl-C, or the end of the terminal, signals the whole process group. The parent decides what to do.
+    # Ignore these signals, which Ctrl-C or the end of the terminal sends to the whole process group: only the
+    # parent decides when this process ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with open(int(sys.argv[1]), "rb") as file:
@@ -92,8 +95,8 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     tally.planned = len(rows)
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
-    keeper = _Keeper(tally, requests, setup.spill_fd)
-    later = sender.deferred
+    store = _ExchangeStore(tally, requests, setup.spill_fd)
+    deferred = sender.deferred
     run: LoadRun | None = None
     start_ns = await _open_connections(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
@@ -101,27 +104,27 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
             sender,
             schedule,
             _request_reader(setup, script, requests, sender),
-            lambda row, x: later.add(partial(keeper.keep, row, x)),
+            lambda row, x: deferred.add(partial(store.add, row, x)),
             load,
             start_ns=start_ns,
             check_endpoint=setup.check_endpoint,
         )
         commands.run = run
-        telling = loop.create_task(
-            _report_progress(reports_fd, lambda: keeper.progress(sender, schedule, run), later)
+        report_task = loop.create_task(
+            _report_progress(reports_fd, lambda: store.progress(sender, schedule, run), deferred)
         )
         try:
             await run.send_all()
         finally:
-            telling.cancel()
+            report_task.cancel()
     loop.remove_reader(commands_fd)
     ended_ns = mono_ns()
     tally.dropped = schedule.dropped
     tally.summary.opened = sender.sent
     tally.retries.update(sender.retries)
-    keeper.flush()
+    store.flush()
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    stopped = commands.ended if run is None else run.stopped
+    stopped = commands.stop_reason if run is None else run.stopped
     done = WorkerDone(
         tally.to_bytes(),
         stopped,
@@ -132,13 +135,13 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
         sender.lateness.meter.take_max(),
         ended_ns if start_ns is None else start_ns,
         ended_ns,
-        keeper.spill_error,
+        store.spill_error,
     )
     if isinstance(sender, PromptSender):
         await sender.aclose()
     else:
         sender.close()
-    _write_frame(reports_fd, frame(keeper.progress(sender, schedule, run)), wait=True)
+    _write_frame(reports_fd, frame(store.progress(sender, schedule, run)), wait=True)
     _write_frame(reports_fd, frame(done), wait=True)
 
 
@@ -167,7 +170,7 @@ async def _open_connections(
     return await commands.start
 
 
-async def _report_progress(reports_fd: int, progress: Callable[[], Progress], later: DeferredWork) -> None:
+async def _report_progress(reports_fd: int, progress: Callable[[], Progress], deferred: DeferredWork) -> None:
     """Report progress, and collect garbage when there is time.
 
     Python itself would collect when many answers end at the same time, and sending would stop for 20 ms with
@@ -179,7 +182,7 @@ async def _report_progress(reports_fd: int, progress: Callable[[], Progress], la
         _write_frame(reports_fd, frame(progress()), wait=False)
         reports += 1
         if reports % COLLECT_EACH == 0:
-            later.add(_collect)
+            deferred.add(_collect)
 
 
 def _collect() -> None:
@@ -187,20 +190,24 @@ def _collect() -> None:
 
 
 class _Commands:
-    """Reads the commands of the parent. The end of the pipe counts as the command `cut`."""
+    """Reads the commands of the parent: `go`, `stop` (wait for answers) and `cut` (do not wait).
+
+    The end of the pipe counts as the command `cut`.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._unread_bytes = b""
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        """Start time of the run; None if the run was cancelled before its start."""
         self.run: LoadRun | None = None
-        self.ended: str | None = None
+        self.stop_reason: str | None = None
 
     def read(self) -> None:
         data = os.read(self._fd, 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
-            self._run_command("cut", "its parent is gone")
+            self._run_command("cut", "the parent process has ended")
         *lines, self._unread_bytes = (self._unread_bytes + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
@@ -210,14 +217,14 @@ class _Commands:
                 self.start.set_result(int(rest))
 
     def _run_command(self, word: str, reason: str) -> None:
-        self.ended = self.ended or reason
+        self.stop_reason = self.stop_reason or reason
         if self.run is not None:
-            self.run.stop(reason, drain_ns=CUT_NS if word == "cut" else None)
+            self.run.stop(reason, drain_ns=CUT_DRAIN_NS if word == "cut" else None)
         elif not self.start.done():
             self.start.set_result(None)
 
 
-class _Keeper:
+class _ExchangeStore:
     """Counts exchanges and stores them in a file for the parent."""
 
     def __init__(self, tally: LoadTally, requests: Requests, spill_fd: int | None) -> None:
@@ -230,7 +237,7 @@ class _Keeper:
         self._latest_times = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
         self.spill_error: str | None = None
 
-    def keep(self, row: int, x: Exchange) -> None:
+    def add(self, row: int, x: Exchange) -> None:
         if self._tenants:
             x.tenant = self._tenants[row]
         if self._labels:

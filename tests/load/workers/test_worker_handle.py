@@ -48,8 +48,8 @@ def test_the_quickest_trip_is_right_within_half_of_it(
     assert found.rtt_ns == min(out_ns + back_ns for out_ns, back_ns in ways)
     assert abs(found.mono_ahead_ns - ahead_ns) <= (found.rtt_ns + 1) / 2
     assert abs(found.wall_ahead_ns - wall_ahead_ns) <= (found.rtt_ns + 1) / 2
-    assert found.to_ours_ns(found.to_theirs_ns(at_ns)) == at_ns
-    assert found.to_theirs_ns(at_ns) == at_ns + found.mono_ahead_ns
+    assert found.to_local_ns(found.to_host_ns(at_ns)) == at_ns
+    assert found.to_host_ns(at_ns) == at_ns + found.mono_ahead_ns
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_processes_of_one_host_share_their_clock_to_the_ns(
     trip = (0, 1_000 * US, reading(500 * US + ahead_ns, boot=theirs))
     clock = HostClock.from_trips(reading(0, boot=ours), [trip])
     assert clock.shared == shared
-    assert clock.to_theirs_ns(5) == (5 if shared else 5 + ahead_ns)
+    assert clock.to_host_ns(5) == (5 if shared else 5 + ahead_ns)
     assert clock.host == "there"
 
 
