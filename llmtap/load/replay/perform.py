@@ -87,7 +87,7 @@ class ReplayStage(Enum):
     """Stage of a replay; decides what a stop does."""
 
     PREPARING = "preparing"
-    """Nothing was sent yet, so the replay may be aborted."""
+    """Nothing was sent yet, so the replay can be aborted."""
     SENDING = "sending"
     """The warm-up or the load is sent; `stop` ends this stage."""
     REPORTING = "reporting"
@@ -96,7 +96,7 @@ class ReplayStage(Enum):
 
 @dataclass(slots=True)
 class Replay:
-    """One replay. `stop` may be called from a signal handler at any time."""
+    """One replay. `stop` can be called from a signal handler at any time."""
 
     plan: ReplayPlan
     load: LoadPlan
@@ -109,11 +109,11 @@ class Replay:
     stage: ReplayStage = ReplayStage.PREPARING
     _pool: WorkerPool | None = None
     _warmup_task: asyncio.Task[dict[str, object]] | None = None
-    _stopped: bool = False
+    _is_stopped: bool = False
 
     def stop(self) -> None:
-        """Send no more requests and wait for the answers in progress; a second call ends these at once."""
-        self._stopped = True
+        """Send no more requests and wait for the answers in flight. A second call ends the replay at once."""
+        self._is_stopped = True
         if self._warmup_task is not None:
             self._warmup_task.cancel()  # This has no effect if the warm-up has ended already.
         if self._pool is not None:
@@ -169,14 +169,14 @@ class Replay:
                 create_member=create_member,
             ) as pool:
                 self._pool = pool
-                if self._stopped:
+                if self._is_stopped:
                     pool.stop()
                 planned = planned_within(requests, load.schedule.duration, closed=closed)
                 outcome = await pool.run(lambda p: self.listener.on_sending(p, planned))
                 if outcome.stopped == NO_ENDPOINT:
                     await watch.close(outcome.began_ns)
                     raise endpoint_error(next(x for _, x in pool.exchanges() if is_unanswerable(x)))
-                if self._stopped:
+                if self._is_stopped:
                     # Record the stop even if every request had been sent: a reader of the result must see it.
                     outcome.stopped = outcome.stopped or STOPPED
                 series = await watch.close(outcome.began_ns)
@@ -300,7 +300,7 @@ class Replay:
             body = msgspec.structs.replace(body, server=server_type)
         if body.model is None and self.plan.needs_model:
             if len(models) != 1 and spoken != "http":
-                return body  # The URL of the target may name the model.
+                return body  # The URL of the target possibly names the model.
             if len(models) != 1:
                 problem = (
                     "lists no model"
@@ -308,7 +308,7 @@ class Replay:
                     else f"answered status {status} to a request for its models"
                 )
                 offered = f"offers {', '.join(models[:8])}" if models else problem
-                hint = f"the request was sent to {shown_url(url)}: is the path of the URL right?"
+                hint = f"check the path of --target: the request was sent to {shown_url(url)}"
                 raise ConfigError(
                     "--model", f"is missing: the server {offered}", hint if status == 404 else None
                 )
@@ -390,7 +390,7 @@ class Replay:
     ) -> dict[str, object]:
         """Run the warm-up. `prepared`: bodies of the plan, used if the plan has no words to reorder."""
         self.stage = ReplayStage.SENDING
-        if self._stopped:
+        if self._is_stopped:
             raise ReplayStopped("stopped before anything was sent")
         self._warmup_task = asyncio.ensure_future(self._warm_up(prepared, maker, body))
         try:
@@ -432,14 +432,14 @@ class Replay:
         try:
             info = read_recorded(baseline, self.plan.requests, self.listener.on_comparing)
         except (LlmtapError, ValueError) as exc:
-            # Leave out `exc.place`: it may be a URL with a key in it.
+            # Leave out `exc.place`: it can be a URL that contains an API key.
             reason = exc.problem if isinstance(exc, ConfigError) else exc
-            self.notes.append(f"no comparison with what was captured: {reason}")
+            self.notes.append(f"no comparison with the recorded answers: {reason}")
             return None
         comparison = baseline.to_dict(info)
         if comparison is None:
-            reason = "tells when its answer came" if baseline.matched else "was found again"
-            self.notes.append(f"no comparison with what was captured: no row that was sent {reason}")
+            reason = "has the time of its answer" if baseline.matched else "was found again"
+            self.notes.append(f"no comparison with the recorded answers: no row that was sent {reason}")
         return comparison
 
     def _write_capture(self, pool: WorkerPool, seen: RunObservations, place: str) -> int:
@@ -502,7 +502,7 @@ def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool)
 
 
 def describe(x: Exchange, row: int, requests: Requests) -> None:
-    """Add to an exchange the shape of its prompt and its turn in the conversation, from the plan."""
+    """Add the shape of the prompt, and the turn in the conversation, to an exchange from the plan."""
     blocks = requests.blocks[row] if requests.blocks else ()
     body = requests.bodies[row] if requests.bodies else b""
     limit = limit_of_body(body) if body else max(1, requests.output[row])

@@ -300,4 +300,4 @@ def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
     assert result["baseline"] is None
     assert result["load"]["sent"] == len(ARRIVALS_MS)
     (note,) = [note for note in result["plan"]["notes"] if "comparison" in note]
-    assert note == f"no comparison with what was captured: {said}"
+    assert note == f"no comparison with the recorded answers: {said}"
