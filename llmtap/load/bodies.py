@@ -303,14 +303,14 @@ class PromptLengths:
     """Largest number of missing tokens of a prompt, as a negative number; `missed_max`: of excess tokens."""
     missed_max: int = 0
     ways: dict[str, int] = field(default_factory=dict)
-    """Number of prompts by the method with which their text was fitted (`FittedPrompt.way`)."""
+    """Number of prompts by the method of counting their tokens (`FittedPrompt.method`)."""
 
     def add(self, fitted: FittedPrompt) -> None:
         self.n += 1
         self.exact += fitted.exact
         self.missed_min = min(self.missed_min, fitted.excess_tokens)
         self.missed_max = max(self.missed_max, fitted.excess_tokens)
-        self.ways[fitted.way] = self.ways.get(fitted.way, 0) + 1
+        self.ways[fitted.method] = self.ways.get(fitted.method, 0) + 1
 
     def describe(self) -> dict[str, object]:
         return asdict(self)

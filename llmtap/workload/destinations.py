@@ -24,14 +24,14 @@ NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
 _PATH: Final = re.compile(r"/[!-~]*")
 """Valid path of a request (RFC 9112 3.2: no white space and no control characters)."""
 _DOT_SEGMENT: Final = re.compile(r"/(?:\.|%2e){1,2}(?=/|$)", re.IGNORECASE)
-"""Segment that a server removes together with the one before (RFC 3986 5.2.4)."""
-_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Path segment `.` or `..`. For `..`, a server also removes the previous segment (RFC 3986 5.2.4)."""
+_decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def endpoint_of_body(body: bytes) -> str | None:
     """Return the endpoint for a body; None if its members do not determine it."""
     try:
-        members = _members(body)
+        members = _decode_members(body)
     except (ValueError, RecursionError):
         return None
     return next((endpoint for name, endpoint in BODY_MEMBERS.items() if name in members), None)
@@ -54,7 +54,7 @@ def reason_unsendable(
     if path is not None and _DOT_SEGMENT.search(path.partition("?")[0]):
         return "have a path with . or .., which would leave the path of the target"
     try:
-        members = _members(body)
+        members = _decode_members(body)
     except (ValueError, RecursionError):
         return "have a body that is no JSON object"
     if path is None and not members.keys() & BODY_MEMBERS.keys():

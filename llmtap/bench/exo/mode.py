@@ -56,7 +56,7 @@ from llmtap.units import NS_PER_S, Duration
 from llmtap.version import __version__
 from llmtap.workload.prompts.fitting import ATOM, Draft, fit
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.text import NAME_BYTES, Numbers
+from llmtap.workload.prompts.text import NAME_BYTES, NumberedBytes
 from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.requests import Requests
 
@@ -128,7 +128,7 @@ class Prompts:
         """`alike`: all requests of a length have the same prompt; otherwise each request has its own."""
         self.alike = alike
         self._counter = counter
-        self._numbers = Numbers(seed)
+        self._numbers = NumberedBytes(seed)
         self._prompts_made = 0
         self._overhead = sum(counter.overhead(Prompt()))
         atom_is_a_token = counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_ATOM_TEST_COUNT - 1)]) == [
@@ -302,7 +302,7 @@ class ExoBench:
                     "cache_switched_by_request": server.switches_cache,
                     "prompts_alike": alike,
                     "seed": seed,
-                    "counted_by": counter.way,
+                    "counted_by": counter.method,
                     "tokenizer": counter.tokenizer.name.rpartition("/")[2],
                     "notes": [
                         *self._notes(server, is_local, placed),

@@ -63,7 +63,7 @@ class RecordedAnswer:
 
     place: str
     format: str
-    places: "array[int]"
+    source_rows: "array[int]"
     """Row number in the source of each request. Requests beyond the end of this array repeat rows."""
 
 
@@ -73,9 +73,9 @@ def find_recorded_answers(trace: Trace, place: str, count: int) -> RecordedAnswe
     None if the trace has no answer times, or if it is a pipe, which cannot be read twice.
     """
     readable_twice = "://" in place or Path(place).is_file() or Path(place).is_dir()
-    if not trace.answered or not readable_twice:
+    if not trace.has_answer_times or not readable_twice:
         return None
-    return RecordedAnswer(place, trace.format, trace.places[:count])
+    return RecordedAnswer(place, trace.format, trace.source_rows[:count])
 
 
 class Baseline:
@@ -84,7 +84,7 @@ class Baseline:
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self.recorded = recorded
-        n = len(recorded.places)
+        n = len(recorded.source_rows)
         self._replayed_values = {name: array("q", [_NONE]) * n for name in _COMPARED}
         self._row_states = bytearray(n)
         self.matched = 0
@@ -206,18 +206,19 @@ def read_recorded(
     Raises ConfigError if the source cannot be read, ValueError for an unknown enumeration value.
     """
     recorded = baseline.recorded
-    places = recorded.places
-    order = [row for row in sorted(range(len(places)), key=places.__getitem__) if baseline.was_sent(row)]
+    source_rows = recorded.source_rows
+    in_source_order = sorted(range(len(source_rows)), key=source_rows.__getitem__)
+    order = [row for row in in_source_order if baseline.was_sent(row)]
     begin = done = 0
     reading = open_trace(recorded.place, source_format=recorded.format, progress=progress)
     with reading as trace:
         for batch in trace.source.batches:
             end, first = begin + batch.num_rows, done
-            while done < len(order) and places[order[done]] < end:
+            while done < len(order) and source_rows[order[done]] < end:
                 done += 1
             if done > first:
                 rows = order[first:done]
-                part = batch.take(pa.array([places[row] - begin for row in rows], pa.int64()))
+                part = batch.take(pa.array([source_rows[row] - begin for row in rows], pa.int64()))
                 known = zip(
                     *(part.column(name).is_valid().to_pylist() for name in ("outcome", "uncertainty_us")),
                     strict=True,

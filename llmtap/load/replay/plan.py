@@ -213,9 +213,9 @@ def _plan_of_trace(
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2],
         "format": trace.format,
         "rows": len(trace),
-        "rows_left_out": trace.left_out,
+        "rows_left_out": trace.omitted_count,
         "rows_unsendable": trace.unsendable,
-        "rows_estimated": trace.estimated,
+        "rows_estimated": trace.estimated_count,
         "requests": len(requests),
         "arrivals": arrivals,
         "seed": schedule.seed,
@@ -233,7 +233,7 @@ def _plan_of_trace(
             " they are sent and request one token"
         )
     baseline = find_recorded_answers(trace, place, count)
-    if trace.answered and baseline is None:
+    if trace.has_answer_times and baseline is None:
         notes.append("no comparison with the recorded answers: the trace is a pipe, which is read only once")
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 

@@ -230,7 +230,7 @@ def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_ela
 def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    trace = Trace(Requests(), "har", answered=True, places=array("q", [0]))
+    trace = Trace(Requests(), "har", has_answer_times=True, source_rows=array("q", [0]))
     for place in ("-", str(fifo), "/dev/stdin"):
         assert find_recorded_answers(trace, place, 1) is None
     assert find_recorded_answers(trace, str(tmp_path), 1) is not None

@@ -100,7 +100,7 @@ def test_rows_have_exactly_their_tokens(
     made = RowPrompts(rows_of(inputs), counter, seed=seed, system=system).prompts(range(len(inputs)))
     for wanted, (prompt, fitted) in zip(inputs, made, strict=True):
         assert fitted.tokens == judge(prompt) == max(wanted, least)
-        assert (fitted.wanted, fitted.way, fitted.text) == (wanted, WAYS[name], prompt.text)
+        assert (fitted.wanted, fitted.method, fitted.text) == (wanted, WAYS[name], prompt.text)
         assert (fitted.exact, fitted.excess_tokens) == (wanted >= least, max(0, least - wanted))
         assert prompt.system == system
 
@@ -231,7 +231,7 @@ def test_a_completion_by_the_models_tokenizer_has_its_special_tokens(tmp_path: P
     tokenizer.save(str(folder / "tokenizer.json"))
     counter = load_counter(str(folder), chat=False, place="--tokenizer")
     [(prompt, fitted)] = RowPrompts(rows_of([50]), counter).prompts([0])
-    assert (fitted.tokens, fitted.way) == (50, "model tokenizer")
+    assert (fitted.tokens, fitted.method) == (50, "model tokenizer")
     assert len(tokenizer.encode(prompt.text).ids) == 50
     reference = load_counter(str(folder / "tokenizer.json"), chat=False, place="--tokenizer")
     assert reference.count([prompt]) == [49]
