@@ -1,9 +1,9 @@
 """Make the JSON bodies of HTTP requests, and store all of them in a file before a run.
 
 `BodyMaker` makes a body from a prompt and a number of output tokens, or adapts a captured body. `prepare`
-makes the bodies of all rows of a workload and returns their places in the file (`Prepared`). `server_of` and
-`model_ids` read the answer to `GET /v1/models`, because fields depend on the type of the server. Bodies of
-WebSocket and gRPC targets are made in `prompt_sender.py`.
+makes the bodies of all rows of a workload and returns their places in the file (`PreparedBodies`).
+`server_of` and `model_ids` read the answer to `GET /v1/models`, because fields depend on the type of the
+server. Bodies of WebSocket and gRPC targets are made in `prompt_sender.py`.
 
 `ignore_eos` and `min_tokens` are sent only to servers that know them (vLLM, SGLang). The file of the bodies
 has no name, so the sending processes on this host inherit its descriptor.
@@ -29,7 +29,7 @@ from llmtap.json_types import JsonObject
 from llmtap.load.options import BodyOptions, Server
 from llmtap.load.sending import PATHS
 from llmtap.workload.destinations import endpoint_of_body
-from llmtap.workload.prompts.fitting import FittedPrompt, FittedSource, in_batches
+from llmtap.workload.prompts.fitting import FittedPrompt, FittedSource, row_batches
 from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.prompts.tokenizer import as_text
 from llmtap.workload.requests import Requests
@@ -86,7 +86,7 @@ _decode_limits: Final = msgspec.json.Decoder(_Limits).decode
 
 class BodyMaker:
     def __init__(self, options: BodyOptions, *, decode: Decode | None = None) -> None:
-        """`decode` converts prompts of token ids where the endpoint requires text."""
+        """`decode` converts prompts of token ids for an endpoint that accepts only text."""
         self.options = options
         self.endpoint = options.endpoint
         self._decode = decode
@@ -115,7 +115,7 @@ class BodyMaker:
         return self._limit_field not in self._constant_fields and self._sent_value("ignore_eos") is True
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
-        """Return the fields of the bodies as JSON, without values of the user's fields: they may be secret.
+        """Return the fields of the bodies as JSON, without values of the user's fields, which can be secret.
 
         `made`: at least one body was generated from a prompt. `streamed`: at least one body was generated or
         is a prompt of a data set, so it gets the streaming mode of the run; recorded bodies keep their own
@@ -244,10 +244,7 @@ class BodyMaker:
 
 
 def server_of(models: bytes) -> Server:
-    """Return the server type from the `owned_by` of the models in the answer to `GET /v1/models`.
-
-    It is `auto` if no type, or more than one, is found.
-    """
+    """Return the server type by the `owned_by` in an answer to `GET /v1/models`; `auto` if it is unknown."""
     known: Mapping[str, Server] = {
         "vllm": "vllm",
         "sglang": "sglang",
@@ -307,7 +304,7 @@ class PromptLengths:
 
     def add(self, fitted: FittedPrompt) -> None:
         self.n += 1
-        self.exact += fitted.exact
+        self.exact += fitted.is_exact
         self.missed_min = min(self.missed_min, fitted.excess_tokens)
         self.missed_max = max(self.missed_max, fitted.excess_tokens)
         self.ways[fitted.method] = self.ways.get(fitted.method, 0) + 1
@@ -316,7 +313,7 @@ class PromptLengths:
         return asdict(self)
 
 
-class Prepared:
+class PreparedBodies:
     """Bodies of all rows, in a file. Close it after the last read."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -376,7 +373,7 @@ def prepare(
     prompts: PromptSource | None,
     maker: Maker,
     progress: Callable[[int, int], None] | None = None,
-) -> Prepared:
+) -> PreparedBodies:
     """Store the bodies of all rows in a file: bodies of the trace, or bodies generated from prompts.
 
     Raises ConfigError if the disk of `TMPDIR` has no room, or if the endpoint does not accept a prompt.
@@ -386,11 +383,11 @@ def prepare(
         file = tempfile.TemporaryFile()  # noqa: SIM115
     except OSError as exc:
         raise _disk_full_error(exc) from None
-    prepared = Prepared(file)
+    prepared = PreparedBodies(file)
     count = len(requests)
     try:
-        for batch in in_batches(range(count), requests.input or array("q", bytes(8 * count))):
-            for row, body, tokens in _bodies(requests, prompts, maker, batch, prepared.lengths):
+        for batch in row_batches(range(count), requests.input or array("q", bytes(8 * count))):
+            for row, body, tokens in _make_bodies(requests, prompts, maker, batch, prepared.lengths):
                 assert row == len(prepared)
                 prepared.add(body, tokens)
                 own = requests.bodies[row] if requests.bodies else b""
@@ -412,7 +409,7 @@ def prepare(
     return prepared
 
 
-def _bodies(
+def _make_bodies(
     requests: Requests, prompts: PromptSource | None, maker: Maker, rows: list[int], lengths: PromptLengths
 ) -> Iterable[tuple[int, bytes, int]]:
     own = {row: requests.bodies[row] for row in rows if requests.bodies and requests.bodies[row]}

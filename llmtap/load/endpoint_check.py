@@ -18,10 +18,7 @@ FIRST: Final = 8
 """Number of first requests that must all fail: a single 404 can concern only the model of one request."""
 NO_ENDPOINT: Final = "the first answers show that the target cannot answer such requests"
 """Value of `load.stopped` for a load that this check stopped."""
-_KEY: Final = (
-    "--api-key-env",
-    "set it to the environment variable with a valid key, or use --header 'Authorization: Bearer KEY'",
-)
+_KEY: Final = ("--api-key-env", "name the variable of a valid key, or use --header with Authorization")
 _PATH_HINT: Final = (
     "check whether the server has this endpoint, and the path of --target; some servers also answer with this"
     " status if --model is unknown"

@@ -66,7 +66,7 @@ class GrpcTarget:
         self._exact_output = exact_output
         self._timeout_ns = options.timeout
         self._name = name
-        self._seq = 0
+        self._request_count = 0
         self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
         channel_options = (
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -91,8 +91,8 @@ class GrpcTarget:
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
         """Send one request and return its Exchange, also if it fails. `scheduled_ns`: planned send time."""
-        self._seq += 1
-        self.reuses += self._seq > 1
+        self._request_count += 1
+        self.reuses += self._request_count > 1
         self.connects = 1
         output = max(1, output_tokens)
         message = write_request(
@@ -109,7 +109,7 @@ class GrpcTarget:
         answer = _Answer(
             Exchange(
                 self._name,
-                self._seq,
+                self._request_count,
                 self.lateness.timebase.anchor.to_wall_ns(began_ns),
                 Timeline(began_ns, request_end_ns=began_ns),
                 method="POST",
@@ -159,10 +159,7 @@ class GrpcTarget:
 
 
 def parse_grpc(url: str) -> tuple[str, bool]:
-    """Return the address of `grpc://host:port` or `grpcs://host:port`, and whether it uses TLS.
-
-    Raises ConfigError.
-    """
+    """Return the address of a `grpc://` or `grpcs://` URL, and whether it uses TLS. Raises ConfigError."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -188,9 +185,8 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
 
 
 class _Answer:
-    """Reads the answer to one request into its Exchange."""
-
     def __init__(self, x: Exchange) -> None:
+        """`x`: exchange into which the answer is read."""
         self._x = x
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
@@ -199,7 +195,7 @@ class _Answer:
         self._write_task: asyncio.Task[Any] | None = None
         self._is_cancelled = False
         self._submit_width_ns = 0
-        """Time before `submit` in which gRPC may have accepted the message, in ns."""
+        """Uncertainty of `submit_ns`: gRPC accepted the message at most this time earlier."""
         self._interventions = Interventions()
 
     def cancel(self) -> None:

@@ -73,12 +73,11 @@ def validate_warmup(text: str) -> str:
 
 
 LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""Members of a body that limit the output. `--body-field` may set them."""
+"""Members of a body that limit the output, which `--body-field` can set."""
 
 
 def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
-    """Parse `NAME=JSON` fields. Raises ConfigError for invalid JSON, a duplicate, or a field that another
-    option sets."""
+    """Parse `NAME=JSON` texts. Raises ConfigError for bad JSON, a duplicate, or a field of another option."""
     from llmtap.workload.plan import SET_BY
 
     fields: dict[str, msgspec.Raw] = {}
@@ -152,7 +151,7 @@ AnswerTimeout = Annotated[Duration, opt("Maximum duration of a complete response
 
 
 class ScheduleOptions(Struct, frozen=True, kw_only=True):
-    """Which requests are sent, and when."""
+    """Options that decide which requests are sent, and when."""
 
     source: Annotated[str, opt("Trace, capture or workload to send.", "TRACE", argument=True)] = ""
     source_format: SourceFormat = None
@@ -225,7 +224,7 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
 
 
 class TargetOptions(Struct, frozen=True, kw_only=True):
-    """Where requests go."""
+    """Options of the target, to which requests are sent."""
 
     url: Annotated[
         str,
@@ -274,7 +273,6 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
             check_fields([(name, tenant.encode()) for tenant in set(tenants)], "--tenant-header")
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context of these options; None if they are the defaults."""
         from llmtap.net.tls import client_context
 
         is_default = self.ca is None and not self.insecure
@@ -305,9 +303,9 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
     """Type of the server; `auto` becomes `openai` if the type cannot be detected."""
     tokenizer: Tokenizer = None
     """Tokenizer of the prompts. It also counts the tokens of answers without usage, except with Ray: the
-    other hosts may not have its files."""
+    other hosts possibly do not have its files."""
     fields: BodyFields = {}
-    """Fields of every body; they override those that llmtap sets. Their values may be secret."""
+    """Fields of every body; they override those that llmtap sets. Their values can be secret."""
     stream: Annotated[
         bool | None,
         opt(
@@ -320,11 +318,9 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
     replace_model: bool = True
     """Whether `model` also replaces the model of recorded requests, and of prompts that name one."""
     exact_output: bool = True
-    """Whether to request exactly the planned number of output tokens: ignore_eos is sent to servers that
-    accept it."""
+    """Whether to request exactly the planned number of output tokens, by ignore_eos where it is accepted."""
     min_tokens: bool = False
-    """Whether to also send min_tokens. It prevents an early end by a stop string, but the server must then
-    check each token."""
+    """Whether to also send min_tokens, which prevents an early end by a stop string but slows the server."""
     temperature: float | None = None
     settings: dict[str, Any] = {}
     """Fields that the workload sets in generated bodies (`[request]`)."""
@@ -348,7 +344,7 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
 
 
 class SendingOptions(Struct, frozen=True, kw_only=True):
-    """How requests are sent, and when a load ends early."""
+    """Options that decide how requests are sent, and when a load ends early."""
 
     warmup: Annotated[
         str,
@@ -431,7 +427,7 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
 
 
 class MeasuringOptions(Struct, frozen=True, kw_only=True):
-    """What is measured and written."""
+    """Options that decide what is measured and written."""
 
     scrape: Annotated[
         str | None,

@@ -17,7 +17,7 @@ DIALECTS_MAX: Final = 64
 def read_dialects(file: Path) -> tuple[DialectTable, ...]:
     """Return the dialects of a file: its `[dialects.NAME]` tables, or the whole file as one dialect.
 
-    The file may be a configuration file. Raises ConfigError, which names every invalid key.
+    The file can be a configuration file. Raises ConfigError, which names every invalid key.
     """
     content = read_toml(file, "--dialect")
     mistakes = Mistakes()

@@ -99,8 +99,6 @@ class PromptMaker:
 
 
 class PromptCall:
-    """Request in progress, as `Call` is for HTTP."""
-
     __slots__ = ("_cancel", "row")
     has_token = False
     """Always False: the sender does not see tokens before the end of the answer."""

@@ -29,9 +29,8 @@ from llmtap.workload.requests import Requests
 TIME_UP: Final = "the time was up"
 """Value of `load.stopped` if the maximum duration has passed."""
 
-
 LATEST: Final = 100
-"""Number of latest answers of which the share of failures is compared with the limit."""
+"""Number of latest answers whose share of failures is compared with the limit."""
 
 
 class Schedule:
@@ -85,8 +84,7 @@ class Schedule:
         return self._rows_left - self.dropped
 
     def take_due_row(self, now_ns: int) -> tuple[int, int | None] | None:
-        """Take the next due row. Return the row and its scheduled time (None in a closed loop), or None if no
-        row is due."""
+        """Take the next due row, if any, and return it with its scheduled time (None in a closed loop)."""
         due_ns = self.next_due_ns
         if due_ns > now_ns:
             return None
@@ -173,7 +171,7 @@ class LoadRun:
     ) -> None:
         self._sender = sender
         self._schedule = schedule
-        self._request = request
+        self._read_request = request
         self._keep_exchange = keep
         self.start_ns = start_ns
         duration_ns, drain_ns = load.schedule.duration, load.schedule.drain
@@ -181,12 +179,12 @@ class LoadRun:
         self._drain_ns = NEVER if drain_ns is None else drain_ns
         self._error_rate_max = load.sending.stop_when.error_rate
         self._latest_failures: deque[bool] = deque(maxlen=LATEST)
-        self._checks = min(FIRST, schedule.rows_left) if check_endpoint else 0
+        self._check_count = min(FIRST, schedule.rows_left) if check_endpoint else 0
         """Number of first requests that are checked: if all fail, the run stops. 0 after one succeeded."""
-        self._checked: dict[int, bool] = {}
+        self._check_results: dict[int, bool] = {}
         """For the row of each checked request: whether the answer shows that the endpoint is unusable."""
         self._pacer = Pacer(SystemClock(), pause_ns=0)
-        self._waker = Waker(self._pacer, self._send_due)
+        self._waker = Waker(self._pacer, self._send_due_rows)
         self._end_future = sender.loop.create_future()
         self._drain_timer: asyncio.TimerHandle | None = None
         self._drain_end_ns = NEVER
@@ -217,10 +215,7 @@ class LoadRun:
                     timer.cancel()
 
     def stop(self, reason: str, *, drain_ns: int | None = None) -> None:
-        """Send no more requests, and wait up to `drain_ns` for the answers in flight.
-
-        A second call can shorten this time.
-        """
+        """Send no more requests; wait up to `drain_ns`, which a second call can shorten, for the answers."""
         if self.stopped is None and self._schedule.rows_left:
             self.stopped = reason
         self._sending_end_ns = min(self._sending_end_ns, mono_ns())
@@ -232,7 +227,7 @@ class LoadRun:
         due_ns = self._schedule.next_due_ns
         return NEVER if due_ns == NEVER else self.start_ns + due_ns
 
-    def _send_due(self, now_ns: int) -> int:
+    def _send_due_rows(self, now_ns: int) -> int:
         """Send the rows that are due. Return the time at which the pacer must call this again."""
         schedule, sender, start_ns = self._schedule, self._sender, self.start_ns
         end_ns = now_ns + TURN_NS_MAX
@@ -246,9 +241,9 @@ class LoadRun:
                 now_ns = mono_ns()
                 continue
             row, due_ns = item
-            if len(self._checked) < self._checks:
-                self._checked[row] = False
-            request = self._request(row)
+            if len(self._check_results) < self._check_count:
+                self._check_results[row] = False
+            request = self._read_request(row)
             sender.send(
                 request.body,
                 self._on_done,
@@ -280,7 +275,7 @@ class LoadRun:
             end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
             self._schedule.on_ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
         self._keep_exchange(call.row, x)
-        if self._checks and call.row in self._checked:
+        if self._check_count and call.row in self._check_results:
             self._check_endpoint(call.row, x)
         if self._end_future.done():
             return
@@ -296,10 +291,10 @@ class LoadRun:
 
     def _check_endpoint(self, row: int, x: Exchange) -> None:
         if not is_unanswerable(x):
-            self._checks = 0
+            self._check_count = 0
             return
-        self._checked[row] = True
-        if sum(self._checked.values()) == self._checks:
+        self._check_results[row] = True
+        if sum(self._check_results.values()) == self._check_count:
             # Set the reason even if nothing is left to send: the load must end with an error, not a report.
             self.gave_up = self.stopped = NO_ENDPOINT
             self.stop(NO_ENDPOINT, drain_ns=0)

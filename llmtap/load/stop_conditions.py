@@ -23,7 +23,7 @@ SATURATED: Final = "saturated"
 EXAMPLE: Final = "error_rate>10% saturated"
 PLACE: Final = "--stop-when"
 QUEUE_MIN: Final = 10
-"""Length of the queue below which it is not judged."""
+"""Length of the queue below which its growth is not judged."""
 TURNS: Final = 2
 """Minimum number of consecutive turns in which the queue must grow."""
 GROWS_NS: Final = 30 * NS_PER_S
@@ -60,10 +60,7 @@ def parse_stop_when(text: str) -> StopConditions:
 
 
 class QueueTurn(NamedTuple):
-    """Counts at the end of a turn: all requests that waited at its start have their first token.
-
-    `served`: number of requests that have a first token. `queue`: number that wait for it.
-    """
+    """Counts at the end of a turn: requests `sent`, `served` with a first token, and waiting in `queue`."""
 
     t_ns: int
     sent: int

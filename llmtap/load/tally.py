@@ -40,8 +40,6 @@ _decode = msgspec.msgpack.Decoder(_PackedTally).decode
 
 
 class LoadTally:
-    """Counts and histograms of a load; those of several processes can be merged."""
-
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.summary = Summary(objectives, reader)
         self._reader = reader

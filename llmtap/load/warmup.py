@@ -54,7 +54,6 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Variation of three consecutive probes below which latency is stable."""
     probes_max: int = 30
     probe: bool = True
-    """Whether to send probes."""
     cold: bool = False
     """Whether to send nothing, so that a cold start is measured."""
 
@@ -231,8 +230,8 @@ async def _send_rows(
     own = [paths[row] for row in rows] if paths else ()
     with WorkerPool(setup, plan, (begins, ends), paths=own, keep=True) as pool:
         out = await pool.run(listener)
-        if out.lost:
-            raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
+        if out.lost_statuses:
+            raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost_statuses[0]}")
         exchanges = [x for _, x in pool.exchanges()]
     if out.stopped == NO_ENDPOINT:
         raise endpoint_error(next(x for x in exchanges if is_unanswerable(x)))

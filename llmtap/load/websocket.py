@@ -42,7 +42,7 @@ HEAD_BYTES_MAX: Final = 1 << 18
 QUIET_NS: Final = 200_000_000
 """Time without a byte after which a socket is checked: the loop possibly misses a reset."""
 NORMAL: Final = (1000).to_bytes(2, "big")
-"""RFC 6455 7.4.1: normal closure."""
+"""Status code of a close frame: normal closure (RFC 6455 7.4.1)."""
 _ENDS: Final = frozenset(
     f"response.{how}" for how in ("completed", "incomplete", "failed", "cancelled", "done")
 )
@@ -77,8 +77,6 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class ResponseWait:
-    """State of one request until its response has ended."""
-
     def __init__(self, observer: Observer, request_id: str) -> None:
         self.observer = observer
         self.request_id = request_id
@@ -135,7 +133,7 @@ class WebSocketSession:
         """Bytes given to the parser. Between messages it equals `_whole_bytes`: bytes of whole messages."""
         self._whole_bytes = 0
         self._answer: ResponseWait | None = None
-        self._began_ns = 0
+        self._send_began_ns = 0
         self._submit_ns: int | None = None
         self._break_reason: str | None = None
         self._last_activity_ns = 0
@@ -152,7 +150,7 @@ class WebSocketSession:
 
     @property
     def was_used(self) -> bool:
-        return self._began_ns > 0
+        return self._send_began_ns > 0
 
     def is_alive(self) -> bool:
         """Whether the session can be reused: the server has neither closed it nor sent data too early."""
@@ -169,7 +167,7 @@ class WebSocketSession:
         """Write a request at once. The caller must call `listen` before the loop reads the socket."""
         assert self._stream is not None
         self._answer = self._submit_ns = self._break_reason = None
-        self._began_ns = self._last_activity_ns = mono_ns()
+        self._send_began_ns = self._last_activity_ns = mono_ns()
         try:
             if self._stream.write(data):
                 self._submit_ns = mono_ns()
@@ -179,11 +177,12 @@ class WebSocketSession:
     def listen(self, answer: ResponseWait) -> None:
         """Assign all data from now on to `answer`."""
         self._answer = answer
-        answer.observer.begin_response(b"", self._began_ns, 0)
+        answer.observer.begin_response(b"", self._send_began_ns, 0)
         if self._submit_ns is not None:
-            # Use the time before the write, as over HTTP: a local server can answer before this process
-            # runs again.
-            answer.record_submit(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
+            # Use the time before the write, as over HTTP: a local server can answer during the write.
+            answer.record_submit(
+                self._send_began_ns, self._send_began_ns, self._submit_ns - self._send_began_ns
+            )
         if self._break_reason is not None:
             self._end(Outcome.UPSTREAM_RESET, self._break_reason)
 
@@ -261,7 +260,7 @@ class WebSocketSession:
 
     def on_drained(self) -> None:
         if self._answer is not None and self._answer.submit_ns is None:
-            self._answer.record_submit(mono_ns(), self._began_ns)
+            self._answer.record_submit(mono_ns(), self._send_began_ns)
 
     def _read_head(self, data: bytes) -> bytes:
         """Return the data after the response head; empty until the head is complete."""
@@ -389,7 +388,7 @@ class WebSocketTarget:
         self._count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
         self._timeout_ns = options.timeout
         self._name = name
-        self._seq = 0
+        self._request_count = 0
         loop = asyncio.get_running_loop()
         self.lateness = Lateness(loop, kernel=kernel)
         self._stamp_socket = keep_stamps_on() if kernel else None
@@ -424,11 +423,11 @@ class WebSocketTarget:
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
         """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
-        self._seq += 1
+        self._request_count += 1
         message = self._request_message(prompt, output_tokens, request_id)
         data = frame(message, key=os.urandom(4))
         began_ns = mono_ns()
-        session = self._idle_session()
+        session = self._take_idle_session()
         fresh = session is None
         if session is None:
             session = self._new_session()
@@ -437,7 +436,7 @@ class WebSocketTarget:
             session.send(data)
         observer = Observer(
             self._name,
-            self._seq,
+            self._request_count,
             began_ns,
             self.lateness.timebase.anchor.to_wall_ns(began_ns),
             session.upgrade,
@@ -519,7 +518,7 @@ class WebSocketTarget:
                 x.tokens.output, x.tokens.source = chunks, TokenSource.CHUNKS
         return x
 
-    def _idle_session(self) -> WebSocketSession | None:
+    def _take_idle_session(self) -> WebSocketSession | None:
         while self._idle_sessions:
             session = self._idle_sessions.pop()
             if session.is_reusable and session.is_alive():
@@ -567,10 +566,7 @@ class WebSocketTarget:
 
 
 def parse_websocket_url(url: str) -> tuple[Origin, str, str | None]:
-    """Return the origin, path and model of `ws://host:port[/path][?model=NAME]`.
-
-    Raises ConfigError naming `--target`.
-    """
+    """Return origin, path and model of `ws://host:port[/path][?model=NAME]`, or raise ConfigError."""
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ConfigError(

@@ -33,7 +33,7 @@ from llmtap.top.table import (
     visible_text,
     warnings_of,
 )
-from llmtap.top.views import EVENTS_MAX, VIEWS, View, event_table, fact_lines, reader_ns
+from llmtap.top.views import EVENTS_MAX, VIEWS, View, event_table, fact_lines, reader_ns_per_token
 
 _HELP: Final = """\
 1 to 9, tab   select a view
@@ -59,7 +59,7 @@ DISCONNECTED  the last request failed, with reason; the last figures stay
 
 
 class HelpScreen(Screen[None]):
-    """Screen with the keys and the signs."""
+    """Screen that explains the keys and signs."""
 
     CSS = "#help { height: auto; padding: 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,f1", "back", "Back")]
@@ -124,11 +124,11 @@ class TextTable(DataTable[Text]):
         if titles != self._titles:
             self._titles = titles
             for title, column in zip(titles, columns, strict=True):
-                self.add_column(_text(title, column))
+                self.add_column(_cell_text(title, column))
         rows = rows[: self.rows_max]
         for row in rows:
             cells = zip(row.cells, columns, strict=True)
-            self.add_row(*(_text(cell.text, column) for cell, column in cells), key=row.key)
+            self.add_row(*(_cell_text(cell.text, column) for cell, column in cells), key=row.key)
         if at_line and rows:
             # Keep the cursor on the same row; if this row has gone, put it on the row at the same place.
             line = next((i for i, row in enumerate(rows) if row.key == at_key), min(at_line, len(rows) - 1))
@@ -168,7 +168,7 @@ class TextTable(DataTable[Text]):
         return f"{column.title}{'▼' if self.largest_first else '▲'}"
 
 
-def _text(text: str, column: Column) -> Text:
+def _cell_text(text: str, column: Column) -> Text:
     return Text(text, justify="right" if column.is_number else "left", no_wrap=True, end="")
 
 
@@ -480,4 +480,4 @@ class TopApp(App[None]):
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         id_ = event.row_key.value
         if self.view.shows_exchanges and id_ is not None and event.data_table is self.grid:
-            self.push_screen(EventScreen(self.feed, id_, reader_ns(self.feed.documents.summary)))
+            self.push_screen(EventScreen(self.feed, id_, reader_ns_per_token(self.feed.documents.summary)))

@@ -44,7 +44,6 @@ START_HINT: Final = (
     "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
 )
 
-
 PROXY_HINT: Final = (
     "the port for clients (relay.listen) forwards every request to the gateway; name the admin port"
     " (meter.admin), such as --admin http://HOST:9464"
@@ -177,8 +176,7 @@ TOKEN_ENV: Final = "LLMTAP_ADMIN_TOKEN"
 WINDOWS: Final = ("10s", "1m", "5m", "1h", "all")
 """Rolling windows of the meter. `all` is the time since its start."""
 INTERVAL_NS_MIN: Final = 200_000_000
-"""Minimum interval between requests. The meter must compute a summary for each, and a reader cannot see
-faster changes."""
+"""Minimum interval between requests: a reader cannot see faster changes, and each costs the meter time."""
 INTERVAL_NS_MAX: Final = 3_600 * NS_PER_S
 TOKEN_BYTES_MAX: Final = 4_096
 
@@ -373,10 +371,7 @@ class Feed:
         return whole
 
     async def first_token(self, id_: str) -> Document | None:
-        """Return the parts of the wait for the first token of an exchange (`metrics/phases.py`).
-
-        None if the meter has the exchange no longer. Raises Trouble.
-        """
+        """Return the parts of the wait for the first token (`metrics/phases.py`) as `exchange` does."""
         answer: Document | None = (await self._admin.get("first_token", id=id_)).get("first_token")
         return answer
 
@@ -391,7 +386,7 @@ class Feed:
 
     @property
     def link(self) -> FeedLink:
-        """State of the connection."""
+        """State of the connection to the admin port, as far as the latest request shows it."""
         if self.is_paused:
             return FeedLink.PAUSED
         if self.trouble is not None:

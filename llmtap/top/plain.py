@@ -67,7 +67,7 @@ def fetch_documents(options: TopOptions) -> Documents:
 
 
 def render_once(url: str, data: Documents, width: int) -> list[RenderableType]:
-    """Return the header in lines of this width, and all tables that have rows; tables may be wider."""
+    """Return the header in lines of this width, and all tables that have rows; tables can be wider."""
     summary = data.summary
     lines = [f"llmtap top {visible_text(url, 200)}", *warnings_of(summary), *firing_sentences(summary)]
     parts: list[RenderableType] = [Text(line, style="bold") for line in lines]

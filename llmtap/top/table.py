@@ -98,10 +98,7 @@ def unique_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def visible_text(value: object, chars: int = NAME_CHARS) -> str:
-    """Return text from traffic with control characters escaped, cut to `chars` characters.
-
-    `-` stands for an empty text.
-    """
+    """Return a value as text of at most `chars` characters, with control characters escaped; `-` if empty."""
     if value is None or value == "":
         return NOTHING
     text = printable(str(value)[: 4 * chars])
@@ -155,8 +152,7 @@ def text_column(key: str, title: str, *path: str, chars: int = NAME_CHARS) -> Co
 
 
 SILENT_S: Final = 5.0
-"""Age of a relay's latest status from which the relay counts as silent, as in the meter. Relays report twice
-per second."""
+"""Age of the latest status from which a relay counts as silent. Relays report twice per second."""
 _SEPARATOR: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
 _SENTENCE_CHARS: Final = 600

@@ -135,7 +135,7 @@ def _arrival_cell(x: Any) -> Cell:
     return Cell(clock_time(wall_s), wall_s)
 
 
-def _token_time(key: str, title: str) -> Column:
+def _token_time_column(key: str, title: str) -> Column:
     """Return a column of a time between tokens, which is empty for answers that are not streams."""
     return Column(key, title, lambda x: ms_cell(at(x, "metrics", key) if x.get("stream", True) else None))
 
@@ -143,7 +143,7 @@ def _token_time(key: str, title: str) -> Column:
 _EXCHANGE_COLUMNS: Final = (
     Column("arrival", "\narrival", _arrival_cell, False), text_column("tenant", "\ntenant", "tenant"),
     text_column("model", "\nmodel", "model"), text_column("outcome", "\noutcome", "outcome"),
-    _token_time("ttft", "TTFT\nms"), _token_time("tpot", "TPOT\nms"),
+    _token_time_column("ttft", "TTFT\nms"), _token_time_column("tpot", "TPOT\nms"),
     column_of("idle", "idle\nms", ms_cell, "metrics", "user_idle"),
     column_of("e2e", "E2E\nms", ms_cell, "metrics", "e2e"),
     column_of("tokens", "\ntokens", count_cell, "tokens", "output"),
@@ -192,13 +192,13 @@ Line = tuple[str, str, Cell, str]
 """Row of the view on llmtap itself: subject, name, value and description."""
 
 
-def _tap_text(place: int) -> Callable[[Line], Cell]:
-    return lambda line: Cell(visible_text(line[place], TEXT_CHARS) if line[place] else "", str(line[place]))
+def _tap_cell_of(index: int) -> Callable[[Line], Cell]:
+    return lambda line: Cell(visible_text(line[index], TEXT_CHARS) if line[index] else "", str(line[index]))
 
 
 _TAP_COLUMNS: Final = (
-    Column("of", "\nof", _tap_text(0), False), Column("what", "\nwhat", _tap_text(1), False),
-    Column("value", "\nvalue", lambda line: line[2]), Column("about", "\nabout", _tap_text(3), False),
+    Column("of", "\nof", _tap_cell_of(0), False), Column("what", "\nwhat", _tap_cell_of(1), False),
+    Column("value", "\nvalue", lambda line: line[2]), Column("about", "\nabout", _tap_cell_of(3), False),
 )  # fmt: skip
 _POINTS: Final = {
     "request": "request: last byte read to last byte written",
@@ -350,13 +350,12 @@ VIEWS: Final = (
     ),
 )
 
-
 EVENTS_MAX: Final = 1_000
 """Maximum number of events of one exchange that are shown."""
 OUTPUT_CLASSES: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
 
 
-def reader_ns(summary: Mapping[str, Any]) -> int:
+def reader_ns_per_token(summary: Mapping[str, Any]) -> int:
     """Return the time in ns that the meter's reader needs for a token; that of 20 tokens/s if unknown."""
     speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
     return round(1e9 / speed) if speed else READER_NS_PER_TOKEN
@@ -381,7 +380,7 @@ def event_table(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTa
     due_ns: dict[int, int] = {}
     if submit is not None and first is not None:
         places = [i for i, e in enumerate(events) if e["class"] in OUTPUT_CLASSES and e["t"] >= first]
-        due_ns = dict(zip(places, _due_ns(x, [events[i] for i in places], v_ns), strict=False))
+        due_ns = dict(zip(places, _due_times_ns(x, [events[i] for i in places], v_ns), strict=False))
     by_chunks = at(x, "tokens", "source") == "chunks"
     rows, waited_ns, before = [], 0, None
     for i, event in enumerate(events[:EVENTS_MAX]):
@@ -405,7 +404,7 @@ def event_table(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTa
     return ViewTable(_EVENT_COLUMNS, rows, ("; ".join(notes),))
 
 
-def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
+def _due_times_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
     """Return the time (ns after the first token) at which the reader needs each event with output.
 
     It follows from the number of tokens before the event, which is declared, or estimated from the mean

@@ -130,7 +130,7 @@ class Intensity:
             yield last_ns
 
 
-def exponential(random: Random) -> Iterator[float]:
+def exponential_draws(random: Random) -> Iterator[float]:
     """Yield exponential draws of mean 1."""
     draw = random.random
     while True:
@@ -172,10 +172,7 @@ class Arrivals:
 
 
 def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str = "--arrivals") -> Arrivals:
-    """Parse a text in a syntax of FORMS. `rate_rps`: mean rate; None for OWN_RATES.
-
-    Raises ConfigError naming `place`.
-    """
+    """Parse a text of FORMS. `rate_rps`: mean rate; None for OWN_RATES. Raises ConfigError naming `place`."""
     name, _, rest = text.partition(":")
     name = name.strip()
     if name not in FORMS:
@@ -203,10 +200,7 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
 
 
 class _Parameters:
-    """Parameters of a process: comma-separated `name=value` pairs, and words without a name.
-
-    The methods raise ValueError, whose text begins with the name.
-    """
+    """Parameters: comma-separated `name=value` pairs and words. Errors begin with the parameter's name."""
 
     def __init__(self, text: str) -> None:
         self._known_names: list[str] = []
@@ -296,7 +290,7 @@ def _running_sum(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
 
 
 def _poisson(words: _Parameters, rate_rps: float) -> Offsets:
-    return lambda random: _running_sum(exponential(random), NS_PER_S / rate_rps)
+    return lambda random: _running_sum(exponential_draws(random), NS_PER_S / rate_rps)
 
 
 def _uniform(words: _Parameters, rate_rps: float) -> Offsets:
@@ -360,7 +354,7 @@ def _diurnal(words: _Parameters, rate_rps: float) -> Offsets:
 
 
 def _poisson_arrivals(lead: tuple[Piece, ...], cycle: tuple[Piece, ...]) -> Offsets:
-    return lambda random: Intensity(lead, cycle).arrival_times_ns(exponential(random))
+    return lambda random: Intensity(lead, cycle).arrival_times_ns(exponential_draws(random))
 
 
 _PROCESSES: Final[dict[str, Callable[[_Parameters, float], Offsets]]] = {

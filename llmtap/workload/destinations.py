@@ -18,7 +18,7 @@ BODY_MEMBERS: Final[Mapping[str, str]] = {
     "prompt": "completions",
     "input": "responses",
 }
-"""Endpoint of a body without a path, by member. The first of these members that the body has decides."""
+"""Endpoint of a body without a path, by member. If a body has several of these, the first decides."""
 NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
 """Endpoints whose answers are not generated text."""
 _PATH: Final = re.compile(r"/[!-~]*")
@@ -40,7 +40,7 @@ def endpoint_of_body(body: bytes) -> str | None:
 def reason_unsendable(
     method: str | None, path: str | None, endpoint: str | None, body: str | None
 ) -> str | None:
-    """Return the reason why a row cannot be sent, as the end of a sentence that begins `rows`; else None."""
+    """Return why a row cannot be sent, as the rest of a sentence that begins with `rows`; None if it can."""
     if body is None:
         endpoint = endpoint or (None if path is None else endpoint_of(path))
         if endpoint in NO_TEXT or (endpoint is None and path is not None):

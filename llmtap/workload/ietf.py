@@ -89,10 +89,7 @@ CODE_COMPLETION: Final = ComposedWorkload(
 
 
 def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
-    """Return the workload with functions and contexts of a file in the format of The Stack.
-
-    Raises ConfigError naming `place`.
-    """
+    """Return the workload with code of a file in The Stack's format. Raises ConfigError naming `place`."""
     return datasets.RecordedDataset(
         "code-completion",
         datasets.read_stack(path, place),

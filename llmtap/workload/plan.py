@@ -61,11 +61,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         random = Random(f"{seed}/context lengths")
         return tuple(draw_length(as_lengths(self.tokens), random) for _ in range(self.contexts))
 
-    def choices(self, random: Random) -> Iterator[int]:
-        """Yield the context of each request, or NO_CONTEXT, without end.
-
-        Each step draws one number from `random`.
-        """
+    def context_choices(self, random: Random) -> Iterator[int]:
+        """Yield the context of each request, or NO_CONTEXT, endlessly. Each step draws one number."""
         ends = [self.fraction * end for end in itertools.accumulate(zipf_shares(self.contexts, self.zipf))]
         while True:
             u = random.random()
@@ -116,7 +113,7 @@ class PlannedTurn:
     message: int
     """Number of tokens of the new message; `output`: of the answer."""
     output: int
-    opens: bool = True
+    is_first: bool = True
     """Whether the turn begins a conversation."""
     think_ns: int = 0
     pair_number: int = 0
@@ -154,7 +151,7 @@ def assemble_plan(
     seed: int,
     *,
     sharing: Sharing | None = None,
-    converses: bool = False,
+    has_conversations: bool = False,
     tokens_max: int | None = None,
 ) -> WorkloadPlan:
     """Return the first `count` turns (or all, if there are fewer) as requests.
@@ -163,8 +160,8 @@ def assemble_plan(
     """
     plan = WorkloadPlan(lengths=sharing.lengths(seed) if sharing else ())
     requests = plan.requests
-    choices = sharing.choices(Random(f"{seed}/context")) if sharing else None
-    blocks = SharedBlocks(plan.lengths) if sharing or converses else None
+    context_choices = sharing.context_choices(Random(f"{seed}/context")) if sharing else None
+    blocks = SharedBlocks(plan.lengths) if sharing or has_conversations else None
     if blocks:
         requests.block_tokens = BLOCK_TOKENS
     context, history, over = NO_CONTEXT, 0, False
@@ -172,8 +169,8 @@ def assemble_plan(
     for turn in turns:
         if len(requests) == count:
             break
-        if turn.opens:
-            context = next(choices) if choices else NO_CONTEXT
+        if turn.is_first:
+            context = next(context_choices) if context_choices else NO_CONTEXT
             history = 0 if context == NO_CONTEXT else plan.lengths[context]
             over, before = False, ()
         elif over or (tokens_max is not None and history + turn.message > tokens_max):
@@ -186,8 +183,8 @@ def assemble_plan(
         plan.messages.append(turn.message)
         plan.contexts.append(context)
         plan.pair_numbers.append(turn.pair_number)
-        if converses:
-            requests.after.append(-1 if turn.opens else len(requests) - 2)
+        if has_conversations:
+            requests.after.append(-1 if turn.is_first else len(requests) - 2)
             requests.think_ns.append(turn.think_ns)
         if blocks:
             before = blocks.blocks_of(tokens, context, before)
@@ -431,7 +428,7 @@ class ComposedWorkload(PlannedWorkload):
             count,
             seed,
             sharing=self.sharing,
-            converses=talk is not None,
+            has_conversations=talk is not None,
             tokens_max=talk.tokens_max if talk else None,
         )
         if self.models:
@@ -451,13 +448,13 @@ class ComposedWorkload(PlannedWorkload):
         talk = self.conversations
         while True:
             remaining = talk.draw_turns(turns_random) if talk else 1
-            yield self._turn(input_random, output_random)
+            yield self._draw_turn(input_random, output_random)
             for _ in range(remaining - 1):
                 assert talk is not None
                 think_ns = talk.draw_think_ns(think_random)
-                yield replace(self._turn(input_random, output_random), opens=False, think_ns=think_ns)
+                yield replace(self._draw_turn(input_random, output_random), is_first=False, think_ns=think_ns)
 
-    def _turn(self, input_random: Random, output_random: Random) -> PlannedTurn:
+    def _draw_turn(self, input_random: Random, output_random: Random) -> PlannedTurn:
         input_share, output_share = uniform_draw(input_random), uniform_draw(output_random)
         if self.correlation:
             output_share = correlated_draw(input_share, output_share, self.correlation)

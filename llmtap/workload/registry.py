@@ -1,5 +1,4 @@
-"""Find a workload by its name on the command line, load a user's workload, and describe workloads for
-reports.
+"""Find a workload by its name on the command line, load a user's workload, and describe workloads.
 
 `llmtap replay`, `bench` and `sim run` take their workloads from here. A name is a reference workload of the
 IETF draft (`ietf.py`), one of SIMULATED, KIND:FILE for local data (`datasets.py`), or the path of a TOML
@@ -46,10 +45,8 @@ REFERENCE: Final[Mapping[str, ComposedWorkload | ietf.SyntheticWorkload]] = {
     )
 }
 
-
 _CHAT_INPUT: Final = LogNormal(median=156, p95=892, max=8_192)
 _CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
-
 
 _BURSTGPT_INPUT: Final = Percentiles(
     points=((25, 77), (50, 251), (75, 730), (95, 2_461), (99, 4_748)), max=16_000
@@ -166,7 +163,7 @@ def draw_requests(text: str, count: int, seed: int, place: str) -> Requests:
     workload = workload_named(text, place)
     requests = workload.requests(count, seed)
     if requests.after:
-        raise ConfigError(place, f"{text} has conversations, whose later turns wait for earlier answers")
+        raise ConfigError(place, f"{text} has conversations, which cannot be used here")
     description = workload.describe()
     process = str(description.get("arrivals") or "poisson")
     own_rate = process.partition(":")[0] in OWN_RATES

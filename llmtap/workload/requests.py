@@ -21,7 +21,7 @@ class Requests:
     input: "array[int]" = field(default_factory=int_column)
     """Number of prompt tokens."""
     output: "array[int]" = field(default_factory=int_column)
-    """Number of tokens to generate. The simulated engine knows it, its schedulers do not."""
+    """Number of tokens to generate. The simulated engine uses it, but hides it from its schedulers."""
     predicted: "array[int]" = field(default_factory=int_column)
     """Predicted number of output tokens, for schedulers."""
     blocks: list[tuple[int, ...]] = field(default_factory=list)

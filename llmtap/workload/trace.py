@@ -22,6 +22,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import rate_rps
 from llmtap.traces.format import FormatError
 from llmtap.traces.registry import open_trace
+from llmtap.units import format_ns
 from llmtap.workload.requests import Requests, int_column
 from llmtap.workload.trace_rows import TraceParts, TraceRows, tie_note, tied_share
 
@@ -63,7 +64,7 @@ class Trace:
     def tied_share(self) -> float:
         return tied_share(self.requests.arrival_ns)
 
-    def first(self, count: int) -> "Trace":
+    def first_rows(self, count: int) -> "Trace":
         return self._select_rows(range(min(count, len(self))))
 
     def window(self, from_ns: int = 0, for_ns: int | None = None) -> "Trace":
@@ -76,7 +77,7 @@ class Trace:
         first = bisect_left(arrivals, begin_ns)
         end = len(arrivals) if for_ns is None else bisect_left(arrivals, begin_ns + for_ns)
         if first >= end:
-            raise ValueError("no row of the trace arrives in the window")
+            raise ValueError(f"no row arrives in the window: the trace is {format_ns(self.span_ns)} long")
         return self._select_rows(range(first, end))
 
     def sample_conversations(self, share: float, seed: int) -> "Trace":

@@ -380,8 +380,7 @@ class TraceRows:
         return "has no rows"
 
     def _rows_without_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return which rows are HTTP requests, but not to a model: they have no endpoint of a model, no
-        prompt and no tokens."""
+        """Return which rows are HTTP requests without prompt, tokens and endpoint of a model."""
         names = (
             "input_tokens",
             "prompt_bytes",
@@ -404,7 +403,7 @@ class TraceRows:
         return pa.array([reason is None for reason in reasons], pa.bool_())
 
     def _fill_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Fill in the values that a row may lack, and return the batch."""
+        """Return the batch with values for missing counts and arrivals."""
         batch = self._mark_estimates(batch)
         inputs = batch.column("input_tokens")
         if self._parts.bodies and inputs.null_count:

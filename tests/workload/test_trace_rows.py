@@ -73,7 +73,7 @@ def test_a_row_joins_the_subagents_that_had_ended_when_it_arrived(tmp_path: Path
     )
     assert trace.requests.joins == {5: (4, 2)}  # in the order of arrivals: a b c e d f g
     assert links(trace)[5:] == [(0, 3), (5, 3)]
-    assert trace.first(6).requests.joins == trace.requests.joins
+    assert trace.first_rows(6).requests.joins == trace.requests.joins
     again = trace.requests_at(count=13)
     assert again.joins == {5: (4, 2), 12: (11, 9)}
 
@@ -313,7 +313,7 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
         1,
     ]
     assert list(load_trace(place, parts=TraceParts(row_numbers=True), count=3).source_rows) == [2, 4, 0]
-    assert list(trace.first(2).source_rows) == [5, 2]
+    assert list(trace.first_rows(2).source_rows) == [5, 2]
     assert list(trace.window(S, 2 * S).source_rows) == [2, 4]
     thin = trace.sample_conversations(0.5, 3)
     assert [n for n in trace.requests.input if n in thin.requests.input] == list(thin.requests.input)

@@ -46,7 +46,7 @@ from llmtap.bench.run.session import SessionWatcher
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.monitor.system import is_loopback
-from llmtap.load.monitor.watch import Watch
+from llmtap.load.monitor.watch import LoadMonitor
 from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.replay.findings import JudgedFinding
 from llmtap.load.replay.perform import Replay, ReplayStopped
@@ -261,7 +261,7 @@ class ExoBench:
                 f"{min(grid.pp)} is too small: a prompt of one word has {smallest} tokens with its template"
             )
             raise ConfigError("--pp", problem, f"the smallest possible is {smallest}")
-        watch = Watch(self._clock, server.url, scrape=False, nvml=self._nvml)
+        watch = LoadMonitor(self._clock, server.url, scrape=False, nvml=self._nvml)
         nodes = None
         start_ns = self._clock.mono_ns()
         watch.start()

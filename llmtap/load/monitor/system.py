@@ -127,7 +127,7 @@ class ObservedProcess(NamedTuple):
     cpu_ns: int
     """CPU time of all threads, and of children that have ended and were waited for."""
     rss_bytes: int
-    """Memory shared with other processes is counted in each of them."""
+    """Resident memory; memory that processes share is counted in each of them."""
 
 
 def read_host() -> Host:
@@ -190,7 +190,7 @@ def listening_pids(host: str, port: int) -> tuple[list[int], str | None]:
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
             address = ip_address(connection.laddr.ip)
             mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-            # A socket on :: also accepts IPv4 unless IPV6_V6ONLY is set, which the kernel does not show.
+            # Assume that a socket on :: also accepts IPv4: whether IPV6_V6ONLY is set cannot be read.
             if address.is_unspecified or str(address) in wanted or str(mapped) in wanted:
                 reached.append(connection.pid)
     if not reached:
@@ -221,25 +221,25 @@ class SystemSampler:
         assert period_ns > 0
         self._clock = clock
         self._period_ns = period_ns
-        self._reasons: dict[str, str] = {}
-        self._roots = dict.fromkeys(sender, SENDER)
+        self._failure_reasons: dict[str, str] = {}
+        self._group_by_pid = dict.fromkeys(sender, SENDER)
         if target is not None and not server:
             try:
                 pids, why = listening_pids(*target)
             except (OSError, RuntimeError, psutil.Error) as exc:
                 pids, why = [], failure_text(exc)
-            server = [pid for pid in pids if pid not in self._roots]
+            server = [pid for pid in pids if pid not in self._group_by_pid]
             if pids and not server:
                 why = "the target is served by a process of the sender"
             if why is not None:
-                self._reasons[SERVER] = why
-        self._roots |= dict.fromkeys(server, SERVER)
+                self._failure_reasons[SERVER] = why
+        self._group_by_pid |= dict.fromkeys(server, SERVER)
         self._process_names: dict[str, dict[int, str]] = {SENDER: {}, SERVER: {}}
         self._last_reading: tuple[int, Host | None, dict[str, int]] | None = None
         self._skipped_samples = 0
         self._gpus, no_gpu = open_gpus(nvml)
         if no_gpu is not None:
-            self._reasons["gpu"] = no_gpu
+            self._failure_reasons["gpu"] = no_gpu
         sides = (SENDER, SERVER)
         self.columns = Columns(
             {f"{side}_cpu": MonitorSeries("cpus", "interval") for side in sides}
@@ -275,7 +275,7 @@ class SystemSampler:
                 for side, names in self._process_names.items()
             },
             None if self._gpus is None else SampledGpus(self._gpus.names, self._gpus.unread),
-            dict(self._reasons),
+            dict(self._failure_reasons),
             scrape,
         )
 
@@ -285,9 +285,9 @@ class SystemSampler:
             try:
                 self._sample()
             except Exception as exc:  # An error here must not end the run; `report` names it.
-                if "sampling" not in self._reasons:
-                    self._reasons["sampling"] = f"{type(exc).__name__}: {exc}"
-                    log.warning("system_sample error=%s", type(exc).__name__)
+                if "sampling" not in self._failure_reasons:
+                    self._failure_reasons["sampling"] = f"{type(exc).__name__}: {exc}"
+                    log.warning("event=system_sample_failed error=%s", type(exc).__name__)
             if self._stop_event.is_set():
                 return
             wait_s, skipped = ticks.next_wait(self._clock.mono_ns())
@@ -302,8 +302,10 @@ class SystemSampler:
             host = read_host()
             values["host_memory"] = host.memory_used_bytes
         except (OSError, ValueError) as exc:
-            self._reasons.setdefault("host", failure_text(exc))
-        groups = {side: group for side, group in groups_of(read_processes(), self._roots).items() if group}
+            self._failure_reasons.setdefault("host", failure_text(exc))
+        groups = {
+            side: group for side, group in groups_of(read_processes(), self._group_by_pid).items() if group
+        }
         for side, group in groups.items():
             names = self._process_names[side]
             if len(names) < _LISTED_PROCESSES_MAX:

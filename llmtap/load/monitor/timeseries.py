@@ -38,19 +38,17 @@ class SampledGpus(Struct, frozen=True):
 
 
 class ScrapeReport(Struct, frozen=True):
-    """How the server's metrics were read."""
+    """How the server's metrics were read, with numbers of scrapes; `failures` are counted by reason."""
 
     url: str | None = None
     gave_up: bool = False
     """Whether scraping ended early, because the target has no known metrics."""
     period: float = 0.0
-    """Time between two scrapes in seconds."""
     scrapes: int = 0
     skipped: int = 0
     """Number of scrapes that were due while the previous scrape was in progress."""
     failed: int = 0
     failures: dict[str, int] = {}
-    """Number of failed scrapes by reason."""
     missing: list[str] = []
     """Series that the server does not have."""
 
@@ -59,10 +57,9 @@ NO_SCRAPE: Final = ScrapeReport()
 
 
 class SamplingReport(Struct, frozen=True):
-    """How the samples were taken."""
+    """How the samples were taken, with the `period` in seconds."""
 
     period: float = 0.0
-    """Time between two samples in seconds."""
     skipped: int = 0
     """Number of samples that were due while the previous sample was in progress."""
     processes: dict[str, list[SampledProcess]] = {}
@@ -139,14 +136,13 @@ class DeviceEnergy(Struct, frozen=True):
 
 
 class GpuEnergy(Struct, frozen=True):
-    """Energy used by all GPUs with known power."""
+    """Energy used by all GPUs with known power, and their mean power in watts."""
 
     joules: float
     seconds: float
     """Time for which the power is known; `seconds_missing`: time for which it is unknown."""
     seconds_missing: float
     power: float
-    """Mean power in watts."""
     joules_per_token: float | None
     tokens: int | None
     devices: dict[str, DeviceEnergy]
@@ -163,12 +159,11 @@ class SamplesSummary(SamplingReport, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Ticks:
-    """Times of a timer: a start time plus multiples of a period. Times that have passed are skipped."""
+    """Times of a timer: a start time plus `number` periods. Times that have passed are skipped."""
 
     start_ns: int
     period_ns: int
     number: int = 0
-    """Number of periods from the start to the latest returned time."""
 
     def next_wait(self, now_ns: int) -> tuple[float, int]:
         """Return the seconds until the next time, and the number of skipped times."""

@@ -1,9 +1,9 @@
 """Monitor a load run: sample this host, and scrape the server's `/metrics` once per second.
 
-`Replay` (and `llmtap bench exo`) starts `Watch` before the load and gets `TimeSeries` at its end; the samples
-of the host are taken in `system.py`. The time of a scrape is the middle of its request. Failed scrapes are
-counted. If the user gave no URL (`optional`) and the first answer has no known metrics, scraping stops: the
-target is possibly a relay, whose capture would contain all further scrapes.
+`Replay` (and `llmtap bench exo`) starts `LoadMonitor` before the load and gets `TimeSeries` at its end; the
+samples of the host are taken in `system.py`. The time of a scrape is the middle of its request. If the user
+gave no URL (`optional`) and the first answer has no known metrics, scraping stops: the target is possibly a
+relay, whose capture would contain all further scrapes.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class ServerScraper:
         self._timeout_ns = timeout_ns
         self._headers = {**ACCEPT, **(headers or {})}
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
-        self._optional = optional
+        self._is_optional = optional
         self._is_answered = False
         self._has_given_up = False
         self._skipped_scrapes = 0
@@ -106,7 +106,7 @@ class ServerScraper:
         ticks = Ticks(self._clock.mono_ns(), self._period_ns)
         while True:
             await self._scrape(self._timeout_ns)
-            if self._optional and self._is_answered and not len(self.columns):
+            if self._is_optional and self._is_answered and not len(self.columns):
                 self._has_given_up = True
                 return
             wait_s, skipped = ticks.next_wait(self._clock.mono_ns())
@@ -137,7 +137,7 @@ class ServerScraper:
         self._failures[reason if is_listed else "other"] += 1
 
 
-class Watch:
+class LoadMonitor:
     """Monitors host and server from `start()` to `close()`. A failure of the monitor never ends the run."""
 
     def __init__(

@@ -87,7 +87,7 @@ class Baseline:
         n = len(recorded.source_rows)
         self._replayed_values = {name: array("q", [_NONE]) * n for name in _COMPARED}
         self._row_states = bytearray(n)
-        self.matched = 0
+        self.found_count = 0
         """Number of sent rows that were found in the source when it was read again."""
         self._repeat_count = self._unknown_outcomes = 0
         self._has_times = False
@@ -113,7 +113,7 @@ class Baseline:
 
     def add_recorded(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
         """Add a row's recorded exchange. `outcome`, `uncertainty`: whether the source has these fields."""
-        self.matched += 1
+        self.found_count += 1
         self._add_model("then", x)
         self._unknown_outcomes += not outcome
         then = _figures(x)
@@ -147,11 +147,11 @@ class Baseline:
         """Return public JSON in seconds; None if no row has answer times. `info`: metadata of the source."""
         if not self._has_times:
             return None
-        missing = sum(map(bool, self._row_states)) - self.matched
+        missing = sum(map(bool, self._row_states)) - self.found_count
         n, near = self._lengths["n"], self._lengths["near"]
         comparable = n - near <= DISSIMILAR_SHARE_MAX * n if n else None
         return {
-            "requests": {"compared": self.matched, "not_found": missing, "repeated": self._repeat_count},
+            "requests": {"compared": self.found_count, "not_found": missing, "repeated": self._repeat_count},
             "ended_well": dict(self._ended_by_side),
             "pairs": {name: self._pair_figures(name) for name in FIGURES},
             "output_tokens": {**self._lengths, "comparable": comparable},

@@ -2,8 +2,8 @@
 
 A load generator that is too slow measures its own delays instead of the server. `findings` returns
 `Finding`s, the most serious first; each names its value, limit and remedy, and the figures that it makes
-invalid or doubtful. `unchecked` names the checks that were not possible. The functions are pure; `verdict.py`
-makes one verdict of the findings. A limit is llmtap's own choice unless a document is named.
+invalid or doubtful. `check_gaps` names the checks that were not possible. The functions are pure;
+`verdict.py` makes one verdict of the findings. A limit is llmtap's own choice unless a document is named.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -48,7 +48,6 @@ absolute differences between the server's and llmtap's counts, as a share of llm
 limit, a token at the start of a prompt or in the template explains the difference; beyond the second, the
 prompts that the server processed were not those that were planned."""
 
-
 CAUTION_SHARE: Final = 0.07
 """Share of late timestamps or requests up to which a finding makes figures only doubtful (a caution)."""
 CPU_SECONDS_MIN: Final = 5.0
@@ -60,7 +59,6 @@ _UNLIMITED: Final = (
     "whether several chunks got one timestamp: the chunks of an answer come in one read, so that neither the"
     " TBC p50 nor the TPOT p50 gives a limit"
 )
-
 
 SPACING: Final = ("tbc", "itl", "tbc_max", "jitter")
 """Figures of the times between chunks or tokens."""
@@ -82,8 +80,7 @@ LOAD: Final = ("load", *FROM_SCHEDULE)
 FIGURES: Final = (*LOAD, *LATENCIES, "tokens", "input_tokens")
 """Names of all figures that the verdict judges, as in `verdict.figures`."""
 REQUESTED: Final = frozenset({"load", "ttft", "ttft_any", "tpot", "e2e", "tokens", "goodput"})
-"""Figures that every replay must measure. If one of them, or a figure of an objective, is not valid, the
-result is not valid."""
+"""Figures that every replay must measure. A result without one of them, or of its objectives, is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +108,7 @@ class Finding:
         """Whether the load failed, or a requested figure is not valid."""
         return self.failed or any(name in requested for name in self.invalid_figures)
 
-    def judged(self, requested: Collection[str] = REQUESTED) -> "JudgedFinding":
+    def to_judged(self, requested: Collection[str] = REQUESTED) -> "JudgedFinding":
         return JudgedFinding(**asdict(self), invalidates=self.invalidates(requested))
 
 
@@ -433,8 +430,8 @@ def _chunk_error_limit(result: Mapping[str, Any]) -> tuple[str, float]:
     return name, LIMITS["uncertainty_of_tbc"] * time
 
 
-def unchecked(result: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each check that was not possible, with the reason."""
+def check_gaps(result: Mapping[str, Any]) -> list[str]:
+    """Return a sentence, with the reason, for each check that was not possible."""
     streams = at(result, "metrics", "ttft", "n") and at(result, "uncertainties", "p99") is not None
     if streams and not _chunk_error_limit(result)[1]:
         return [_UNLIMITED]

@@ -27,7 +27,6 @@ from llmtap.version import __version__
 KEY_NAME: Final = "OPENAI_API_KEY"
 USER_AGENT: Final = f"llmtap-replay/{__version__}"
 
-
 HEADER_FILE_BYTES_MAX: Final = 1 << 20
 
 

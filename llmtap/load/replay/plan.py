@@ -183,7 +183,7 @@ def _plan_of_trace(
         raise ConfigError("--share", str(exc)) from None
     count = len(trace) if schedule.requests is None else schedule.requests
     scale = 1.0 if schedule.speed is None else schedule.speed
-    own_rate = trace.first(count).rate_rps
+    own_rate = trace.first_rows(count).rate_rps
     if own_times and schedule.rate is not None:
         if own_rate is None:
             raise ConfigError("--rate", "all rows of the trace arrive at once, so the rate cannot be changed")

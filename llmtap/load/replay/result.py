@@ -198,7 +198,7 @@ class RunObservations:
         """Add the exchange of a row, once for each row that ended."""
         t = x.timeline
         self.opened[x.relay] += 1
-        # The dispatch time of a retried request is that of its first attempt.
+        # Use the first attempt of a retried request; `arrival_ns` belongs to its last attempt.
         sent_ns = t.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
             sent_ns = x.scheduled_ns + x.dispatch_late_ns
@@ -531,7 +531,7 @@ def _quantile_document(tally: LoadTally) -> dict[str, object]:
 def _sender_document(
     outcome: LoadResult, clock: str, seconds: float, output_tokens: int
 ) -> dict[str, object]:
-    done = outcome.done
+    done = outcome.reports
     cpu_s = sum(d.cpu_ns for d in done) / NS_PER_S
     return {
         "clock": clock,
@@ -549,7 +549,7 @@ def _sender_document(
             for d in done
         ],
         "cpu_seconds_per_1000_tokens": cpu_s / output_tokens * 1_000 if output_tokens else None,
-        "lost": outcome.lost,
+        "lost": outcome.lost_statuses,
         "clocks": [clock.to_dict() for clock in outcome.clocks],
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from llmtap.gates.figures import bounded_figures
-from llmtap.load.replay.findings import FIGURES, FROM_SCHEDULE, REQUESTED, Finding, JudgedFinding, unchecked
+from llmtap.load.replay.findings import FIGURES, FROM_SCHEDULE, REQUESTED, Finding, JudgedFinding, check_gaps
 from llmtap.report.values import METRIC_TITLES, at
 
 
@@ -66,19 +66,18 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> LoadVe
             findings=[one.kind for one in (*spoiled, *doubted)],
         )
     states = {name: one.state for name, one in figures.items()}
+    invalid = [n for n, state in states.items() if state is FigureState.NOT_VALID and n in requested]
     failed, is_partial = any(one.failed for one in problems), any(one.partial for one in problems)
     return LoadVerdict(
         # Judge by the findings, not by `figures`: `figures` has no entry for a metric that the result lacks.
         valid=not any(one.invalidates(requested) for one in problems),
         failed=failed,
         partial=is_partial,
-        invalid_figures=[
-            name for name, one in figures.items() if one.requested and one.state is FigureState.NOT_VALID
-        ],
+        invalid_figures=invalid,
         sentence=verdict_sentence(states, failed=failed, partial=is_partial),
         figures=figures,
-        findings=[one.judged(requested) for one in problems],
-        unchecked=unchecked(result),
+        findings=[one.to_judged(requested) for one in problems],
+        unchecked=check_gaps(result),
     )
 
 

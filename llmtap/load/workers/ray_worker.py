@@ -32,8 +32,7 @@ from llmtap.load.workers.worker_handle import (
 from llmtap.units import decode_special, encode_special
 
 LEAD_NS: Final = 1_000_000_000
-"""Time from the command `go` to the start of the run, so that every node gets the command in time. A call
-takes about 1 ms, or 20 ms on a busy node."""
+"""Time from the command `go` to the start of the run: a call to a node takes 1 ms, or 20 ms on a busy one."""
 STARTED_WITHIN_S: Final = 120
 """Maximum time to wait for the actor: the node needs a free CPU, and possibly loads llmtap first."""
 CLOSED_WITHIN_S: Final = 5
@@ -68,8 +67,7 @@ class RemoteProcess:
         return self._proc.pid
 
     def send_commands(self, commands: list[str]) -> None:
-        """Send the commands that were not sent yet. Each call has all commands since the first, because calls
-        can arrive out of order."""
+        """Send the new commands. Each call has all commands so far, because calls can arrive out of order."""
         with self._command_lock:
             for command in commands[self._commands_sent :]:
                 self._write_line(command.encode())

@@ -59,8 +59,7 @@ mono_ns = SystemClock.mono_ns
 
 
 def main() -> int:
-    # Ignore these signals, which Ctrl-C or the end of the terminal sends to the whole process group: only the
-    # parent decides when this process ends.
+    # Ctrl-C, or the end of the terminal, signals the whole process group: only the parent must react to it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with open(int(sys.argv[1]), "rb") as file:
@@ -157,10 +156,7 @@ def _make_sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSen
 async def _open_connections(
     sender: LoadSender | PromptSender, connections: int, commands: "_Commands", reports_fd: int
 ) -> int | None:
-    """Open connections and report that this process is ready.
-
-    Return the start time of the run, or None if it was cancelled.
-    """
+    """Open connections, report that this process is ready, and return the run's start; None if cancelled."""
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
@@ -182,18 +178,15 @@ async def _report_progress(reports_fd: int, progress: Callable[[], Progress], de
         _write_frame(reports_fd, frame(progress()), wait=False)
         reports += 1
         if reports % COLLECT_EACH == 0:
-            deferred.add(_collect)
+            deferred.add(_collect_garbage)
 
 
-def _collect() -> None:
+def _collect_garbage() -> None:
     gc.collect()
 
 
 class _Commands:
-    """Reads the commands of the parent: `go`, `stop` (wait for answers) and `cut` (do not wait).
-
-    The end of the pipe counts as the command `cut`.
-    """
+    """Reads the commands of the parent: `go`, `stop`, and `cut` (stop at once), like the end of the pipe."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -232,8 +225,8 @@ class _ExchangeStore:
         self._tenants, self._labels = requests.tenants, requests.labels
         self._fd = spill_fd
         self._buffer = bytearray()
-        self._failed = 0
-        self._tokens = 0
+        self._failed_count = 0
+        self._token_count = 0
         self._latest_times = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
         self.spill_error: str | None = None
 
@@ -243,7 +236,7 @@ class _ExchangeStore:
         if self._labels:
             x.label = self._labels[row]
         m = self._tally.add(x)
-        self._tokens += x.tokens.output or 0
+        self._token_count += x.tokens.output or 0
         if x.dispatch_late_ns is not None:
             self._latest_times["late"].append(x.dispatch_late_ns)
         if m.ttft_ns is not None and x.stream:
@@ -251,7 +244,7 @@ class _ExchangeStore:
         if m.tbc_ns:
             self._latest_times["tbc"].extend(m.tbc_ns)
         if x.outcome not in ENDED_WELL:
-            self._failed += 1
+            self._failed_count += 1
         if self._fd is not None:
             self._buffer += pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL)
             if len(self._buffer) >= SPILL_BYTES:
@@ -275,9 +268,9 @@ class _ExchangeStore:
             sender.sent,
             len(sender.calls),
             tally.summary.n,
-            self._failed,
+            self._failed_count,
             schedule.rows_left,
-            self._tokens,
+            self._token_count,
             percentile(late, 0.99),
             percentile(ttft, 0.5),
             percentile(ttft, 0.99),

@@ -32,8 +32,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class WorkerSetup(msgspec.Struct, kw_only=True):
-    """Configuration of a sending process. Its headers can contain API keys, so it is sent through an unnamed
-    file (or by Ray), and not on the command line."""
+    """Configuration of a sending process: sent in a file, because headers can contain API keys."""
 
     load: LoadPlan
     """Options of the load; `closed` is the number of requests in flight of this process alone."""
@@ -105,8 +104,6 @@ class Progress(msgspec.Struct, tag=True):
 
 
 class WorkerDone(msgspec.Struct, tag=True):
-    """Final report of a sending process, with its packed `LoadTally`."""
-
     tally: bytes
     stopped: str | None
     connects: int
@@ -133,8 +130,6 @@ def frame(message: WorkerReady | Progress | WorkerDone) -> bytes:
 
 
 class FrameDecoder:
-    """Decodes the messages in the output of a sending process."""
-
     def __init__(self) -> None:
         self._unread_bytes = bytearray()
 
@@ -319,8 +314,7 @@ class LocalMember:
         return await self._output.read(_READ_BYTES)
 
     async def wait_end(self) -> int | None:
-        """Wait for the end of the process. Return its exit status, negative for a signal; None if its host
-        was lost."""
+        """Wait for the end. Return the exit status, negative for a signal; None if the host was lost."""
         assert self._proc is not None
         return await asyncio.get_running_loop().run_in_executor(None, self._proc.wait)
 

@@ -53,10 +53,10 @@ class LoadResult:
     tally: LoadTally
     began_ns: int
     ended_ns: int
-    done: list[WorkerDone] = field(default_factory=list)
+    reports: list[WorkerDone] = field(default_factory=list)
     clocks: list[HostClock] = field(default_factory=list)
-    lost: list[int | None] = field(default_factory=list)
-    """Exit status of each lost process (negative for a signal), None if its host was lost."""
+    lost_statuses: list[int | None] = field(default_factory=list)
+    """Exit status of each lost process (negative for a signal); None if the host was lost."""
     lost_rows: int = 0
     """Number of rows of lost processes. Of these, only rows with a stored exchange are known to be sent."""
     stopped: str | None = None
@@ -133,11 +133,9 @@ class WorkerPool:
         self._files.close()
 
     async def run(self, progress: Callable[[Progress], None] | None = None) -> LoadResult:
-        """Start all processes and wait for their end. `progress`: function called with the sums over
-        processes.
+        """Start all processes and wait for their end. `progress`: function called with the sums of all.
 
-        Raises ConfigError for an invalid target, header or certificate, LlmtapError if a process cannot be
-        started.
+        Raises ConfigError for an invalid target, header or certificate, LlmtapError if no process starts.
         """
         _check_setup(self._setup)
         sums: list[Progress | None] = [None] * len(self._assigned_rows)
@@ -193,8 +191,7 @@ class WorkerPool:
             member.send_command(command)
 
     def exchanges(self) -> Iterator[tuple[int, Exchange]]:
-        """Yield the row and the exchange of each request that ended, process by process. Call it after the
-        run.
+        """After the run, yield row and exchange of each request that ended, process by process.
 
         Exchanges that a lost process had not stored are missing.
         """
@@ -296,7 +293,7 @@ class WorkerPool:
                     tally.planned += len(rows)
                     out.stopped = out.stopped or self._stop_reason
                 case LostWorker():
-                    out.lost.append(report.status)
+                    out.lost_statuses.append(report.status)
                     out.lost_rows += len(rows)
                     tally.planned += len(rows)
                 case WorkerDone():
@@ -308,7 +305,7 @@ class WorkerPool:
                         spill_error=report.spill_error or member.spill_error,
                     )
                     tally.merge_bytes(done.tally, clock.to_local_ns)
-                    out.done.append(done)
+                    out.reports.append(done)
                     out.clocks.append(clock)
                     out.ended_ns = max(out.ended_ns, done.ended_ns)
                     out.stopped = out.stopped or done.stopped
@@ -318,7 +315,7 @@ class WorkerPool:
 @dataclass(frozen=True, slots=True)
 class LostWorker:
     status: int | None
-    """Exit status, negative for a signal; None if the host of the process was lost."""
+    """As in `LoadResult.lost_statuses`."""
 
 
 def _check_setup(setup: WorkerSetup) -> None:

@@ -24,8 +24,7 @@ from llmtap.workload.requests import Requests
 ROUNDS: Final = 4
 """Maximum number of guesses by tokens per word. The second is exact if only the overhead was unknown."""
 SINGLE_TOKEN_WORDS_MAX: Final = 1.5
-"""Tokens per word below which each word is probably one token: a larger count then means that the assumed
-overhead was too low."""
+"""Tokens per word below which each word probably is one token, and the assumed overhead was too low."""
 ATOM: Final = " a"
 """Word with which a prompt is filled up, mostly one token at a time."""
 BATCH_TOKENS: Final = 100_000
@@ -37,18 +36,18 @@ BATCH_ROWS: Final = 256
 class FittedPrompt:
     text: str
     tokens: int
-    wanted: int
+    wanted_tokens: int
     method: str
     """Method of counting the tokens, see `TokenCounter.method`."""
 
     @property
-    def exact(self) -> bool:
-        return self.tokens == self.wanted
+    def is_exact(self) -> bool:
+        return self.tokens == self.wanted_tokens
 
     @property
     def excess_tokens(self) -> int:
         """Difference from the planned length; negative if the prompt is too short."""
-        return self.tokens - self.wanted
+        return self.tokens - self.wanted_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Draft:
 def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, FittedPrompt]]:
     """Return a prompt for each draft. It has at least one word, because servers refuse empty messages."""
     searches = [_Search(draft) for draft in drafts]
-    for guess in (*[_Search.guess] * ROUNDS, *[_Search.guess_filled] * 2):
+    for guess in (*[_Search.guess] * ROUNDS, *[_Search.guess_atoms] * 2):
         open_ones = [search for search in searches if guess(search)]
         counts = counter.count([search.prompt for search in open_ones]) if open_ones else []
         for search, count in zip(open_ones, counts, strict=True):
@@ -105,7 +104,7 @@ class _Search:
             words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter, so that atoms can fill it.
         return self._set_size(words, 0)
 
-    def guess_filled(self) -> bool:
+    def guess_atoms(self) -> bool:
         """Fill the longest prompt that is too short with atoms."""
         if self._is_exact or self._longest_too_short is None:
             return False
@@ -135,7 +134,7 @@ class _Search:
         return prompt, FittedPrompt(prompt.text, tokens, self._draft.tokens, method)
 
 
-def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]]:
+def row_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]]:
     """Yield lists of rows with a limited sum of tokens. Each list has at least one row."""
     batch: list[int] = []
     total = 0
@@ -234,7 +233,7 @@ class ElasticPrompts:
                 )
         for (row, maker), (prompt, fitted) in zip(makers.items(), fit(drafts, self._counter), strict=True):
             prompts_[row] = (prompt, fitted)
-            if fitted.exact and prompt is maker.prompt:
+            if fitted.is_exact and prompt is maker.prompt:
                 self._overhead = self._overheads[_prompt_shape(prompt)] = fitted.tokens - maker.words
         return [prompts_[row] for row in rows]
 

@@ -50,8 +50,7 @@ class ElasticSource(PromptSource, Protocol):
         ...
 
     def with_fit(self, fit: Fit) -> "ElasticSource":
-        """Return the same source with each part (system prompt, message, turn) made by `fit`, so that shared
-        parts stay shared."""
+        """Return this source with each part (system prompt, message, turn) made by `fit`, and still shared."""
         ...
 
 

@@ -14,7 +14,7 @@ from string import Template
 from typing import Any, Final, Protocol
 from zlib import crc32
 
-from llmtap.workload.prompts.text import VOCABULARY, answer_tokens, count_tokens, cut, token_ids
+from llmtap.workload.prompts.text import VOCABULARY, answer_tokens, count_tokens, pieces_of, token_ids
 
 WORDS: Final = tuple(
     word[1:] for word in VOCABULARY if len(word) > 2 and word[0] == "Ġ" and word[1:].islower()
@@ -66,7 +66,7 @@ def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -
         return text  # Do not append `more`: it could change the last piece.
     pieces: list[str] = []
     left = tokens
-    for piece in cut(text + more):
+    for piece in pieces_of(text + more):
         n = _tokens_of(piece)
         if n > left:
             break
@@ -115,7 +115,7 @@ def _question_tokens() -> int:
     return count_tokens(QUESTION)
 
 
-# ---------------------------------------------------------------- source code
+# ---------------------------------------------------------------- source code: files of functions
 
 LANGUAGES: Final = ("python", "javascript", "typescript")
 """Languages of the IETF draft, 4.3.2.4."""

@@ -199,7 +199,7 @@ _SPELLINGS: Final = list(VOCABULARY)
 _RANKS: Final = {pair: rank for rank, pair in enumerate(_PAIRS)}
 
 
-def cut(text: str) -> list[str]:
+def pieces_of(text: str) -> list[str]:
     """Return the pieces of a text which the tokenizer encodes separately."""
     return _PIECE.findall(text)
 
@@ -219,14 +219,14 @@ def _ids_of_piece(piece: str) -> tuple[int, ...]:
 
 
 def token_ids(text: str) -> list[int]:
-    return [i for piece in cut(text) for i in _ids_of_piece(piece)]
+    return [i for piece in pieces_of(text) for i in _ids_of_piece(piece)]
 
 
 def count_tokens(text: str) -> int:
-    return sum(len(_ids_of_piece(piece)) * n for piece, n in Counter(cut(text)).items())
+    return sum(len(_ids_of_piece(piece)) * n for piece, n in Counter(pieces_of(text)).items())
 
 
-def cut_tokens(text: str) -> list[str]:
+def token_texts(text: str) -> list[str]:
     ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
     return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.load.replay.findings import LIMITS, findings, unchecked
+from llmtap.load.replay.findings import LIMITS, check_gaps, findings
 from llmtap.load.replay.verdict import verdict_of, verdict_sentence
 from llmtap.load.run import TIME_UP
 from llmtap.metrics.histogram import Histogram
@@ -209,7 +209,7 @@ def test_uncertainty_of_a_server_that_sends_bursts_is_limited_by_its_time_per_to
     assert "tbc" in found.invalid_figures
     assert "the limit by the TPOT p50" in found.text
     assert findings(result(**bursty, uncertainties={"n": 100, "p99": 0.025})) == []
-    assert unchecked(result(**changes)) == []
+    assert check_gaps(result(**changes)) == []
 
 
 def test_a_single_fast_token_is_limited_by_the_time_between_chunks() -> None:
@@ -219,15 +219,15 @@ def test_a_single_fast_token_is_limited_by_the_time_between_chunks() -> None:
 
 
 @pytest.mark.parametrize("tpot", [None, 0.0, 0.00002])
-def test_answers_in_one_read_leave_their_timestamps_unchecked(tpot: float | None) -> None:
+def test_answers_in_one_read_leave_their_timestamps_skipped_checks(tpot: float | None) -> None:
     held = result(sender__clock="kernel", metrics__tbc={"p50": 0.0}, metrics__tpot={"p50": tpot})
     assert findings(held) == []
-    [says] = unchecked(held)
+    [says] = check_gaps(held)
     assert says.startswith("whether several chunks got one timestamp")
-    assert unchecked(result(sender__clock="kernel")) == unchecked(result()) == []
+    assert check_gaps(result(sender__clock="kernel")) == check_gaps(result()) == []
     # Without streams there are no chunks.
     whole = {"metrics__ttft": {"n": 0, "p50": None}, "plan__body__stream": False}
-    assert unchecked(held | result(sender__clock="kernel", metrics__tbc={"p50": None}, **whole)) == []
+    assert check_gaps(held | result(sender__clock="kernel", metrics__tbc={"p50": None}, **whole)) == []
 
 
 @pytest.mark.parametrize("kind", ["reasoning_only", "tool_call_only", "refusal_only"])
