@@ -94,7 +94,7 @@ def test_each_rule_alone_names_the_figures_that_it_concerns(
 ) -> None:
     [found] = findings(result(**changes))
     assert found.kind == what
-    assert found.judged().limit == found.limit
+    assert found.to_judged().limit == found.limit
     assert spoils <= set(found.invalid_figures) and doubts <= set(found.doubtful_figures)
     assert bool(spoils) == bool(found.invalid_figures) and bool(doubts) == bool(found.doubtful_figures)
 

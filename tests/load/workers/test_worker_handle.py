@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from llmtap.clock import ManualClock
 from llmtap.load.workers.worker_handle import (
-    _MOVED,
+    _TIMES,
     ClockReading,
-    Frames,
+    FrameDecoder,
     HostClock,
     Progress,
     WorkerDone,
@@ -79,7 +79,7 @@ def test_an_exchange_moves_as_a_whole() -> None:
     clock = HostClock("there", False, HOUR_NS, -5_000_000_000)
     clock.convert(x)
     t, before = x.timeline, same.timeline
-    for name in _MOVED:
+    for name in _TIMES:
         ns = getattr(before, name)
         assert getattr(t, name) == (None if ns is None else ns - HOUR_NS)
     assert [a - b for a, b in zip(before.events.t_ns, t.events.t_ns, strict=True)] == [HOUR_NS] * len(
@@ -108,7 +108,7 @@ WHOLE = b"".join(frame(message) for message in MESSAGES)
 
 
 def heard(pieces: list[bytes]) -> list[WorkerReady | Progress | WorkerDone]:
-    frames = Frames()
+    frames = FrameDecoder()
     return [message for piece in pieces for message in frames.feed(piece)]
 
 

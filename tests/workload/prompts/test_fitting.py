@@ -167,7 +167,7 @@ def test_where_words_are_several_tokens_atoms_fill_what_is_left() -> None:
     made = [fitted for _, fitted in source.prompts(range(5))]
     assert [fitted.tokens for fitted in made] == [100, 101, 102, 3, 3]
     assert made[0].text.endswith(" a")
-    assert [fitted.exact for fitted in made] == [True, True, True, True, False]
+    assert [fitted.is_exact for fitted in made] == [True, True, True, True, False]
     assert len(counter.asked) <= 5
 
 
@@ -217,7 +217,7 @@ def test_a_workloads_own_texts_get_their_lengths_and_keep_their_context(
     requests = rows_of([300, 301, 302, 303, 304, 200, 450, 299])
     made = ElasticPrompts(_Elastic(requests), requests, counter).prompts(range(8))
     assert [judge(prompt) for prompt, _ in made] == list(requests.input)
-    assert all(fitted.exact for _, fitted in made)
+    assert all(fitted.is_exact for _, fitted in made)
     assert len({prompt.system for prompt, _ in made}) == 1
     assert counter.tokenizer.counts([made[0][0].system]) == [40]
 

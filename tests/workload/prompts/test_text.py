@@ -19,7 +19,7 @@ from llmtap.workload.prompts.text import (
     RowText,
     answer_tokens,
     count_tokens,
-    cut,
+    pieces_of,
     token_ids,
     tokenizer_json,
 )
@@ -146,7 +146,7 @@ def test_any_text_has_the_same_tokens_in_both_and_comes_back(judge: Any, text: s
     encoded = judge.encode(text)
     assert token_ids(text) == encoded.ids
     assert count_tokens(text) == len(encoded.ids)
-    assert "".join(cut(text)) == text
+    assert "".join(pieces_of(text)) == text
     assert judge.decode(encoded.ids) == text
 
 
