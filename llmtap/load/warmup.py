@@ -149,8 +149,8 @@ async def warm_up(
         return result
     if not result.enough:
         result.problem = (
-            f"{result.requests} of {options.requests} answers and {result.tokens} of {options.tokens} output "
-            f"tokens after {sent} requests"
+            f"{result.requests} answers (minimum {options.requests}) and {result.tokens} output tokens "
+            f"(minimum {options.tokens}) after {sent} requests"
         )
     if options.probe:
         await _send_until_stable(send, result, options, progress)

@@ -102,8 +102,8 @@ def test_the_users_fields_come_last_and_win() -> None:
     ("texts", "problem"),
     [
         (["top_p"], "expected NAME=JSON"), (["=1"], "expected NAME=JSON"),
-        (["user=me"], "of user is not JSON"),
-        (["a=1", "a=2"], "a is given twice"), (["messages=[]"], "the workload sets it"),
+        (["user=me"], "of 'user' is not JSON"),
+        (["a=1", "a=2"], "'a' is given twice"), (["messages=[]"], "the workload sets it"),
         (["model=1"], "--model sets it"), (["stream=true"], "--stream or --no-stream sets it"),
         (["x=[1"], "is not JSON"),
     ],

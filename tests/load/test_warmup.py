@@ -133,7 +133,7 @@ def test_both_requests_and_tokens_and_rows_come_again() -> None:
     [
         (says(NO), quick(requests=3), 4, (0, 3, 0), "none of 3 requests succeeded"),
         (answers(b""), quick(requests=3, requests_max=5, probes_max=0), 6, (5, 0, 0),
-         "5 answers with 0 output tokens of 3 and 10 after 5 requests"),
+         "5 answers (minimum 3) and 0 output tokens (minimum 10) after 5 requests"),
         (says(NO), WarmUpOptions(cold=True), 0, (0, 0, 0), None),
     ],
     ids=["only fails", "says nothing of tokens", "cold start"],

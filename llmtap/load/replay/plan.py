@@ -47,6 +47,7 @@ class ReplayPlan:
     requests: Requests
     prompts: PromptSource | None
     about: dict[str, object]
+    """Description of the plan for the result, as JSON."""
     notes: list[str] = field(default_factory=list)
     decode: Decode | None = None
     baseline: RecordedAnswer | None = None

@@ -71,7 +71,7 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
 ) -> None:
     place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
     plan = make_plan(ScheduleOptions(source=place, **asked))
-    places = list(plan.baseline.places)
+    places = list(plan.baseline.source_rows)
     # Each row's prompt has a length of its own.
     assert places == [n - 10 for n in plan.requests.input][: len(places)]
     assert rows is None or places == rows
