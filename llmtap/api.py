@@ -190,7 +190,7 @@ def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> 
     runs in a separate thread.
     """
     from llmtap.capture.store.rows import to_batch
-    from llmtap.load.replay.perform import Replay, describe
+    from llmtap.load.replay.perform import Replay, add_shape_and_turn
     from llmtap.load.replay.plan import plan_of
 
     _check_options(options, ReplayOptions, "replay")
@@ -200,7 +200,7 @@ def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> 
 
     def start_recording(outcome: "LoadResult") -> "Callable[[int, Exchange], None]":
         def keep(row: int, x: "Exchange") -> None:
-            describe(x, row, plan.requests)
+            add_shape_and_turn(x, row, plan.requests)
             exchanges.append(x)
 
         return keep

@@ -46,8 +46,8 @@ class Counted:
         self.prompts = 0
 
     @property
-    def way(self) -> str:
-        return self._inner.way
+    def method(self) -> str:
+        return self._inner.method
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -88,7 +88,7 @@ def measure(requests: Requests, name: str, rounds: int) -> dict[str, Any]:
             sys.exit(f"{name}: row {row} has other tokens than it was said to have")
     wall = statistics.median(walls)
     return {
-        "tokenizer": Path(name).name if os.path.sep in name else name, "way": counter.way,
+        "tokenizer": Path(name).name if os.path.sep in name else name, "way": counter.method,
         "words": counter.words.distinct, "opened_s": opened_s, "prepared_s": wall, "prepared_s_all": walls,
         "cpu_s": statistics.median(cpus), "prompts_per_s": len(requests) / wall,
         "tokens_per_s": sum(requests.input) / wall, "countings_per_prompt": countings,

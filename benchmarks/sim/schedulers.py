@@ -95,7 +95,7 @@ def methods(trace: Trace, sizes: Iterable[int], loads: dict[str, float] | None =
     """The comparison of methods: loads x sizes x eps x schedulers."""
     rows = []
     for size in sizes:
-        part = trace.first(size)
+        part = trace.first_rows(size)
         by_load = loads or {f"{rate:g}/s": rate / (part.rate_rps or 1) for rate in RATES}
         for load, scale in by_load.items():
             work = part.requests_at(count=size, scale=scale)
@@ -111,7 +111,7 @@ def methods(trace: Trace, sizes: Iterable[int], loads: dict[str, float] | None =
 def readings_one_by_one(trace: Trace, count: int) -> None:
     """The ranking with one reading changed."""
     for load, scale in LOADS.items():
-        work = trace.first(count).requests_at(count=count, scale=scale)
+        work = trace.first_rows(count).requests_at(count=count, scale=scale)
         rows = []
         for settings in ALTERNATIVES:
             told = results(work, read_model_options(settings))
@@ -132,7 +132,7 @@ def readings_crossed(trace: Trace, count: int) -> None:
     combinations = [dict(zip(CROSSED, values, strict=True)) for values in product(*CROSSED.values())]
     rows: list[list[str]] = []
     for load, scale in LOADS.items():
-        work = trace.first(count).requests_at(count=count, scale=scale)
+        work = trace.first_rows(count).requests_at(count=count, scale=scale)
         seen: dict[str, Counter[str]] = {"throughput": Counter(), "mean latency": Counter()}
         for settings in combinations:
             told = results(work, read_model_options(settings))
@@ -150,7 +150,7 @@ def band(trace: Trace, count: int) -> None:
     """What the controller's band does to batch sizes, tenth by tenth of a run."""
     rows = []
     for load, eps in product(LOADS, ("5ms", "1ms")):
-        work = trace.first(count).requests_at(count=count, scale=LOADS[load])
+        work = trace.first_rows(count).requests_at(count=count, scale=LOADS[load])
         setup = ServingSetup(readings=read_model_options({"eps": eps}))
         rows += [
             [load, eps, SHORT[name], *tenths(simulate(name, work, setup))]

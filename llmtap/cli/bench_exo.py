@@ -394,12 +394,12 @@ def _notes(result: "ExoResult") -> "Iterator[Note]":
 
     yield from (Note(f"note: {note}") for note in result.cluster["bench"]["notes"])
     batches = [run.batch for run in result.runs if run.concurrent_index == 0]
-    findings = sorted((finding for batch in batches for finding in batch.findings), key=attrgetter("what"))
-    for _, alike in groupby(findings, key=attrgetter("what")):
+    findings = sorted((finding for batch in batches for finding in batch.findings), key=attrgetter("kind"))
+    for _, alike in groupby(findings, key=attrgetter("kind")):
         of_kind = list(alike)
         worst = max(of_kind, key=lambda finding: abs(finding.figure - finding.limit))
         n = f"{len(of_kind):,} of {len(batches):,}"
-        yield Note(f"warning: in {n} batches, at worst: {worst.says}", "yellow")
+        yield Note(f"warning: in {n} batches, at worst: {worst.text}", "yellow")
     failed, spoiled = _failed(result), sorted({figure for run in result.runs for figure in run.not_valid})
     if failed or spoiled:
         parts = [f"{failed:,} of {len(result.runs):,} requests failed"] if failed else []

@@ -66,7 +66,7 @@ class GrpcTarget:
         self._exact_output = exact_output
         self._timeout_ns = options.timeout
         self._name = name
-        self._seq = 0
+        self._request_count = 0
         self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
         channel_options = (
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -85,13 +85,14 @@ class GrpcTarget:
         self.connects = 0
         """Number of connections, at most 1: gRPC reconnects without a report."""
         self.reuses = 0
+        """Number of requests that used an open connection: all except the first."""
 
     async def send_prompt(
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
         """Send one request and return its Exchange, also if it fails. `scheduled_ns`: planned send time."""
-        self._seq += 1
-        self.reuses += self._seq > 1
+        self._request_count += 1
+        self.reuses += self._request_count > 1
         self.connects = 1
         output = max(1, output_tokens)
         message = write_request(
@@ -108,7 +109,7 @@ class GrpcTarget:
         answer = _Answer(
             Exchange(
                 self._name,
-                self._seq,
+                self._request_count,
                 self.lateness.timebase.anchor.to_wall_ns(began_ns),
                 Timeline(began_ns, request_end_ns=began_ns),
                 method="POST",
@@ -128,7 +129,8 @@ class GrpcTarget:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
                 await answer.run(call, message)
         except TimeoutError:
-            answer.outcome, answer.error = Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time"
+            answer.outcome = Outcome.UPSTREAM_TIMEOUT
+            answer.error = "the server did not end its answer in time"
         finally:
             del self._calls[request_id]
             call.cancel()  # This has no effect if the call has ended already.
@@ -157,10 +159,7 @@ class GrpcTarget:
 
 
 def parse_grpc(url: str) -> tuple[str, bool]:
-    """Return the address of `grpc://host:port` or `grpcs://host:port`, and whether it uses TLS.
-
-    Raises ConfigError.
-    """
+    """Return the address of a `grpc://` or `grpcs://` URL, and whether it uses TLS. Raises ConfigError."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -176,43 +175,44 @@ def parse_grpc(url: str) -> tuple[str, bool]:
 
 
 def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    try:
-        # RFC 9113 8.2: names are in lower case.
-        return [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
-    except UnicodeDecodeError:
-        raise ConfigError(
-            "--header", "a header has characters outside ASCII, which gRPC cannot send"
-        ) from None
+    """Return header fields as gRPC metadata. Raises ConfigError for a field that is not ASCII."""
+    for name, value in headers:
+        if not (name.isascii() and value.isascii()):
+            problem = f"the field {name.decode('latin-1')!r} has characters outside ASCII"
+            raise ConfigError("--header", f"{problem}, which gRPC cannot send")
+    # RFC 9113 8.2: field names are in lower case.
+    return [(name.decode().lower(), value.decode()) for name, value in headers]
 
 
 class _Answer:
     def __init__(self, x: Exchange) -> None:
+        """`x`: exchange into which the answer is read."""
         self._x = x
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self._usage: GrpcUsage | None = None
         self._declared_tokens = 0
-        self._writing: asyncio.Task[Any] | None = None
-        self._called_off = False
+        self._write_task: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
         self._submit_width_ns = 0
-        """Time before `submit` in which gRPC may have accepted the message, in ns."""
+        """Uncertainty of `submit_ns`: gRPC accepted the message at most this time earlier."""
         self._interventions = Interventions()
 
     def cancel(self) -> None:
-        """Cancel the call, and its write too: a write that waits for a connection would go on waiting."""
-        if self._writing is not None:
-            self._writing.cancel()
-            self._called_off = True
+        """Cancel the write of the request: a write that waits for a connection outlives the call."""
+        if self._write_task is not None:
+            self._write_task.cancel()
+            self._is_cancelled = True
 
     async def run(self, call: Any, request: bytes) -> None:
-        """Run the whole call; a network error becomes its outcome and is not raised."""
+        """Send the request and read the answer. A network error becomes the outcome and is not raised."""
         t = self._x.timeline
         try:
-            self._writing = asyncio.current_task()
+            self._write_task = asyncio.current_task()
             before_ns = mono_ns()
             await call.write(request)
             t.submit_ns = mono_ns()
-            self._writing = None
+            self._write_task = None
             self._submit_width_ns = t.submit_ns - before_ns
             await call.done_writing()
             while (message := await call.read()) is not grpc.aio.EOF:
@@ -221,7 +221,7 @@ class _Answer:
             t.response_end_ns = mono_ns()
             code, details = await call.code(), await call.details()
         except ValueError as exc:
-            self.outcome, self.error = Outcome.UPSTREAM_ERROR, f"the server sent {exc}"
+            self.outcome, self.error = Outcome.UPSTREAM_ERROR, f"invalid answer of the server: {exc}"
             return
         except grpc.aio.AioRpcError as exc:
             t.response_end_ns = mono_ns()
@@ -230,7 +230,7 @@ class _Answer:
             code, details = await call.code(), await call.details()
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._called_off and task is not None:
+            if self._is_cancelled and task is not None:
                 task.uncancel()
             if task is None or task.cancelling():
                 raise  # The task itself was cancelled, not only the call.
@@ -239,14 +239,14 @@ class _Answer:
 
     def _add_chunk(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
         x, t = self._x, self._x.timeline
-        # vLLM's last message, which has the usage, repeats the token ids of the last chunk.
+        # vLLM's final message, which has the usage, repeats the tokens of the last chunk: count them once.
         count = 0 if chunk.usage is not None and self._declared_tokens else len(chunk.ids)
         # Keep no data per token beyond TOKENS_MAX, so that the memory of an exchange is bounded.
         tokens = count if self._declared_tokens + count <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size
         if x.response_bytes > ANSWER_BYTES_MAX:
-            raise ValueError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+            raise ValueError(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
         if t.first_byte_ns is None:
             t.first_byte_ns = t.first_any_ns = t_ns
         event_class, flags = EventClass.METADATA, 0

@@ -1,8 +1,8 @@
 """Limits of this host that a load can reach: open files of a process, and local ports.
 
-`check_connections` compares a load with these limits before it begins. During a load a `LoadSender` opens no
-more connections than `connections_max` allows, so that timers and name look-ups keep working; a request that
-gets no connection because of a limit ends as `tap_error` with one of the texts of `HOST_LIMITS`.
+`check_connections` compares a load with these limits before the load begins. During a load, a `LoadSender`
+opens no more connections than `connections_max` allows, so that timers and name look-ups keep working; a
+request that gets no connection because of a limit ends as `tap_error` with one of the texts of `HOST_LIMITS`.
 """
 
 import errno
@@ -32,7 +32,7 @@ HOST_LIMITS: Final[Mapping[str, str]] = {
     _MEMORY: "raise net.ipv4.tcp_mem, or use fewer connections",
 }
 """Remedy by the error text of a request that this host could not send."""
-_OF_ERRNO: Final[Mapping[int, str]] = {
+_LIMIT_BY_ERRNO: Final[Mapping[int, str]] = {
     errno.EMFILE: _OPEN_FILES,
     errno.ENFILE: _ALL_FILES,
     errno.EADDRNOTAVAIL: _LOCAL_PORTS,
@@ -42,14 +42,14 @@ _OF_ERRNO: Final[Mapping[int, str]] = {
 
 
 def host_limit(error: OSError) -> str | None:
-    """Return the limit of this host because of which a connection failed; None if the cause is another."""
-    return None if error.errno is None else _OF_ERRNO.get(error.errno)
+    """Return the limit of this host that made a connection fail; None if the error has another cause."""
+    return None if error.errno is None else _LIMIT_BY_ERRNO.get(error.errno)
 
 
 def files_max() -> int:
     """Return the number of files that a sending process may open.
 
-    This is the hard limit: the process raises its own (soft) limit to it.
+    This is the hard limit, because the process raises its soft limit to the hard limit.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return 1 << 30 if hard == resource.RLIM_INFINITY else hard
@@ -85,15 +85,15 @@ def check_connections(certain: int, likely: int, processes: int) -> str | None:
     limits = [("open files", f"{files:,} open files a process", by_files, _RAISE_FILES)]
     if ports is not None:
         limits.append(("local ports", f"{ports:,} local ports", ports, _RAISE_PORTS))
-    for name, limit, room, cure in limits:
-        if certain > room:
+    for name, limit, connections, remedy in limits:
+        if certain > connections:
             raise ConfigError(
-                name, f"the load needs {certain:,} connections at once, and this host allows {limit}", cure
+                name, f"the load needs {certain:,} connections at once, and this host allows {limit}", remedy
             )
-    for name, limit, room, cure in limits:
-        if likely > room:
+    for name, limit, connections, remedy in limits:
+        if likely > connections:
             return (
-                f"the load may need about {likely:,} connections at once, and this host allows {limit}"
-                f" ({name}): {cure}"
+                f"the load probably needs about {likely:,} connections at once, and this host allows {limit}"
+                f" ({name}): {remedy}"
             )
     return None

@@ -73,12 +73,11 @@ def validate_warmup(text: str) -> str:
 
 
 LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""Members of a body that limit the output. `--body-field` may set them."""
+"""Members of a body that limit the output, which `--body-field` can set."""
 
 
 def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
-    """Parse `NAME=JSON` fields. Raises ConfigError for invalid JSON, a duplicate, or a field that another
-    option sets."""
+    """Parse `NAME=JSON` texts. Raises ConfigError for bad JSON, a duplicate, or a field of another option."""
     from llmtap.workload.plan import SET_BY
 
     fields: dict[str, msgspec.Raw] = {}
@@ -89,15 +88,15 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
         if not equals or not name:
             raise ConfigError(place, f"expected NAME=JSON, got {text!r}", "such as top_p=0.9")
         if name in SET_BY and name not in LIMIT_FIELDS:
-            raise ConfigError(place, f"{name} cannot be set by {place}, because {SET_BY[name]} sets it")
+            raise ConfigError(place, f"{name!r} cannot be set by {place}, because {SET_BY[name]} sets it")
         if name in fields:
-            raise ConfigError(place, f"{name} is given twice")
+            raise ConfigError(place, f"the field {name!r} is given twice")
         try:
             decoded = msgspec.json.decode(value)
         except (ValueError, RecursionError):
             raise ConfigError(
                 place,
-                f"the value of {name} is not JSON",
+                f"the value of {name!r} is not JSON",
                 f"""write a text with quotes of its own: '{name}="text"'""",
             ) from None
         fields[name] = msgspec.Raw(msgspec.json.encode(decoded))
@@ -152,7 +151,7 @@ AnswerTimeout = Annotated[Duration, opt("Maximum duration of a complete response
 
 
 class ScheduleOptions(Struct, frozen=True, kw_only=True):
-    """Which requests are sent, and when."""
+    """Options that decide which requests are sent, and when."""
 
     source: Annotated[str, opt("Trace, capture or workload to send.", "TRACE", argument=True)] = ""
     source_format: SourceFormat = None
@@ -214,7 +213,7 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
             "TIME",
         ),
     ] = None
-    """None: there is no limit except the time-out of each request."""
+    """None: no limit except the time-out of each request."""
     seed: Seed = 42
 
     def __post_init__(self) -> None:
@@ -225,7 +224,7 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
 
 
 class TargetOptions(Struct, frozen=True, kw_only=True):
-    """Where requests go."""
+    """Options of the target, to which requests are sent."""
 
     url: Annotated[
         str,
@@ -238,7 +237,7 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
     path: str | None = None
     """Path of the requests; None: the path of the endpoint."""
     headers: list[tuple[str, str]] = []
-    """Header fields of every request. They may contain keys, so no result shows them."""
+    """Header fields of every request. They can contain API keys, so no result shows them."""
     tenant_header: Annotated[
         str | None, opt("Header field in which the tenant of each row is sent.", "NAME")
     ] = None
@@ -258,7 +257,7 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
 
         check_fields([(name.encode(), value.encode()) for name, value in self.headers])
         if self.tenant_header is not None:
-            # Check the name alone (RFC 9110 5.1: it is a token); the values are the tenants, checked later.
+            # Check only the name (RFC 9110 5.1: a token). `check_tenants` checks the values, the tenants.
             check_fields([(self.tenant_header.encode(), b"")], "--tenant-header")
         if self.label_header is not None:
             check_fields([(self.label_header.encode(), b"")], "--label-header")
@@ -276,12 +275,12 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
     def tls(self) -> ssl.SSLContext | None:
         from llmtap.net.tls import client_context
 
-        plain = self.ca is None and not self.insecure
-        return None if plain else client_context(self.ca, not self.insecure)
+        is_default = self.ca is None and not self.insecure
+        return None if is_default else client_context(self.ca, not self.insecure)
 
 
 class BodyOptions(Struct, frozen=True, kw_only=True):
-    """Bodies of requests."""
+    """Options of the request bodies: endpoint, model, fields and prompt lengths."""
 
     endpoint: Annotated[
         Endpoint,
@@ -304,9 +303,9 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
     """Type of the server; `auto` becomes `openai` if the type cannot be detected."""
     tokenizer: Tokenizer = None
     """Tokenizer of the prompts. It also counts the tokens of answers without usage, except with Ray: the
-    other hosts may not have its files."""
+    other hosts possibly do not have its files."""
     fields: BodyFields = {}
-    """Fields of every body; they override those that llmtap sets. Their values may be secret."""
+    """Fields of every body; they override those that llmtap sets. Their values can be secret."""
     stream: Annotated[
         bool | None,
         opt(
@@ -319,25 +318,24 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
     replace_model: bool = True
     """Whether `model` also replaces the model of recorded requests, and of prompts that name one."""
     exact_output: bool = True
-    """Whether to request exactly the planned number of output tokens: with ignore_eos, if the server accepts
-    it."""
+    """Whether to request exactly the planned number of output tokens, by ignore_eos where it is accepted."""
     min_tokens: bool = False
-    """Whether to also send min_tokens. It prevents an early end by a stop string, but the server must then
-    check each token."""
+    """Whether to also send min_tokens, which prevents an early end by a stop string but slows the server."""
     temperature: float | None = None
     settings: dict[str, Any] = {}
-    """Fields of made bodies that the workload sets (`[request]`)."""
+    """Fields that the workload sets in generated bodies (`[request]`)."""
 
     @property
     def streams(self) -> bool:
-        """Whether made bodies ask for a stream."""
+        """Whether generated bodies request a streamed response."""
         return self.stream is not False
 
     def with_settings(self, settings: Mapping[str, Any]) -> "BodyOptions":
         """Return these options with the `[request]` settings of a workload; `fields` still override them."""
         values = {name: value for name, value in settings.items() if value is not None}
         exact = self.exact_output and values.get("ignore_eos") is not False
-        if values.get("ignore_eos") is False:  # Do not send it: some servers refuse unknown fields.
+        # Do not send ignore_eos=false, the default: some servers refuse unknown fields.
+        if values.get("ignore_eos") is False:
             del values["ignore_eos"]
         temperature = values.pop("temperature", self.temperature)
         return msgspec.structs.replace(
@@ -346,7 +344,7 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
 
 
 class SendingOptions(Struct, frozen=True, kw_only=True):
-    """How requests are sent, and when a load ends early."""
+    """Options that decide how requests are sent, and when a load ends early."""
 
     warmup: Annotated[
         str,
@@ -404,14 +402,15 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
         str | None, opt("Earlier name of --stop-when 'error_rate>SHARE'.", "SHARE", hidden=True)
     ] = None
     dialects: OwnDialects = ()
-    """Dialects that the user declares, beside the built-in ones."""
+    """Dialects that the user declares, in addition to the built-in ones."""
     clock: str = "kernel"
+    """Source of receive times: `kernel` (the kernel's timestamps) or `mono` (read by the process)."""
     connections: int | None = None
-    """Number of connections opened before the start; None: it is estimated from the plan."""
+    """Number of connections opened before the start; None: estimated from the plan."""
     request_ids: str = "llmtap"
-    """Prefix of each X-Request-Id, before a hyphen and the row."""
+    """Prefix of each X-Request-Id; a hyphen and the row number follow it."""
     texts: bool = False
-    """Whether the exchanges passed on contain the texts of answers; a capture never has them."""
+    """Whether the exchanges of a sending process contain the texts of answers; a capture never has them."""
 
     def __post_init__(self) -> None:
         for flag, ns in (("--timeout", self.timeout), ("--connect-timeout", self.connect_timeout)):
@@ -419,14 +418,16 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
                 raise ConfigError(flag, f"expected a time above 0, got {format_ns(ns)}")
         if self.stop_errors is not None:
             if self.stop_when != StopConditions():
-                raise ConfigError("--stop-errors", "cannot be combined with --stop-when")
+                raise ConfigError(
+                    "--stop-errors", "cannot be combined with --stop-when", "use only --stop-when"
+                )
             stop_when = parse_stop_when(f"error_rate>{self.stop_errors.strip()}")
             msgspec.structs.force_setattr(self, "stop_when", stop_when)
             msgspec.structs.force_setattr(self, "stop_errors", None)
 
 
 class MeasuringOptions(Struct, frozen=True, kw_only=True):
-    """What is measured and written."""
+    """Options that decide what is measured and written."""
 
     scrape: Annotated[
         str | None,
@@ -451,6 +452,7 @@ class MeasuringOptions(Struct, frozen=True, kw_only=True):
     percentiles: dict[str, float] = {}
     """Further percentiles of each metric, by name."""
     reader: Benefit = DEFAULT_BENEFIT
+    """Reading speed and benefit function of the user, for the metrics that depend on a reader."""
 
     def __post_init__(self) -> None:
         if self.scrape is not None and self.scrape != "none":
@@ -458,7 +460,7 @@ class MeasuringOptions(Struct, frozen=True, kw_only=True):
 
 
 class LoadPlan(Struct, frozen=True, kw_only=True):
-    """One load."""
+    """Options of one load, in five groups."""
 
     schedule: ScheduleOptions = ScheduleOptions()
     target: TargetOptions = TargetOptions()
@@ -468,12 +470,12 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, **fields: Any) -> "LoadPlan":
-        """Return a load with these fields, each in the part that has it."""
+        """Return a load with these fields. Each field is set in the group that declares it."""
         parts: dict[str, Any] = {}
         for part in msgspec.structs.fields(cls):
             names = [name for name in part.type.__struct_fields__ if name in fields]
             parts[part.name] = part.type(**{name: fields.pop(name) for name in names})
-        assert not fields, f"no part has {', '.join(fields)}"
+        assert not fields, f"no group of LoadPlan has {', '.join(fields)}"
         return cls(**parts)
 
     def __post_init__(self) -> None:
@@ -501,4 +503,4 @@ def _check_ca(place: str) -> None:
 def _check_metrics(url: str) -> None:
     if not is_http_url(url):
         hint = "such as http://127.0.0.1:8000/metrics, or none"
-        raise ConfigError("--metrics", f"expected the URL of a page of metrics, got {url!r}", hint)
+        raise ConfigError("--metrics", f"expected the URL of a metrics page, got {url!r}", hint)

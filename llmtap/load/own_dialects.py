@@ -17,7 +17,7 @@ DIALECTS_MAX: Final = 64
 def read_dialects(file: Path) -> tuple[DialectTable, ...]:
     """Return the dialects of a file: its `[dialects.NAME]` tables, or the whole file as one dialect.
 
-    The file may be a configuration file. Raises ConfigError, which names every key that is wrong.
+    The file can be a configuration file. Raises ConfigError, which names every invalid key.
     """
     content = read_toml(file, "--dialect")
     mistakes = Mistakes()
@@ -29,7 +29,7 @@ def read_dialects(file: Path) -> tuple[DialectTable, ...]:
 
 
 def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
-    """Return the valid dialects in these tables, by name. Errors of invalid ones go to `mistakes`."""
+    """Return the valid dialects in these tables, by name. Add the errors of invalid tables to `mistakes`."""
     dialects = {}
     if isinstance(tables, dict) and len(tables) > DIALECTS_MAX:
         mistakes.add(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _ID: Final = b"X-Request-Id"
 
 
-class _Prepared(msgspec.Struct, array_like=True):
+class _PreparedPrompt(msgspec.Struct, array_like=True):
     text: str
     ids: tuple[int, ...]
     system: str
@@ -38,11 +38,11 @@ class _Prepared(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Prepared).decode
+_decode = msgspec.msgpack.Decoder(_PreparedPrompt).decode
 
 
 class PromptMaker:
-    """Makes request bodies for these targets, as BodyMaker does for HTTP: each is an encoded prompt."""
+    """Makes request bodies for WebSocket and gRPC targets: each body is an encoded prompt."""
 
     def __init__(
         self, protocol: Spoken, *, model: str | None, exact_output: bool, decode: Decode | None = None
@@ -71,7 +71,7 @@ class PromptMaker:
         }
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """Encode a request for `output` tokens; 0 becomes 1.
+        """Encode a request for `output` tokens, and for 1 token if `output` is 0.
 
         Raises ConfigError for a prompt of token ids if the target does not accept them.
         """
@@ -82,10 +82,10 @@ class PromptMaker:
                 raise ConfigError(
                     "--target",
                     "the prompts are token ids, which a WebSocket target does not accept",
-                    "give the --tokenizer whose ids they are",
+                    "set --tokenizer to the tokenizer of these ids",
                 )
             text, ids = decoded_text, ()
-        return _encode(_Prepared(text, ids, prompt.system, prompt.history, max(1, output)))
+        return _encode(_PreparedPrompt(text, ids, prompt.system, prompt.history, max(1, output)))
 
     def destination(self, body: bytes, path: str) -> str:
         return ""
@@ -130,7 +130,7 @@ class PromptSender:
         self.deferred = DeferredWork(loop)
         self._target = target
         self._name = name
-        self._connect_s = connect_timeout_ns / NS_PER_S
+        self._connect_timeout_s = connect_timeout_ns / NS_PER_S
         self.calls: dict[PromptCall, asyncio.Task[None]] = {}
         self.sent = 0
         self.retries: Counter[str] = Counter()
@@ -162,19 +162,19 @@ class PromptSender:
         request_id = dict(headers).get(_ID, f"{self._name}-{self.sent}".encode()).decode()
         p = _decode(body)
         prompt = Prompt(p.text, p.ids, p.system, p.history)
-        # Delay a cancellation until the task has taken its first step: there the target registers the id.
+        # Delay a cancellation until the task has taken its first step, in which the target registers the id.
         request = PromptCall(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
         task = self.calls[request] = self.loop.create_task(
             self._send_prompt(request, done, prompt, p.output, scheduled_ns, request_id)
         )
-        task.add_done_callback(self._check)
+        task.add_done_callback(self._exit_on_internal_error)
         return request
 
     async def open(self, connections: int) -> int:
         if not connections:
             return 0
         try:
-            return await asyncio.wait_for(self._target.open(connections), self._connect_s)
+            return await asyncio.wait_for(self._target.open(connections), self._connect_timeout_s)
         except TimeoutError:
             return 0  # Each request will report the failure.
 
@@ -194,8 +194,8 @@ class PromptSender:
         del self.calls[request]
         done(request, x)
 
-    def _check(self, task: "asyncio.Task[None]") -> None:
-        """End the process on an internal error: the request would never be reported."""
+    def _exit_on_internal_error(self, task: "asyncio.Task[None]") -> None:
+        """End the process if the task failed with an internal error: its request would never be reported."""
         if not task.cancelled() and (exc := task.exception()) is not None:
             self.loop.call_exception_handler({"message": "a request could not be sent", "exception": exc})
             raise SystemExit(1)
@@ -235,7 +235,7 @@ def make_prompt_sender(
         from llmtap.load.websocket import WebSocketTarget
 
         return make_sender(WebSocketTarget(url, options, bodies, tls=tls, **common))
-    # Imported here, because the import takes 33 ms and 14 MB.
+    # Import grpc_target only if it is needed: its import takes 33 ms and 14 MB.
     from llmtap.load.grpc_target import GrpcTarget
 
     return make_sender(GrpcTarget(url, options, bodies, ca=setup.load.target.ca, **common))

@@ -4,7 +4,7 @@
 sending process (`LoadRun`), the queue by the parent with `QueueGrowth`, from the counts that all processes
 report.
 
-The queue is the number of requests that wait for their first token. It may grow for a while in every load.
+The queue is the number of requests that wait for their first token. In every load it can grow for a while.
 Therefore `QueueGrowth` compares its length in turns: a turn ends when all requests that waited at its start
 have their first token. If the queue is longer at the end of each of `TURNS` turns, during `GROWS_NS`, and by
 more than chance explains, it grows without end.
@@ -23,7 +23,7 @@ SATURATED: Final = "saturated"
 EXAMPLE: Final = "error_rate>10% saturated"
 PLACE: Final = "--stop-when"
 QUEUE_MIN: Final = 10
-"""Length of the queue below which it is not judged."""
+"""Length of the queue below which its growth is not judged."""
 TURNS: Final = 2
 """Minimum number of consecutive turns in which the queue must grow."""
 GROWS_NS: Final = 30 * NS_PER_S
@@ -51,15 +51,16 @@ def parse_stop_when(text: str) -> StopConditions:
             hint = f"such as {EXAMPLE!r}"
             raise ConfigError(PLACE, f"{condition.text!r} is not a condition that ends a load", hint)
         if condition.bound >= 1:
-            raise ConfigError(PLACE, f"{condition.text!r} is never met", "use a share below 100%")
+            problem = f"{condition.text!r} is never met: an error rate is at most 100%"
+            raise ConfigError(PLACE, problem, "use a share below 100%")
         rate = condition.bound
     if not words:
-        raise ConfigError(PLACE, "has no condition", f"such as {EXAMPLE!r}")
+        raise ConfigError(PLACE, "expected at least one condition", f"such as {EXAMPLE!r}")
     return StopConditions(rate, SATURATED in words)
 
 
 class QueueTurn(NamedTuple):
-    """Queue at the end of a turn: all requests that waited at its start have their first token."""
+    """Counts at the end of a turn: requests `sent`, `served` with a first token, and waiting in `queue`."""
 
     t_ns: int
     sent: int

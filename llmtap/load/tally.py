@@ -21,9 +21,10 @@ from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
 
 CORRECTED: Final = ("ttft", "ttft_any", "e2e", "user_idle")
+"""Metrics that are also measured from the scheduled time."""
 
 
-class _Packed(msgspec.Struct, array_like=True):
+class _PackedTally(msgspec.Struct, array_like=True):
     summary: bytes
     lateness: bytes
     ttft_uncertainties: bytes
@@ -35,7 +36,7 @@ class _Packed(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Packed).decode
+_decode = msgspec.msgpack.Decoder(_PackedTally).decode
 
 
 class LoadTally:
@@ -58,16 +59,15 @@ class LoadTally:
         self.ttft_uncertainties.record(x.ttft_uncertainty_ns)
         sent_ns = x.timeline.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
-            # For a retried request, these two times are those of its first attempt, while `arrival_ns` is
-            # not.
+            # These two times are of the first attempt of a retried request; `arrival_ns` is of the last one.
             sent_ns = x.scheduled_ns + x.dispatch_late_ns
             self.lateness.record(max(0, x.dispatch_late_ns))
             if x.timeline.submit_ns is not None:
-                self._correct(x, m, x.timeline.submit_ns - x.scheduled_ns)
+                self._record_corrected(x, m, x.timeline.submit_ns - x.scheduled_ns)
         self.sent_ns.append(sent_ns)
         return m
 
-    def _correct(self, x: Exchange, m: Measured, late_ns: int) -> None:
+    def _record_corrected(self, x: Exchange, m: Measured, late_ns: int) -> None:
         for name, ns in (("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("user_idle", m.user_idle_ns)):
             if ns is not None and x.stream:
                 self.corrected[name].record(ns + late_ns)
@@ -79,7 +79,7 @@ class LoadTally:
 
     def to_bytes(self) -> bytes:
         return _encode(
-            _Packed(
+            _PackedTally(
                 self.summary.to_bytes(),
                 self.lateness.to_bytes(),
                 self.ttft_uncertainties.to_bytes(),
@@ -91,8 +91,8 @@ class LoadTally:
             )
         )
 
-    def merge_bytes(self, packed: bytes, ours: Callable[[int], int] = int) -> None:
-        """Add the counts of `to_bytes`. `ours`: function that converts another host's times to ours."""
+    def merge_bytes(self, packed: bytes, to_local_ns: Callable[[int], int] = int) -> None:
+        """Add the counts of `to_bytes`. `to_local_ns`: converts times of the other host to this host's."""
         p = _decode(packed)
         self.summary.merge_bytes(p.summary)
         self.lateness.merge_bytes(p.lateness)
@@ -101,7 +101,7 @@ class LoadTally:
             self.corrected[name].merge_bytes(histogram)
         sent_ns = array("q")
         sent_ns.frombytes(p.sent_ns)
-        self.sent_ns.extend(map(ours, sent_ns))
+        self.sent_ns.extend(map(to_local_ns, sent_ns))
         self.planned += p.planned
         self.dropped += p.dropped
         self.retries.update(p.retries)
@@ -112,9 +112,9 @@ class LoadTally:
         return {name: summarise_ns(histogram) for name, histogram in self.corrected.items()}
 
     def plan_dict(self) -> dict[str, object]:
-        """Return how much of the plan was sent and how late, in seconds. `planned = sent + dropped + unsent`.
+        """Return the numbers of sent and unsent requests, and the lateness in seconds, as JSON.
 
-        Requests are unsent after an early stop, or if a process was lost.
+        `planned = sent + dropped + unsent`. Requests are unsent after an early stop or the loss of a process.
         """
         sent = self.summary.opened or 0
         return {

@@ -35,25 +35,27 @@ from llmtap.workload.requests import Requests
 
 _Send = Callable[..., Awaitable[list[Exchange]]]
 WarmUpProgress = Callable[[int, int, str], None]
-"""Function called with the number done, the planned number, and what is counted (`requests` or `probes`)."""
-IN_A_ROW: Final = 3
+"""Function called with a number that has ended, the planned number, and the unit: `requests` or `probes`."""
+PROBES_COMPARED: Final = 3
+"""Number of consecutive probes whose latencies are compared."""
 ROUNDS_MAX: Final = 8
 """Maximum number of rounds. Each round sends the requests that are still missing, by an estimate."""
 
 
 class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 100
+    """Minimum number of answers that end well; `tokens`: minimum number of their output tokens, too."""
     tokens: int = 10_000
-    """Minimum number of output tokens. The minimum of requests must be reached as well."""
     slots: int = 8
+    """Number of requests in flight."""
     requests_max: int = 20_000
-    """Maximum number of requests, for servers of which the answers report few or no tokens."""
+    """Maximum number of requests: a server whose answers report no tokens never reaches `tokens`."""
     variation: float = 0.10
     """Variation of three consecutive probes below which latency is stable."""
     probes_max: int = 30
     probe: bool = True
     cold: bool = False
-    """Send nothing, so that a cold start is measured."""
+    """Whether to send nothing, so that a cold start is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,12 @@ class WarmUp:
     tokens: int = 0
     duration_ns: int = 0
     enough: bool = False
+    """Whether the minimum numbers of answers and tokens were reached."""
     before: Probe | None = None
+    """Probe before all other requests."""
     probes: list[Probe] = field(default_factory=list)
     variation_ttft: float | None = None
-    """Variation of the TTFT of the last three probes; None if one of them has no TTFT."""
+    """Variation of the TTFT of the latest three probes; None if one of them has no TTFT."""
     variation_e2e: float | None = None
     stable: bool = False
     problem: str | None = None
@@ -100,10 +104,10 @@ async def warm_up(
     requests: Requests,
     bodies: "tuple[array[int], array[int]]",
     options: WarmUpOptions | None = None,
-    progress: WarmUpProgress = lambda done, of, what: None,
+    progress: WarmUpProgress = lambda done, planned, unit: None,
     paths: Sequence[str] = (),
 ) -> WarmUp:
-    """Send the rows of `requests` one after the other; their times and turns are ignored. The probe is row 0.
+    """Send the rows of `requests` in their order, without regard to times and turns. The probe is row 0.
 
     `bodies` and `paths` are the same as in `WorkerPool`. Raises the errors of `WorkerPool.run`, and
     ConfigError if the target lacks the endpoint.
@@ -141,12 +145,12 @@ async def warm_up(
             break
     result.enough = _missing_requests(result, options) == 0
     if not result.requests:
-        result.problem = f"none of {result.failed} requests was answered as it should be"
+        result.problem = f"none of {result.failed} requests succeeded"
         return result
     if not result.enough:
         result.problem = (
-            f"{result.requests} answers with {result.tokens} output tokens of {options.requests} and "
-            f"{options.tokens} after {sent} requests"
+            f"{result.requests} answers (minimum {options.requests}) and {result.tokens} output tokens "
+            f"(minimum {options.tokens}) after {sent} requests"
         )
     if options.probe:
         await _send_until_stable(send, result, options, progress)
@@ -165,8 +169,8 @@ def _missing_requests(result: WarmUp, options: WarmUpOptions) -> int:
     return max(by_requests, 1, math.ceil(tokens_missing / each) if each else options.requests)
 
 
-def _round_listener(listener: WarmUpProgress, before: int, of: int, progress: Progress) -> None:
-    listener(before + progress.ended, of, "requests")
+def _round_listener(listener: WarmUpProgress, before: int, planned: int, progress: Progress) -> None:
+    listener(before + progress.ended, planned, "requests")
 
 
 async def _send_until_stable(
@@ -174,14 +178,14 @@ async def _send_until_stable(
 ) -> None:
     while len(result.probes) < options.probes_max:
         progress(len(result.probes), options.probes_max, "probes")
-        for probe in await _send_probes(send, min(IN_A_ROW, options.probes_max - len(result.probes))):
+        for probe in await _send_probes(send, min(PROBES_COMPARED, options.probes_max - len(result.probes))):
             result.probes.append(probe)
-            latest = result.probes[-IN_A_ROW:]
+            latest = result.probes[-PROBES_COMPARED:]
             result.variation_ttft = _relative_range([probe.ttft_ns for probe in latest])
             result.variation_e2e = _relative_range([probe.e2e_ns for probe in latest])
             known = [v for v in (result.variation_ttft, result.variation_e2e) if v is not None]
             well = all(probe.outcome in ENDED_WELL for probe in latest)
-            if len(latest) == IN_A_ROW and well and known and max(known) < options.variation:
+            if len(latest) == PROBES_COMPARED and well and known and max(known) < options.variation:
                 result.stable = True
                 return
 
@@ -189,7 +193,7 @@ async def _send_until_stable(
 def _relative_range(latest: Sequence[int | None]) -> float | None:
     """Return (longest - shortest) / mean; None if there are too few values."""
     known = [ns for ns in latest if ns is not None]
-    if len(known) < IN_A_ROW or not sum(known):
+    if len(known) < PROBES_COMPARED or not sum(known):
         return None
     return (max(known) - min(known)) / (sum(known) / len(known))
 
@@ -226,8 +230,8 @@ async def _send_rows(
     own = [paths[row] for row in rows] if paths else ()
     with WorkerPool(setup, plan, (begins, ends), paths=own, keep=True) as pool:
         out = await pool.run(listener)
-        if out.lost:
-            raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
+        if out.lost_statuses:
+            raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost_statuses[0]}")
         exchanges = [x for _, x in pool.exchanges()]
     if out.stopped == NO_ENDPOINT:
         raise endpoint_error(next(x for x in exchanges if is_unanswerable(x)))

@@ -40,9 +40,9 @@ from llmtap.workload.prompts.prompt import Prompt
 
 HEAD_BYTES_MAX: Final = 1 << 18
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which a socket is checked: after a reset, the loop may not watch it any more."""
+"""Time without a byte after which a socket is checked: the loop possibly misses a reset."""
 NORMAL: Final = (1000).to_bytes(2, "big")
-"""RFC 6455 7.4.1: normal closure."""
+"""Status code of a close frame: normal closure (RFC 6455 7.4.1)."""
 _ENDS: Final = frozenset(
     f"response.{how}" for how in ("completed", "incomplete", "failed", "cancelled", "done")
 )
@@ -73,7 +73,7 @@ class _Event(msgspec.Struct):
     error: _Error | None = None
 
 
-_read = msgspec.json.Decoder(_Event).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class ResponseWait:
@@ -88,8 +88,9 @@ class ResponseWait:
         self.status: int | None = 101
         self.submit_ns: int | None = None
         self.submit_width_ns = 0
-        """Time after `submit_ns` in which the submission may have happened, in ns."""
-        self.created = False
+        """Uncertainty of `submit_ns` in ns: the submission was at most this time later."""
+        self.is_created = False
+        """Whether the server has sent `response.created`."""
         self.response_bytes = 0
 
     def record_submit(self, t_ns: int, began_ns: int, width_ns: int = 0) -> None:
@@ -112,28 +113,30 @@ class WebSocketSession:
     """One WebSocket connection. Call `open`, then `send` and `listen` for each request, one at a time."""
 
     def __init__(
-        self, pool: Pool, upgrade: bytes, key: bytes, all_of_them: "set[WebSocketSession]", *, realtime: bool
+        self, pool: Pool, upgrade: bytes, key: bytes, sessions: "set[WebSocketSession]", *, realtime: bool
     ) -> None:
-        """`upgrade`: head of the opening request, which contains `key`. `realtime`: the Realtime API is used,
-        in which the server sends a greeting and a response continues after an error."""
+        """`upgrade`: head of the opening request, which contains `key`. `sessions`: set from which a closed
+        session removes itself. `realtime`: the Realtime API is used, in which the server sends a greeting and
+        a response continues after an error."""
         self._realtime = realtime
         self.upgrade = upgrade
         self._pool = pool
         self._key = key
-        self._all = all_of_them
+        self._sessions = sessions
         self._attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._head: bytes | None = b""
+        """Part of the response head that has arrived; None after the head was parsed."""
         self._parser = MessageParser("the server", masked=False)
         self._fed_bytes = 0
-        """Bytes given to the parser; equal to `_whole` (bytes of complete messages) between two messages."""
+        """Bytes given to the parser. Between messages it equals `_whole_bytes`: bytes of whole messages."""
         self._whole_bytes = 0
         self._answer: ResponseWait | None = None
-        self._began_ns = 0
+        self._send_began_ns = 0
         self._submit_ns: int | None = None
         self._break_reason: str | None = None
-        self._last_ns = 0
+        self._last_activity_ns = 0
 
     @property
     def is_reusable(self) -> bool:
@@ -147,7 +150,7 @@ class WebSocketSession:
 
     @property
     def was_used(self) -> bool:
-        return self._began_ns > 0
+        return self._send_began_ns > 0
 
     def is_alive(self) -> bool:
         """Whether the session can be reused: the server has neither closed it nor sent data too early."""
@@ -164,21 +167,22 @@ class WebSocketSession:
         """Write a request at once. The caller must call `listen` before the loop reads the socket."""
         assert self._stream is not None
         self._answer = self._submit_ns = self._break_reason = None
-        self._began_ns = self._last_ns = mono_ns()
+        self._send_began_ns = self._last_activity_ns = mono_ns()
         try:
             if self._stream.write(data):
                 self._submit_ns = mono_ns()
         except OSError as exc:
-            self._break_reason = f"the session broke as we wrote ({failure_text(exc)})"
+            self._break_reason = f"the request could not be written ({failure_text(exc)})"
 
     def listen(self, answer: ResponseWait) -> None:
         """Assign all data from now on to `answer`."""
         self._answer = answer
-        answer.observer.begin_response(b"", self._began_ns, 0)
+        answer.observer.begin_response(b"", self._send_began_ns, 0)
         if self._submit_ns is not None:
-            # Use the time before the write, as over HTTP: a local server may answer before this process runs
-            # again.
-            answer.record_submit(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
+            # Use the time before the write, as over HTTP: a local server can answer during the write.
+            answer.record_submit(
+                self._send_began_ns, self._send_began_ns, self._submit_ns - self._send_began_ns
+            )
         if self._break_reason is not None:
             self._end(Outcome.UPSTREAM_RESET, self._break_reason)
 
@@ -186,8 +190,8 @@ class WebSocketSession:
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
 
     def look_again(self, now_ns: int) -> None:
-        if self._stream is not None and now_ns - self._last_ns > QUIET_NS:
-            self._last_ns = now_ns
+        if self._stream is not None and now_ns - self._last_activity_ns > QUIET_NS:
+            self._last_activity_ns = now_ns
             self._stream.look_again()
 
     def start_close(self) -> None:
@@ -200,7 +204,7 @@ class WebSocketSession:
         self.drop()
 
     def drop(self) -> None:
-        self._all.discard(self)
+        self._sessions.discard(self)
         if self._attempt is not None:
             self._attempt.cancel()
             self._attempt = None
@@ -230,7 +234,7 @@ class WebSocketSession:
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         """Parse the response head, then messages for the current answer; `t_ns`: arrival of the data."""
-        self._last_ns = t_ns
+        self._last_activity_ns = t_ns
         if self._head is not None:
             data = self._read_head(data)
         if not data:
@@ -246,7 +250,7 @@ class WebSocketSession:
             self._whole_bytes += message.size
             self._on_message(message, t_ns)
         if self._parser.broken is not None:
-            self._end(Outcome.UPSTREAM_ERROR, f"the server broke WebSocket: {self._parser.broken}")
+            self._end(Outcome.UPSTREAM_ERROR, f"the server violated RFC 6455: {self._parser.broken}")
 
     def on_eof(self) -> None:
         self._on_lost(None)
@@ -256,7 +260,7 @@ class WebSocketSession:
 
     def on_drained(self) -> None:
         if self._answer is not None and self._answer.submit_ns is None:
-            self._answer.record_submit(mono_ns(), self._began_ns)
+            self._answer.record_submit(mono_ns(), self._send_began_ns)
 
     def _read_head(self, data: bytes) -> bytes:
         """Return the data after the response head; empty until the head is complete."""
@@ -266,7 +270,7 @@ class WebSocketSession:
             next_head = next_response_head(data, b"GET", bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX)
         except PeerProtocolError as exc:
             self._head = None
-            self._fail_opening(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
+            self._fail_opening(Outcome.UPSTREAM_ERROR, f"the server violated HTTP: {exc}")
             return b""
         self._head = data if next_head is None else None
         if next_head is None:
@@ -279,7 +283,7 @@ class WebSocketSession:
         # RFC 6455 4.1: a wrong key means that the server did not understand the upgrade.
         if header_value(head.headers, b"sec-websocket-accept") != accept_key(self._key):
             self._fail_opening(
-                Outcome.UPSTREAM_ERROR, "the Sec-WebSocket-Accept of the server is not that of the key sent"
+                Outcome.UPSTREAM_ERROR, "the server's Sec-WebSocket-Accept does not match the key sent to it"
             )
             return b""
         if not self._realtime and not self._opened_future.done():
@@ -314,15 +318,15 @@ class WebSocketSession:
 
     def _read_event(self, answer: ResponseWait, payload: bytes, t_ns: int) -> None:
         try:
-            event = _read(payload)
+            event = _decode_event(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return  # The observer counts the unparsed message.
         match event.type:
             case "response.created":
-                answer.created = True
+                answer.is_created = True
             case kind if kind in _ENDS:
                 answer.end(t_ns)
-            case "error" if not answer.created or not self._realtime:
+            case "error" if not answer.is_created or not self._realtime:
                 error = event.error or _Error()
                 if error.event_id in (None, answer.request_id):
                     answer.refused = str(error.code or error.type or "error")[:64]
@@ -346,6 +350,7 @@ class WebSocketSession:
 
 _PATH: Final = "/v1/realtime"
 SWEEP_S: Final = 0.1
+"""Time between two checks of the sessions without traffic."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -383,10 +388,10 @@ class WebSocketTarget:
         self._count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
         self._timeout_ns = options.timeout
         self._name = name
-        self._seq = 0
+        self._request_count = 0
         loop = asyncio.get_running_loop()
         self.lateness = Lateness(loop, kernel=kernel)
-        self._stamped = keep_stamps_on() if kernel else None
+        self._stamp_socket = keep_stamps_on() if kernel else None
         self._pool = Pool(
             loop,
             origin,
@@ -418,11 +423,11 @@ class WebSocketTarget:
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
         """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
-        self._seq += 1
+        self._request_count += 1
         message = self._request_message(prompt, output_tokens, request_id)
         data = frame(message, key=os.urandom(4))
         began_ns = mono_ns()
-        session = self._idle_session()
+        session = self._take_idle_session()
         fresh = session is None
         if session is None:
             session = self._new_session()
@@ -431,7 +436,7 @@ class WebSocketTarget:
             session.send(data)
         observer = Observer(
             self._name,
-            self._seq,
+            self._request_count,
             began_ns,
             self.lateness.timebase.anchor.to_wall_ns(began_ns),
             session.upgrade,
@@ -478,8 +483,8 @@ class WebSocketTarget:
         self._timer.cancel()
         self._pool.close()
         self.lateness.close()
-        if self._stamped is not None:
-            self._stamped.close()
+        if self._stamp_socket is not None:
+            self._stamp_socket.close()
 
     def _sweep(self) -> None:
         now_ns = mono_ns()
@@ -513,7 +518,7 @@ class WebSocketTarget:
                 x.tokens.output, x.tokens.source = chunks, TokenSource.CHUNKS
         return x
 
-    def _idle_session(self) -> WebSocketSession | None:
+    def _take_idle_session(self) -> WebSocketSession | None:
         while self._idle_sessions:
             session = self._idle_sessions.pop()
             if session.is_reusable and session.is_alive():
@@ -561,10 +566,7 @@ class WebSocketTarget:
 
 
 def parse_websocket_url(url: str) -> tuple[Origin, str, str | None]:
-    """Return the origin, path and model of `ws://host:port[/path][?model=NAME]`.
-
-    Raises ConfigError naming `--target`.
-    """
+    """Return origin, path and model of `ws://host:port[/path][?model=NAME]`, or raise ConfigError."""
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ConfigError(

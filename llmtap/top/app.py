@@ -33,7 +33,7 @@ from llmtap.top.table import (
     visible_text,
     warnings_of,
 )
-from llmtap.top.views import EVENTS_MAX, VIEWS, View, event_table, fact_lines, reader_ns
+from llmtap.top.views import EVENTS_MAX, VIEWS, View, event_table, fact_lines, reader_ns_per_token
 
 _HELP: Final = """\
 1 to 9, tab   select a view
@@ -59,7 +59,7 @@ DISCONNECTED  the last request failed, with reason; the last figures stay
 
 
 class HelpScreen(Screen[None]):
-    """Screen with the keys and the signs."""
+    """Screen that explains the keys and signs."""
 
     CSS = "#help { height: auto; padding: 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,f1", "back", "Back")]
@@ -80,7 +80,7 @@ ROWS_MAX: Final = 200
 class TextTable(DataTable[Text]):
     """Table with an order and a filter that the user chooses; both stay when the table changes.
 
-    If the cursor is on the first row, it stays there and so on the newest row; otherwise it stays on its row.
+    A cursor on the first row stays on the first row, which is the newest; any other cursor stays on its row.
     """
 
     DEFAULT_CSS = """
@@ -104,8 +104,8 @@ class TextTable(DataTable[Text]):
         self._titles: list[str] = []
         self.sort_column: str | None = None
         self.largest_first = True
-        self.wanted = ""
-        self.matching = 0
+        self.filter_text = ""
+        self.matching_count = 0
 
     def show(self, table: ViewTable) -> None:
         self.table = table
@@ -113,22 +113,22 @@ class TextTable(DataTable[Text]):
 
     def redraw(self) -> None:
         # Remove rows with a repeated key: they would raise DuplicateKey.
-        columns, rows = self.table.columns, filter_rows(unique_rows(self.table.rows), self.wanted)
+        columns, rows = self.table.columns, filter_rows(unique_rows(self.table.rows), self.filter_text)
         keys = [column.key for column in columns]
         if self.sort_column in keys:
             rows = sort_rows(rows, keys.index(self.sort_column), largest_first=self.largest_first)
-        self.matching = len(rows)
+        self.matching_count = len(rows)
         at_key, at_line, x, y = self.key_under_cursor(), self.cursor_row, self.scroll_x, self.scroll_y
         titles = [self._title(column) for column in columns]
         self.clear(columns=titles != self._titles)
         if titles != self._titles:
             self._titles = titles
             for title, column in zip(titles, columns, strict=True):
-                self.add_column(_text(title, column))
+                self.add_column(_cell_text(title, column))
         rows = rows[: self.rows_max]
         for row in rows:
             cells = zip(row.cells, columns, strict=True)
-            self.add_row(*(_text(cell.text, column) for cell, column in cells), key=row.key)
+            self.add_row(*(_cell_text(cell.text, column) for cell, column in cells), key=row.key)
         if at_line and rows:
             # Keep the cursor on the same row; if this row has gone, put it on the row at the same place.
             line = next((i for i, row in enumerate(rows) if row.key == at_key), min(at_line, len(rows) - 1))
@@ -136,7 +136,7 @@ class TextTable(DataTable[Text]):
             y = max(0, y + line - at_line)
         self.scroll_to(x, y, animate=False)
 
-    def next_order(self) -> None:
+    def sort_by_next_column(self) -> None:
         keys: list[str | None] = [None, *(column.key for column in self.table.columns)]
         at = keys.index(self.sort_column) if self.sort_column in keys else 0
         self.sort_by(keys[(at + 1) % len(keys)])
@@ -146,10 +146,10 @@ class TextTable(DataTable[Text]):
             self.largest_first = not self.largest_first
         else:
             column = next((c for c in self.table.columns if c.key == key), None)
-            self.sort_column, self.largest_first = key, column is None or column.number
+            self.sort_column, self.largest_first = key, column is None or column.is_number
         self.redraw()
 
-    def turn(self) -> None:
+    def reverse_order(self) -> None:
         self.largest_first = not self.largest_first
         self.redraw()
 
@@ -168,8 +168,8 @@ class TextTable(DataTable[Text]):
         return f"{column.title}{'▼' if self.largest_first else '▲'}"
 
 
-def _text(text: str, column: Column) -> Text:
-    return Text(text, justify="right" if column.number else "left", no_wrap=True, end="")
+def _cell_text(text: str, column: Column) -> Text:
+    return Text(text, justify="right" if column.is_number else "left", no_wrap=True, end="")
 
 
 RETRY_S: Final = 1.0
@@ -177,7 +177,7 @@ RETRY_S: Final = 1.0
 
 
 class EventScreen(Screen[None]):
-    """Screen with the events of one exchange. `v_ns`: reading time of the assumed reader per token, in ns."""
+    """Screen with the events of one exchange. `v_ns`: time in ns that the reader needs for a token."""
 
     CSS = """
     #story { height: auto; max-height: 50%; padding: 0 1; }
@@ -186,14 +186,14 @@ class EventScreen(Screen[None]):
         Binding("escape", "back", "Back"),
         Binding("backspace", "back", "Back", show=False),
         Binding("s", "sort", "Sort"),
-        Binding("S", "turn", "Turn", key_display="S"),
+        Binding("S", "reverse", "Reverse", key_display="S"),
     ]
 
     def __init__(self, feed: Feed, id_: str, v_ns: int) -> None:
         super().__init__()
         self._feed = feed
         self._exchange_id = id_
-        self._v_ns = v_ns
+        self._token_reading_ns = v_ns
 
     def compose(self) -> ComposeResult:
         yield Static(id="story", markup=False)
@@ -217,13 +217,13 @@ class EventScreen(Screen[None]):
             self._show_notes([f"{visible_text(self._exchange_id)} is not kept any more"])
             return
         table = self.query_one("#events", TextTable)
-        table.show(event_table(x, self._v_ns))
+        table.show(event_table(x, self._token_reading_ns))
         facts_ = flow_lines(fact_lines(x), self.size.width - 2)
         self._show_notes([*facts_, *table.table.notes])
         try:
             first_token = await self._feed.first_token(self._exchange_id)
         except Trouble:
-            return  # a meter of an older version has no parts of the wait; the events are shown without them
+            return  # A meter of an older version does not know the parts of the wait: leave them out.
         parts = [] if first_token is None else first_token_lines(first_token)
         self._show_notes([*facts_, *parts, *table.table.notes])
 
@@ -234,10 +234,10 @@ class EventScreen(Screen[None]):
         self.dismiss()
 
     def action_sort(self) -> None:
-        self.query_one("#events", TextTable).next_order()
+        self.query_one("#events", TextTable).sort_by_next_column()
 
-    def action_turn(self) -> None:
-        self.query_one("#events", TextTable).turn()
+    def action_reverse(self) -> None:
+        self.query_one("#events", TextTable).reverse_order()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         event.stop()
@@ -248,10 +248,10 @@ class EventScreen(Screen[None]):
 TICK_S: Final = 0.5
 """Time between two updates of the header, which shows the age of the figures."""
 _TAB_ACTIONS: Final = frozenset(
-    {"filter", "no_filter", "sort", "turn", "window", "pause", "refresh_now", "open", "next_tab"}
+    {"filter", "no_filter", "sort", "reverse", "window", "pause", "refresh_now", "open", "next_tab"}
 )
 _LETTER_ACTIONS: Final = frozenset(
-    {"leave", "filter", "sort", "turn", "window", "pause", "refresh_now", "help"}
+    {"leave", "filter", "sort", "reverse", "window", "pause", "refresh_now", "help"}
 )
 _LINK_STYLES: Final = {
     FeedLink.DISCONNECTED: "reverse bold",
@@ -286,7 +286,7 @@ class TopApp(App[None]):
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
-        Binding("S", "turn", "Reverse", key_display="S"),
+        Binding("S", "reverse", "Reverse", key_display="S"),
         Binding("w", "window", "Window"),
         Binding("p", "pause", "Pause"),
         Binding("r", "refresh_now", "Refresh", show=False),
@@ -304,13 +304,13 @@ class TopApp(App[None]):
         self._wake_event = asyncio.Event()
         """Set to end the wait for the next request."""
         self._wants_refresh = True
-        """Whether the user requested new figures, which `_watch` then requests even during a pause."""
+        """Whether the user requested new figures, which `_poll_views` then requests even during a pause."""
         self._loaded_view: View | None = None
-        """View of the latest answer; until it is the open view, the table may be empty."""
-        self._orders: dict[str, tuple[str | None, bool]] = {}
+        """View of the latest answer; until it is the open view, the table can be empty."""
+        self._sort_orders: dict[str, tuple[str | None, bool]] = {}
         self._admin: Admin | None = None
         self._feed: Feed | None = None
-        self._watching: Worker[None] | None = None
+        self._poll_worker: Worker[None] | None = None
         self._head = Static(id="head", markup=False)
         self._notes = Static(id="notes", markup=False)
         self.grid = TextTable("grid")
@@ -333,11 +333,11 @@ class TopApp(App[None]):
             # Handle SIGTERM, so that the terminal is restored if another process ends this one.
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.set_interval(TICK_S, self._show_head)
-        self._watching = self.run_worker(self._watch(), name="watch")
+        self._poll_worker = self.run_worker(self._poll_views(), name="watch")
 
     async def on_unmount(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._poll_worker is not None:
+            self._poll_worker.cancel()
         if self._admin is not None:
             await self._admin.close()
 
@@ -346,10 +346,10 @@ class TopApp(App[None]):
         assert self._feed is not None
         return self._feed
 
-    async def _watch(self) -> None:
+    async def _poll_views(self) -> None:
         while True:
             self._wake_event.clear()
-            if self._wants_refresh or not self.feed.paused:
+            if self._wants_refresh or not self.feed.is_paused:
                 self._wants_refresh, view = False, self.view
                 await self.feed.poll(view)
                 self._loaded_view = view
@@ -385,14 +385,15 @@ class TopApp(App[None]):
             return
         grid.show(self.view.table(self.feed.documents))
         notes, count = list(grid.table.notes), len(grid.table.rows)
-        if self.view.inspects and count:
+        if self.view.shows_exchanges and count:
             notes.append("enter: events")
-        if grid.wanted:
+        if grid.filter_text:
             notes.append(
-                f"filter {visible_text(grid.wanted)!r}: {grid.matching:,} of {count:,}; escape clears it"
+                f"filter {visible_text(grid.filter_text)!r}: {grid.matching_count:,} of {count:,};"
+                " escape clears it"
             )
-        if grid.matching > ROWS_MAX:
-            notes.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
+        if grid.matching_count > ROWS_MAX:
+            notes.append(f"the first {ROWS_MAX:,} of {grid.matching_count:,} lines")
         if not count and self.feed.trouble is None:
             notes.append(
                 "no data in this window yet" if self._loaded_view is self.view else "requesting data"
@@ -400,8 +401,7 @@ class TopApp(App[None]):
         self._notes.update(Text("\n".join(flow_lines(notes, self.size.width - 2))))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable the keys of tabs while another screen is open, and letter keys while
-        the user types text."""
+        """Disable the keys of tabs while another screen is open, and letter keys while text is typed."""
         if isinstance(self.focused, Input) and action in _LETTER_ACTIONS:
             return False
         return len(self.screen_stack) == 1 or action not in _TAB_ACTIONS
@@ -427,9 +427,9 @@ class TopApp(App[None]):
         if view is self.view:
             return
         grid = self.grid
-        self._orders[self.view.name] = grid.sort_column, grid.largest_first
+        self._sort_orders[self.view.name] = grid.sort_column, grid.largest_first
         self.view = view
-        grid.sort_column, grid.largest_first = self._orders.get(view.name, (None, True))
+        grid.sort_column, grid.largest_first = self._sort_orders.get(view.name, (None, True))
         grid.action_first()
         if self._feed is not None:
             self._show()
@@ -437,10 +437,10 @@ class TopApp(App[None]):
         self._wake()
 
     def action_sort(self) -> None:
-        self.grid.next_order()
+        self.grid.sort_by_next_column()
 
-    def action_turn(self) -> None:
-        self.grid.turn()
+    def action_reverse(self) -> None:
+        self.grid.reverse_order()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         self.grid.sort_by(self.grid.table.columns[event.column_index].key)
@@ -450,9 +450,9 @@ class TopApp(App[None]):
         self._wake()
 
     def action_pause(self) -> None:
-        self.feed.paused = not self.feed.paused
+        self.feed.is_paused = not self.feed.is_paused
         self._show_head()
-        if not self.feed.paused:
+        if not self.feed.is_paused:
             self._wake()
 
     def action_filter(self) -> None:
@@ -466,7 +466,7 @@ class TopApp(App[None]):
         self._close_filter()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self.grid.wanted = event.value.strip()
+        self.grid.filter_text = event.value.strip()
         if self._feed is not None:
             self._show_table()
 
@@ -479,5 +479,5 @@ class TopApp(App[None]):
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         id_ = event.row_key.value
-        if self.view.inspects and id_ is not None and event.data_table is self.grid:
-            self.push_screen(EventScreen(self.feed, id_, reader_ns(self.feed.documents.summary)))
+        if self.view.shows_exchanges and id_ is not None and event.data_table is self.grid:
+            self.push_screen(EventScreen(self.feed, id_, reader_ns_per_token(self.feed.documents.summary)))

@@ -2,8 +2,8 @@
 `llmtap top`.
 
 `Admin.get` returns the JSON of a path, or raises `Trouble` with the reason and a hint. `Feed` requests the
-summary and the documents of the open view, and keeps the newest answers, their age, and the last error. After
-an error the pauses between attempts grow to 3 s, and the last answers stay visible, with their age.
+summary and the documents of the open view, and keeps the newest answers, their age, and the latest error.
+After an error the pauses between attempts grow to 3 s; the earlier answers stay visible, with their age.
 
 The token comes from an environment variable or a file (`TopOptions`). It must not be a flag, which is visible
 in the process list and the shell's history, and not part of a URL, which is visible in logs.
@@ -43,7 +43,6 @@ MESSAGE_CHARS_MAX: Final = 200
 START_HINT: Final = (
     "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
 )
-
 
 PROXY_HINT: Final = (
     "the port for clients (relay.listen) forwards every request to the gateway; name the admin port"
@@ -154,8 +153,8 @@ def _error_hint(exc: Exception, url: str) -> str | None:
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() if scheme == "http":
             return f"it closed the connection without an answer; with TLS: --admin https://{rest}"
         case TimeoutError():
-            return "check that the host is reachable; a firewall may drop the packets"
-    # Search the text for the number: a failure at several addresses of a host may be one error without errno.
+            return "check that the host is reachable; a firewall possibly drops the packets"
+    # Search the text for the number: a failure at several addresses of a host can be one error without errno.
     return START_HINT if f"[Errno {ECONNREFUSED}]" in str(inner) else None
 
 
@@ -177,8 +176,7 @@ TOKEN_ENV: Final = "LLMTAP_ADMIN_TOKEN"
 WINDOWS: Final = ("10s", "1m", "5m", "1h", "all")
 """Rolling windows of the meter. `all` is the time since its start."""
 INTERVAL_NS_MIN: Final = 200_000_000
-"""Minimum interval between requests. The meter must compute a summary for each, and a reader cannot see
-faster changes."""
+"""Minimum interval between requests: a reader cannot see faster changes, and each costs the meter time."""
 INTERVAL_NS_MAX: Final = 3_600 * NS_PER_S
 TOKEN_BYTES_MAX: Final = 4_096
 
@@ -210,7 +208,7 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not INTERVAL_NS_MIN <= self.interval_ns <= INTERVAL_NS_MAX:
             raise ConfigError("--interval", f"expected a time from 200ms to 1h, got {self.interval}")
         if self.ca is not None:
-            self._context()
+            self._tls_context()
 
     @property
     def interval_ns(self) -> int:
@@ -226,14 +224,14 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the context for `--ca`; None for the CAs of the system."""
-        return None if self.ca is None else self._context()
+        return None if self.ca is None else self._tls_context()
 
     def is_unencrypted(self) -> bool:
         """Return whether the token would cross a network without TLS."""
         parts = urlsplit(self.admin)
         return self.token is not None and parts.scheme == "http" and not _is_loopback(parts.hostname or "")
 
-    def _context(self) -> ssl.SSLContext:
+    def _tls_context(self) -> ssl.SSLContext:
         try:
             return client_context(self.ca, True)
         except ConfigError as exc:
@@ -245,7 +243,7 @@ def read_token(
 ) -> str | None:
     """Return the token from the file, else from the environment variable; None if there is neither.
 
-    `name`: variable that the user named; None: the default variable, which may be unset. Raises ConfigError;
+    `name`: variable that the user named; None: the default variable, which can be unset. Raises ConfigError;
     its message never contains the token.
     """
     if file is not None:
@@ -292,7 +290,7 @@ def _is_url(text: str) -> bool:
 
 
 RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
-"""Pauses before the next attempts after an error; the last pause repeats."""
+"""Pauses before the next attempts after an error. The final pause repeats."""
 STALE_NS: Final = 3 * NS_PER_S
 """Age from which figures are marked STALE; three intervals, if that is longer."""
 PAGES_MAX: Final = 16
@@ -320,7 +318,7 @@ class Feed:
         self._clock = clock
         self._interval_ns = interval_ns
         self.window = window
-        self.paused = False
+        self.is_paused = False
         self.documents = Documents()
         self.trouble: str | None = None
         """Reason why the latest request failed; None if it succeeded."""
@@ -331,7 +329,7 @@ class Feed:
         self._next_request_ns = 0
 
     async def poll(self, view: View) -> None:
-        """Request the documents of a view. After an error, keep the earlier ones and set `trouble`."""
+        """Request the documents of a view. After an error, keep the earlier documents and set `trouble`."""
         now_ns = self._clock.mono_ns()
         try:
             summary = await self._admin.summary(self.window, view.by)
@@ -353,8 +351,7 @@ class Feed:
         self._next_request_ns = self._answer_ns + self._interval_ns
 
     async def exchange(self, id_: str) -> Document | None:
-        """Return one exchange with its events; None if the meter does not have the exchange any more. Raises
-        Trouble."""
+        """Return one exchange with its events; None if the meter has it no longer. Raises Trouble."""
         query = {"id": id_, "events": "1", "limit": "1"}
         whole: Document | None = None
         for _ in range(PAGES_MAX):
@@ -374,10 +371,7 @@ class Feed:
         return whole
 
     async def first_token(self, id_: str) -> Document | None:
-        """Return how an exchange's wait for its first token is divided into parts (`metrics/phases.py`); None
-        if the meter does not have the exchange any more.
-
-        Raises Trouble."""
+        """Return the parts of the wait for the first token (`metrics/phases.py`) as `exchange` does."""
         answer: Document | None = (await self._admin.get("first_token", id=id_)).get("first_token")
         return answer
 
@@ -385,15 +379,15 @@ class Feed:
         """Wait until the next request is due, or `wake_event` is set."""
         seconds = max(0, self._next_request_ns - self._clock.mono_ns()) / NS_PER_S
         try:
-            async with asyncio.timeout(None if self.paused else seconds):
+            async with asyncio.timeout(None if self.is_paused else seconds):
                 await wake_event.wait()
         except TimeoutError:
             pass
 
     @property
     def link(self) -> FeedLink:
-        """State of the connection."""
-        if self.paused:
+        """State of the connection to the admin port, as far as the latest request shows it."""
+        if self.is_paused:
             return FeedLink.PAUSED
         if self.trouble is not None:
             return FeedLink.DISCONNECTED
@@ -405,7 +399,7 @@ class Feed:
     def status(self) -> str:
         """Return the state of the connection and the time of the figures, for the header."""
         now_ns, link = self._clock.mono_ns(), self.link
-        figures_text = f"figures of {self.time()}" if self._answer_ns is not None else "no figures yet"
+        figures_text = f"figures of {self.time_text()}" if self._answer_ns is not None else "no figures yet"
         match link:
             case FeedLink.DISCONNECTED:
                 lost_s, left_s = (
@@ -418,12 +412,12 @@ class Feed:
                 silent_s = (now_ns - (self._answer_ns or now_ns)) // NS_PER_S
                 return f"{link}: no answer for {silent_s} s; {figures_text}"
             case FeedLink.PAUSED if self.trouble is not None:
-                return f"{link}; the last request failed: {self.trouble}; {figures_text}"
+                return f"{link}; the latest request failed: {self.trouble}; {figures_text}"
             case FeedLink.CONNECTING:
                 return f"{link}"
             case _:
-                return f"{link} {self.time()}"
+                return f"{link} {self.time_text()}"
 
-    def time(self) -> str:
+    def time_text(self) -> str:
         """Return the local time of the latest figures."""
         return clock_time(self._answer_wall_ns / NS_PER_S)

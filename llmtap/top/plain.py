@@ -23,13 +23,14 @@ ROWS_MAX: Final = 20
 PIPED_CELLS: Final = 240
 """Width of the header if the output is not a terminal."""
 _COLUMN_GAP: Final = 2
-_BY: Final = "tenant,model,arm"
+_LABELS: Final = "tenant,model,arm"
+"""Labels by which the summary is split: those of all views."""
 
 
 async def probe(options: TopOptions, admin: Admin) -> Document:
     """Return a summary, to check the address and the token. Raises ConfigError with a hint."""
     try:
-        return await admin.summary(options.window, _BY)
+        return await admin.summary(options.window, _LABELS)
     except Denied as exc:
         raise ConfigError(
             "--token-env",
@@ -55,7 +56,7 @@ def fetch_documents(options: TopOptions) -> Documents:
             for view in VIEWS:
                 if view.path is None:
                     continue
-                query = {**view.query, "limit": str(ROWS_MAX)} if view.inspects else view.query
+                query = {**view.query, "limit": str(ROWS_MAX)} if view.shows_exchanges else view.query
                 try:
                     data.details[view.path] = await admin.get(view.path, **query)
                 except Trouble as exc:
@@ -66,7 +67,7 @@ def fetch_documents(options: TopOptions) -> Documents:
 
 
 def render_once(url: str, data: Documents, width: int) -> list[RenderableType]:
-    """Return the header in lines of this width, and all tables that have rows; tables may be wider."""
+    """Return the header in lines of this width, and all tables that have rows; tables can be wider."""
     summary = data.summary
     lines = [f"llmtap top {visible_text(url, 200)}", *warnings_of(summary), *firing_sentences(summary)]
     parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
@@ -93,7 +94,7 @@ def print_once(url: str, data: Documents, *, terminal: bool) -> None:
             console.print(part, soft_wrap=not terminal)
             continue
         out = StringIO()
-        # Use a very wide console, since rich makes tables as narrow as the console.
+        # Use a very wide console, because rich makes a table as narrow as the console.
         Console(file=out, highlight=False, width=10_000, no_color=True).print(part, soft_wrap=True)
         for line in out.getvalue().splitlines():
             console.print(
@@ -105,7 +106,7 @@ def _plain_table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:
     drawn = RichTable(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
     for column in table.columns:
         title = column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")
-        drawn.add_column(Text(title), justify="right" if column.number else "left", overflow="fold")
+        drawn.add_column(Text(title), justify="right" if column.is_number else "left", overflow="fold")
     for row in table.rows[:rows_max]:
         drawn.add_row(*(Text(cell.text) for cell in row.cells))
     yield drawn

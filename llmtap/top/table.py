@@ -18,6 +18,7 @@ from llmtap.metrics.step_change import StepState
 from llmtap.report.values import at, figure_text, milliseconds, number
 
 NOTHING: Final = "-"
+"""Text of a cell without a value."""
 NAME_CHARS: Final = 40
 
 
@@ -38,7 +39,7 @@ class Column:
     title: str
     cell: Callable[[Any], Cell]
     """Function that makes the cell of a row from the row's part of a document."""
-    number: bool = True
+    is_number: bool = True
     """Whether the values are numbers, which are aligned right and sorted largest first."""
 
 
@@ -76,8 +77,7 @@ def _sort_key(value: float | str | None) -> tuple[float, str]:
 
 
 def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
-    """Return the rows with this text in a cell. Names are searched in full, also if the cell shows them
-    cut."""
+    """Return the rows with this text in a cell. Names that are shown cut are searched in full."""
     wanted = text.casefold()
     return [row for row in rows if any(wanted in cell.casefold() for cell in _searched_texts(row))]
 
@@ -98,8 +98,7 @@ def unique_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def visible_text(value: object, chars: int = NAME_CHARS) -> str:
-    """Return text from traffic with control characters escaped, cut to `chars` characters; `-` for an empty
-    one."""
+    """Return a value as text of at most `chars` characters, with control characters escaped; `-` if empty."""
     if value is None or value == "":
         return NOTHING
     text = printable(str(value)[: 4 * chars])
@@ -137,30 +136,30 @@ def figure_cell(figures: object, statistic: str) -> Cell:
     return Cell(figure_text(figures, statistic), value)
 
 
-LEFT_OUT: Final = {"not_judged": "not judged", "own_faults": "left out (faults of llmtap)"}
+UNCOUNTED: Final = {"not_judged": "not judged", "own_faults": "left out (faults of llmtap)"}
 """Texts for exchanges that do not count for the attainment, by the name of their count in the JSON."""
 
 
-def column_of(key: str, title: str, cell: Callable[[Any], Cell], *path: str, number: bool = True) -> Column:
+def column_of(
+    key: str, title: str, cell: Callable[[Any], Cell], *path: str, is_number: bool = True
+) -> Column:
     """Return a column with the values at a path in each row's part of the document."""
-    return Column(key, title, lambda part: cell(at(part, *path)), number)
+    return Column(key, title, lambda part: cell(at(part, *path)), is_number)
 
 
 def text_column(key: str, title: str, *path: str, chars: int = NAME_CHARS) -> Column:
-    return column_of(key, title, partial(name_cell, chars=chars), *path, number=False)
+    return column_of(key, title, partial(name_cell, chars=chars), *path, is_number=False)
 
 
 SILENT_S: Final = 5.0
-"""Age of a relay's last status from which the relay counts as silent, as in the meter. Relays report twice
-per second."""
+"""Age of the latest status from which a relay counts as silent. Relays report twice per second."""
 _SEPARATOR: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
 _SENTENCE_CHARS: Final = 600
 
 
 def facts(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts of the header: figures, each with its number of samples,
-    window, option or parameters."""
+    """Yield the texts of the header: figures with number of samples, window, option or parameters."""
     if "n" not in summary:
         return
     seconds = at(summary, "window", "seconds")
@@ -173,7 +172,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     option = at(summary, "metrics", "itl", "option")
     yield _latency_text(f"ITL ({visible_text(option)})", at(summary, "metrics", "itl"))
     goodput, smooth = at(summary, "goodput"), at(summary, "smooth_goodput")
-    unjudged = "".join(f", {n:,} {text}" for name, text in LEFT_OUT.items() if (n := at(goodput, name)))
+    unjudged = "".join(f", {n:,} {text}" for name, text in UNCOUNTED.items() if (n := at(goodput, name)))
     if at(goodput, "attainment") is None:
         yield f"goodput - (no objectives met or missed{unjudged})"
     else:
@@ -217,9 +216,8 @@ def flow_lines(facts_: Iterable[str], width: int) -> list[str]:
 
 
 _WINDOW_S: Final = {"5m": 300, "30m": 1800, "1h": 3600, "6h": 21_600}
-_COMPLETE: Final = 0.9
-"""Fraction of its length from which a window counts as complete. It is below 1, since
-windows move in steps."""
+_COMPLETE_SHARE: Final = 0.9
+"""Fraction of its length from which a window counts as complete: below 1, because windows move in steps."""
 
 
 def alarms(
@@ -238,13 +236,13 @@ def alarms(
 def _burn_rate_text(slo: object, name: str) -> str:
     """Return the burn rate of a window, with the time that it covers."""
     rate, seconds = at(slo, "windows", name, "burn_rate"), at(slo, "windows", name, "seconds")
-    measured = isinstance(seconds, int | float) and seconds < _COMPLETE * _WINDOW_S.get(name, 0)
+    measured = isinstance(seconds, int | float) and seconds < _COMPLETE_SHARE * _WINDOW_S.get(name, 0)
     span = f"the {seconds:.0f} s measured" if measured else name
     return f"{NOTHING if rate is None else number(rate, 3)} over {span}"
 
 
 def firing_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each burn-rate alarm that fires, unless another one has the same cause."""
+    """Return a sentence for each burn-rate alarm that fires, except repeated alarms of one cause."""
     sentences = []
     for name, _, alarm, *rates in alarms(summary):
         if alarm["ringing"] and not alarm["inhibited"]:

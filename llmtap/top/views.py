@@ -21,8 +21,8 @@ from llmtap.report.experiment import experiment_lines
 from llmtap.report.values import at, milliseconds, number
 from llmtap.top.streams import silences_table, streams_table
 from llmtap.top.table import (
-    LEFT_OUT,
     NOTHING,
+    UNCOUNTED,
     Cell,
     Column,
     ViewTable,
@@ -70,9 +70,9 @@ class View:
     by: str = "none"
     """Labels by which the summary is split, for the parameter `by` of the API."""
     path: str | None = None
-    """Path of a document that the view needs besides the summary."""
+    """Path of a document that the view needs in addition to the summary."""
     query: Mapping[str, str] = field(default_factory=dict)
-    inspects: bool = False
+    shows_exchanges: bool = False
     """Whether the rows are exchanges, so that the user can open the events of one."""
 
 
@@ -135,15 +135,15 @@ def _arrival_cell(x: Any) -> Cell:
     return Cell(clock_time(wall_s), wall_s)
 
 
-def _token_time(key: str, title: str) -> Column:
+def _token_time_column(key: str, title: str) -> Column:
     """Return a column of a time between tokens, which is empty for answers that are not streams."""
     return Column(key, title, lambda x: ms_cell(at(x, "metrics", key) if x.get("stream", True) else None))
 
 
 _EXCHANGE_COLUMNS: Final = (
-    Column("arrival", "\narrival", _arrival_cell, number=False), text_column("tenant", "\ntenant", "tenant"),
+    Column("arrival", "\narrival", _arrival_cell, False), text_column("tenant", "\ntenant", "tenant"),
     text_column("model", "\nmodel", "model"), text_column("outcome", "\noutcome", "outcome"),
-    _token_time("ttft", "TTFT\nms"), _token_time("tpot", "TPOT\nms"),
+    _token_time_column("ttft", "TTFT\nms"), _token_time_column("tpot", "TPOT\nms"),
     column_of("idle", "idle\nms", ms_cell, "metrics", "user_idle"),
     column_of("e2e", "E2E\nms", ms_cell, "metrics", "e2e"),
     column_of("tokens", "\ntokens", count_cell, "tokens", "output"),
@@ -163,11 +163,11 @@ def _kinds_cell(part: Any) -> Cell:
     return name_cell(", ".join(f"{kind} {n:,}" for kind, n in kinds.items()), 48)
 
 
-_CUT_COLUMNS: Final = (
+_REFUSAL_COLUMNS: Final = (
     text_column("name", "\ntenant", "name"), column_of("n", "\nn", count_cell, "n"),
     column_of("refused", "re-\nfused", count_cell, "refusals", "n"),
     column_of("share", "\nshare", share_cell, "refusals", "share"),
-    Column("kinds", "\nby whom", _kinds_cell, number=False),
+    Column("kinds", "\nby whom", _kinds_cell, is_number=False),
     column_of("tokens_chunk", "tokens/\nchunk", number_cell, "chunking", "tokens_per_chunk_mean"),
     column_of("single", "single\ntoken", share_cell, "chunking", "single_token_share"),
     column_of("events_read", "events/\nread", number_cell, "chunking", "events_per_read"),
@@ -179,12 +179,12 @@ _CUT_COLUMNS: Final = (
 
 def _refusals_table(documents: Documents) -> ViewTable:
     summary = documents.summary
-    # Use an empty key for the row `all`, since a tenant may also be called `all`.
-    rows = [row_of("", _CUT_COLUMNS, {**summary, "name": "all"})] if "refusals" in summary else []
+    # Use an empty key for the row `all`, because a tenant can also be called `all`.
+    rows = [row_of("", _REFUSAL_COLUMNS, {**summary, "name": "all"})] if "refusals" in summary else []
     for name, part in (at(summary, "by", "tenant") or {}).items():
-        rows.append(row_of(f"tenant {name}", _CUT_COLUMNS, {"name": name, **part}))
+        rows.append(row_of(f"tenant {name}", _REFUSAL_COLUMNS, {"name": name, **part}))
     note = "held: longest silence before a burst of events"
-    return ViewTable(_CUT_COLUMNS, rows, (f"{_caption_text(summary)}; {note}",))
+    return ViewTable(_REFUSAL_COLUMNS, rows, (f"{_caption_text(summary)}; {note}",))
 
 
 TEXT_CHARS: Final = 160
@@ -192,13 +192,13 @@ Line = tuple[str, str, Cell, str]
 """Row of the view on llmtap itself: subject, name, value and description."""
 
 
-def _tap_text(place: int) -> Callable[[Line], Cell]:
-    return lambda line: Cell(visible_text(line[place], TEXT_CHARS) if line[place] else "", str(line[place]))
+def _tap_cell_of(index: int) -> Callable[[Line], Cell]:
+    return lambda line: Cell(visible_text(line[index], TEXT_CHARS) if line[index] else "", str(line[index]))
 
 
 _TAP_COLUMNS: Final = (
-    Column("of", "\nof", _tap_text(0), number=False), Column("what", "\nwhat", _tap_text(1), number=False),
-    Column("value", "\nvalue", lambda line: line[2]), Column("about", "\nabout", _tap_text(3), number=False),
+    Column("of", "\nof", _tap_cell_of(0), False), Column("what", "\nwhat", _tap_cell_of(1), False),
+    Column("value", "\nvalue", lambda line: line[2]), Column("about", "\nabout", _tap_cell_of(3), False),
 )  # fmt: skip
 _POINTS: Final = {
     "request": "request: last byte read to last byte written",
@@ -310,7 +310,7 @@ def _slo_table(documents: Documents) -> ViewTable:
             "long_rate": long,
             "short_rate": short,
             "counted": counted,
-            **{name: at(slo, "windows", alarm["long"], name) for name in LEFT_OUT},
+            **{name: at(slo, "windows", alarm["long"], name) for name in UNCOUNTED},
         }
         rows.append(row_of(f"{name} {alarm['long']}", _ALARM_COLUMNS, values))
     rows.sort(key=lambda row: row.cells[1].text != "FIRING")
@@ -337,7 +337,7 @@ VIEWS: Final = (
         path=STREAMS,
         query=_NEWEST,
     ),
-    View("exchanges", "Exchanges", _exchanges_table, path=EXCHANGES, query=_NEWEST, inspects=True),
+    View("exchanges", "Exchanges", _exchanges_table, path=EXCHANGES, query=_NEWEST, shows_exchanges=True),
     View("refusals", "Refusals", _refusals_table, by="tenant"),
     View("tap", "Tap", _tap_table),
     View("slo", "SLO", _slo_table),
@@ -350,15 +350,13 @@ VIEWS: Final = (
     ),
 )
 
-
 EVENTS_MAX: Final = 1_000
 """Maximum number of events of one exchange that are shown."""
-OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
+OUTPUT_CLASSES: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
 
 
-def reader_ns(summary: Mapping[str, Any]) -> int:
-    """Return the reading time per token of the meter's reader, in ns; that of 20 tokens/s
-    if it is unknown."""
+def reader_ns_per_token(summary: Mapping[str, Any]) -> int:
+    """Return the time in ns that the meter's reader needs for a token; that of 20 tokens/s if unknown."""
     speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
     return round(1e9 / speed) if speed else READER_NS_PER_TOKEN
 
@@ -368,21 +366,21 @@ _EVENT_COLUMNS: Final = (
     column_of("gap", "gap\nms", ms_cell, "gap"), text_column("class", "\nclass", "class"),
     Column("tokens", "\ntokens", lambda event: event["tokens"]),
     column_of("bytes", "\nbytes", count_cell, "bytes"), column_of("due", "needed\nat ms", ms_cell, "due"),
-    Column("reader", "\nreader", lambda event: text_cell(event["reader"]), number=False),
+    Column("reader", "\nreader", lambda event: text_cell(event["reader"]), is_number=False),
 )  # fmt: skip
 
 
 def event_table(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
     """Return the table of the events of an exchange (JSON of `/api/v1/exchanges`).
 
-    `v_ns`: reading time of the assumed reader per token, in ns.
+    `v_ns`: time in ns that the assumed reader needs for a token.
     """
     events, submit = x.get("events") or [], at(x, "timeline", "submit")
     origin_ns, first = _seconds_to_ns(submit or 0), at(x, "timeline", "first_token")
     due_ns: dict[int, int] = {}
     if submit is not None and first is not None:
-        places = [i for i, e in enumerate(events) if e["class"] in OUTPUT and e["t"] >= first]
-        due_ns = dict(zip(places, _due_ns(x, [events[i] for i in places], v_ns), strict=False))
+        places = [i for i, e in enumerate(events) if e["class"] in OUTPUT_CLASSES and e["t"] >= first]
+        due_ns = dict(zip(places, _due_times_ns(x, [events[i] for i in places], v_ns), strict=False))
     by_chunks = at(x, "tokens", "source") == "chunks"
     rows, waited_ns, before = [], 0, None
     for i, event in enumerate(events[:EVENTS_MAX]):
@@ -406,11 +404,11 @@ def event_table(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTa
     return ViewTable(_EVENT_COLUMNS, rows, ("; ".join(notes),))
 
 
-def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
+def _due_times_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
     """Return the time (ns after the first token) at which the reader needs each event with output.
 
     It follows from the number of tokens before the event, which is declared, or estimated from the mean
-    tokens per event. A provider's total also counts reasoning that it may not have sent.
+    tokens per event. The total of a provider also counts reasoning, which is subtracted if it was not sent.
     """
     sizes = [event["tokens"] for event in output]
     if sizes and None not in sizes and any(sizes):

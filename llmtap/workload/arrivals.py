@@ -36,7 +36,7 @@ _HALVINGS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """A rate that changes linearly or is constant."""
+    """A rate that changes linearly or is constant. `mass` is the expected number of arrivals."""
 
     length_ns: int
     from_rps: float
@@ -46,7 +46,7 @@ class Slope:
     def mass(self) -> float:
         return (self.from_rps + self.to_rps) / 2 * self.length_ns / NS_PER_S
 
-    def at_ns(self, mass: float) -> float:
+    def reach_time_ns(self, mass: float) -> float:
         """Return the time x at which the expected number of arrivals reaches `mass`.
 
         It solves a x + (b - a) x^2 / 2 = mass, in a form that is also correct for a = b. In the equation, x
@@ -73,7 +73,7 @@ class Wave:
     def mass(self) -> float:
         return self.mean_rps * self.length_ns / NS_PER_S
 
-    def at_ns(self, mass: float) -> float:
+    def reach_time_ns(self, mass: float) -> float:
         """Return the time at which the expected number of arrivals reaches `mass`.
 
         It solves x + amplitude (1 - cos x) = wanted for the angle x by bisection.
@@ -90,8 +90,8 @@ class Wave:
 
 
 Piece = Slope | Wave
-"""A period with its rate. `mass`: expected number of arrivals in it. `at_ns(mass)`: time from its start until
-the expected number reaches `mass`, which must be less than the `mass` of the piece."""
+"""A period with its rate. `mass`: expected number of arrivals in it. `reach_time_ns(mass)`: time from its
+start until the expected number reaches `mass`, which must be less than the `mass` of the piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +105,32 @@ class Intensity:
     cycle: tuple[Piece, ...]
 
     def arrival_times_ns(self, units: Iterator[float]) -> Iterator[int]:
-        """Yield the times at which L reaches the running sums of `units`, in whole ns, never decreasing."""
+        """Yield the times in ns at which the integral of the rate reaches the running sums of `units`."""
         cycle_mass = sum(piece.mass for piece in self.cycle)
         cycle_ns = sum(piece.length_ns for piece in self.cycle)
         assert cycle_mass > 0
         pieces, n_lead = (*self.lead, *self.cycle), len(self.lead)
         masses = [piece.mass for piece in pieces]
-        here, begin_ns, used, last_ns = 0, 0, 0.0, 0
+        index, begin_ns, used, last_ns = 0, 0, 0.0, 0
         for unit in units:
             used += unit
-            while used >= masses[here]:
-                used -= masses[here]
-                begin_ns += pieces[here].length_ns
-                here += 1
-                if here == len(pieces):
-                    here = n_lead
-                if here == n_lead and used >= cycle_mass:
-                    # Skip whole cycles in one step, since there may be very many.
+            while used >= masses[index]:
+                used -= masses[index]
+                begin_ns += pieces[index].length_ns
+                index += 1
+                if index == len(pieces):
+                    index = n_lead
+                if index == n_lead and used >= cycle_mass:
+                    # Skip whole cycles in one step, because there can be very many.
                     rounds = int(used // cycle_mass)
                     begin_ns += rounds * cycle_ns
                     used = max(0.0, used - rounds * cycle_mass)
-            # The time may be before the last one by rounding, if two draws are very close to each other.
-            last_ns = max(last_ns, begin_ns + round(pieces[here].at_ns(used)))
+            # Times must not decrease, which rounding could cause if two draws are very close to each other.
+            last_ns = max(last_ns, begin_ns + round(pieces[index].reach_time_ns(used)))
             yield last_ns
 
 
-def exponential(random: Random) -> Iterator[float]:
+def exponential_draws(random: Random) -> Iterator[float]:
     """Yield exponential draws of mean 1."""
     draw = random.random
     while True:
@@ -141,12 +141,12 @@ _RATE_MIN: Final = 1e-6
 """Smallest rate in requests per second: one request in eleven days."""
 _RATE_MAX: Final = 1e9
 """Largest rate: one request per ns, which is the resolution of offsets."""
-_STAY_NS: Final = 3_600 * NS_PER_S
-"""Length of the piece that is repeated for a constant rate. It is short, so that times
-within it are precise."""
+_CONSTANT_NS: Final = 3_600 * NS_PER_S
+"""Length of the piece that is repeated for a constant rate: short, so that times within it are precise."""
 _LENGTH_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
 """Maximum length of a phase: longer than any run."""
 Offsets = Callable[[Random], Iterator[int]]
+"""Function that yields the offsets in ns which a random generator gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Arrivals:
 
 
 def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str = "--arrivals") -> Arrivals:
-    """Parse one of FORMS. `rate_rps`: mean rate; None for OWN_RATES. Raises ConfigError naming `place`."""
+    """Parse a text of FORMS. `rate_rps`: mean rate; None for OWN_RATES. Raises ConfigError naming `place`."""
     name, _, rest = text.partition(":")
     name = name.strip()
     if name not in FORMS:
@@ -190,7 +190,7 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
             raise ConfigError(place, problem, "set the mean rate with --rate")
         if rate_rps is not None:
             _check_rate("rate", rate_rps)
-        words = _Words(rest)
+        words = _Parameters(rest)
         offsets = _PROCESSES[name](words, rate_rps or 0.0)
         words.check_all_read()
     except ValueError as exc:
@@ -199,25 +199,25 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
     return Arrivals(text.strip(), rate_rps, seed, offsets)
 
 
-class _Words:
-    """Comma-separated `name=value` pairs and bare words. Raises ValueError, which begins with the name."""
+class _Parameters:
+    """Parameters: comma-separated `name=value` pairs and words. Errors begin with the parameter's name."""
 
     def __init__(self, text: str) -> None:
         self._known_names: list[str] = []
-        self._named: dict[str, str] = {}
-        self.bare: list[str] = []
+        self._values: dict[str, str] = {}
+        self.bare_words: list[str] = []
         for part in text.split(",") if text.strip() else ():
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals:
-                self.bare.append(name)
-            elif name in self._named:
+                self.bare_words.append(name)
+            elif name in self._values:
                 raise ValueError(f"{name}: is given twice")
             else:
-                self._named[name] = value
+                self._values[name] = value
 
     def get(self, name: str) -> str | None:
         self._known_names.append(name)
-        return self._named.get(name)
+        return self._values.get(name)
 
     def number(
         self, name: str, minimum: float = 0.0, maximum: float = _RATE_MAX, default: str | None = None
@@ -233,7 +233,7 @@ class _Words:
 
     def check_all_read(self) -> None:
         """Raise ValueError if there is a name or a word that was not read."""
-        for name in [name for name in self._named if name not in self._known_names]:
+        for name in [name for name in self._values if name not in self._known_names]:
             near = get_close_matches(name, self._known_names, 1)
             meant = (
                 f"did you mean {near[0]}?"
@@ -241,13 +241,13 @@ class _Words:
                 else f"known fields: {', '.join(self._known_names) or 'none'}"
             )
             raise ValueError(f"{name}: unknown field ({meant})")
-        if self.bare:
-            raise ValueError(f"expected name=value, got {self.bare[0]!r}")
+        if self.bare_words:
+            raise ValueError(f"expected name=value, got {self.bare_words[0]!r}")
 
 
 def _required_text(name: str, text: str | None) -> str:
     if text is None:
-        raise ValueError(f"{name}: is not given")
+        raise ValueError(f"{name}: is missing")
     return text
 
 
@@ -264,7 +264,7 @@ def _length_ns(name: str, text: str) -> int:
     except ValueError as exc:
         raise ValueError(f"{name}: {exc}") from None
     if not 0 < length_ns <= _LENGTH_NS_MAX:
-        raise ValueError(f"{name}: expected a time above 0, at most 1,000 days")
+        raise ValueError(f"{name}: expected a time above 0 and at most 1,000 days, got {text}")
     return length_ns
 
 
@@ -275,7 +275,7 @@ def _check_rate(name: str, rate_rps: float) -> None:
         )
 
 
-# ---------------------------------------------------------------- processes
+# ---------------------------------------------------------------- the processes of FORMS
 
 
 def _running_sum(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
@@ -289,19 +289,18 @@ def _running_sum(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
         yield at_ns
 
 
-def _poisson(words: _Words, rate_rps: float) -> Offsets:
-    return lambda random: _running_sum(exponential(random), NS_PER_S / rate_rps)
+def _poisson(words: _Parameters, rate_rps: float) -> Offsets:
+    return lambda random: _running_sum(exponential_draws(random), NS_PER_S / rate_rps)
 
 
-def _uniform(words: _Words, rate_rps: float) -> Offsets:
+def _uniform(words: _Parameters, rate_rps: float) -> Offsets:
     gap = NS_PER_S / Fraction(rate_rps)
     n, d = gap.numerator, gap.denominator
     return lambda random: ((2 * k * n + d) // (2 * d) for k in count())
 
 
-def _gamma(words: _Words, rate_rps: float) -> Offsets:
-    """Return arrivals with gamma gaps: shape burstiness, scale 1 / (rate burstiness), as
-    in `vllm bench serve`."""
+def _gamma(words: _Parameters, rate_rps: float) -> Offsets:
+    """Return arrivals with gamma gaps: shape burstiness, scale 1 / (rate burstiness), as in vLLM's bench."""
     if (words.get("burstiness") is None) == (words.get("cv") is None):
         raise ValueError("expected exactly one of burstiness and cv")
     if words.get("cv") is None:
@@ -313,7 +312,7 @@ def _gamma(words: _Words, rate_rps: float) -> Offsets:
     )
 
 
-def _on_off(words: _Words, rate_rps: float) -> Offsets:
+def _on_off(words: _Parameters, rate_rps: float) -> Offsets:
     """Return bursts: the rate while on is computed from the mean of the cycle and the rate while off."""
     on_ns, off_ns, idle_rps = words.length_ns("on"), words.length_ns("off"), words.number("idle", default="0")
     if idle_rps > rate_rps:
@@ -322,17 +321,17 @@ def _on_off(words: _Words, rate_rps: float) -> Offsets:
     return _poisson_arrivals((), (Slope(on_ns, on_rps, on_rps), Slope(off_ns, idle_rps, idle_rps)))
 
 
-def _ramp(words: _Words, rate_rps: float) -> Offsets:
+def _ramp(words: _Parameters, rate_rps: float) -> Offsets:
     """Return arrivals at a rate that changes linearly and is constant afterwards."""
     from_rps, to_rps = words.number("from"), words.number("to")
     _check_rate("to", to_rps)
     lead = Slope(words.length_ns("over"), from_rps, to_rps)
-    return _poisson_arrivals((lead,), (Slope(_STAY_NS, to_rps, to_rps),))
+    return _poisson_arrivals((lead,), (Slope(_CONSTANT_NS, to_rps, to_rps),))
 
 
-def _steps(words: _Words, rate_rps: float) -> Offsets:
+def _steps(words: _Parameters, rate_rps: float) -> Offsets:
     steps: list[Slope] = []
-    for i, word in enumerate(words.bare, 1):
+    for i, word in enumerate(words.bare_words, 1):
         rate, times, length = word.partition("x")
         if not times:
             raise ValueError(f"step {i}: expected a rate, x and a time such as 10x30s, got {word!r}")
@@ -340,26 +339,25 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
         if not 0 <= step_rps <= _RATE_MAX:
             raise ValueError(f"step {i}: expected a number from 0 to {_RATE_MAX:g}, got {step_rps:g}")
         steps.append(Slope(_length_ns(f"step {i}", length), step_rps, step_rps))
-    words.bare = []
+    words.bare_words = []
     if not steps:
         raise ValueError("expected at least one step such as 10x30s, got none")
     _check_rate("last step", steps[-1].to_rps)
-    return _poisson_arrivals(tuple(steps), (replace(steps[-1], length_ns=_STAY_NS),))
+    return _poisson_arrivals(tuple(steps), (replace(steps[-1], length_ns=_CONSTANT_NS),))
 
 
-def _diurnal(words: _Words, rate_rps: float) -> Offsets:
-    """Return arrivals at a sinusoidal rate, which rises at first. The amplitude is a share
-    of the mean rate."""
+def _diurnal(words: _Parameters, rate_rps: float) -> Offsets:
+    """Return arrivals at a sinusoidal rate, which rises at first. The amplitude is a share of the mean."""
     return _poisson_arrivals(
         (), (Wave(words.length_ns("period"), rate_rps, words.number("amplitude", maximum=1.0)),)
     )
 
 
 def _poisson_arrivals(lead: tuple[Piece, ...], cycle: tuple[Piece, ...]) -> Offsets:
-    return lambda random: Intensity(lead, cycle).arrival_times_ns(exponential(random))
+    return lambda random: Intensity(lead, cycle).arrival_times_ns(exponential_draws(random))
 
 
-_PROCESSES: Final[dict[str, Callable[[_Words, float], Offsets]]] = {
+_PROCESSES: Final[dict[str, Callable[[_Parameters, float], Offsets]]] = {
     "poisson": _poisson,
     "uniform": _uniform,
     "gamma": _gamma,

@@ -46,17 +46,18 @@ SUBSET: Final = (
     "the items shuffled by random.Random('SEED/subset'), the first of them; from the first again where"
     " more are requested than there are"
 )
-_SAMPLED: Final = 500
+_SAMPLED_PAIRS_MAX: Final = 500
 """Maximum number of pairs whose lengths are described: counting source files takes a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
+    """Pairs of prompt and answer: `pair(number)` returns one of `count` pairs."""
+
     count: int
     pair: Callable[[int], Pair]
     context: Callable[[int, int, int], str]
-    """Function `(number, tokens, seed)` that returns the shared context `number`
-    with exactly `tokens` tokens."""
+    """Function `(number, tokens, seed)` that returns the shared context `number`, of exactly this length."""
     content: Mapping[str, Any]
     about: Mapping[str, Any]
     """Description: file, sha256, version, and preprocessing with its effects (IETF draft, 4.3.3)."""
@@ -75,7 +76,7 @@ class RecordedDataset(PlannedWorkload):
     input: None = None
 
     def describe(self) -> Mapping[str, object]:
-        step = math.ceil(self.data.count / _SAMPLED)
+        step = math.ceil(self.data.count / _SAMPLED_PAIRS_MAX)
         pairs = [self.data.pair(number) for number in range(0, self.data.count, step)]
         message, answer = (
             recorded_lengths([max(1, count_tokens(text)) for text in texts])
@@ -109,7 +110,7 @@ class RecordedDataset(PlannedWorkload):
             for number in order:
                 message, answer = map(count_tokens, self.data.pair(number))
                 output = answer if self.output is None else draw_length(self.output, random)
-                yield PlannedTurn(message, max(1, output), place=number)
+                yield PlannedTurn(message, max(1, output), pair_number=number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +120,14 @@ class _RecordedScript(ConversationScript):
     seed: int
 
     def message(self, row: int, tokens: int) -> str:
-        text = self.data.pair(self.plan.places[row])[0]
+        text = self.data.pair(self.plan.pair_numbers[row])[0]
         if tokens == self.plan.messages[row]:
             return text
         more = max(0, tokens - self.plan.messages[row])
         return fitted_text(text, tokens, more=" " + prose(more, f"{self.seed}/{row}"))
 
     def answer(self, row: int, tokens: int) -> str:
-        raise NotImplementedError  # Not needed: each row is the first of its conversation.
+        raise NotImplementedError  # No prompt has a history: each row is the first of its conversation.
 
     def context(self, number: int, tokens: int) -> str:
         return self.data.context(number, tokens, self.seed)
@@ -151,8 +152,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def read_sharegpt(path: Path, place: str) -> DataSet:
-    """Read the first question and answer of each conversation of a file.
-    Raises ConfigError naming `place`."""
+    """Read the first question and answer of each conversation. Raises ConfigError naming `place`."""
     pairs: list[Pair] = []
     with open_data_file(path, place) as file:
         source = sharegpt.FORMAT.read(file)
@@ -183,7 +183,7 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
         "notes": notes,
     }
     content = {"kind": "data", "domain": "conversation", "language": "the data's"}
-    # Generate the shared system prompt, since the data has none that conversations share.
+    # Generate the shared system prompts, because the data set has no shared texts.
     return DataSet(
         len(pairs),
         pairs.__getitem__,
@@ -201,8 +201,8 @@ def read_long_sharegpt(path: Path, place: str) -> DataSet:
     """Read the pairs of `read_sharegpt`, and concatenate them to prompts of LONG_TOKENS on average.
 
     A prompt has questions and answers in the order of the file, and ends with a question, whose answer is the
-    output. It ends at the pair with which the total of all prompts so far is nearest to LONG_TOKENS times
-    their number. Raises ConfigError naming `place`.
+    output. A prompt ends where the total length of all prompts so far is nearest to LONG_TOKENS times their
+    number. Raises ConfigError naming `place`.
     """
     data = read_sharegpt(path, place)
     pairs = [data.pair(number) for number in range(data.count)]
@@ -228,7 +228,7 @@ def read_long_sharegpt(path: Path, place: str) -> DataSet:
 
 
 def _ends_of_prompts(lengths: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the index behind the last pair of each prompt. The last pairs may be too few for a prompt."""
+    """Return the index after the last pair of each prompt. Pairs left at the end make no prompt."""
     ends: list[int] = []
     before = history = 0
     for number, (question, answer) in enumerate(lengths):
@@ -244,8 +244,8 @@ def _ends_of_prompts(lengths: Sequence[tuple[int, int]]) -> list[int]:
 
 
 PROMPT_TOKENS_MAX: Final = 1_024
-"""Maximum length of the text before a function's body. A signature that is longer is not cut."""
-_SHORT: Final = {
+"""Maximum length of the text before the body of a function. A longer signature is not cut."""
+_LANGUAGE_BY_SUFFIX: Final = {
     "py": "python",
     "js": "javascript",
     "ts": "typescript",
@@ -253,13 +253,13 @@ _SHORT: Final = {
     "jsx": "javascript",
 }
 
-_PYTHON: Final = re.compile(
+_PYTHON_SIGNATURE: Final = re.compile(
     r"^([ \t]*)(?:async[ \t]+)?def[ \t]+\w+[ \t]*\([^)]*\)[^:\n]*:[ \t]*\n"
     r'(?:[ \t]+(?:"""(?:(?!""")[\s\S])*"""|\'\'\'(?:(?!\'\'\')[\s\S])*\'\'\')[ \t]*\n)?',
     re.MULTILINE,
 )
-"""Pattern of a signature with its docstring."""
-_SCRIPT: Final = re.compile(
+"""Pattern of the signature of a function, with its docstring."""
+_SCRIPT_SIGNATURE: Final = re.compile(
     r"^([ \t]*)(?:export[ \t]+)?(?:default[ \t]+)?(?:async[ \t]+)?"
     r"(?:function\b[^{;\n]*|"
     r"(?:const|let|var)[ \t]+\w+[^=\n]*=[ \t]*(?:async[ \t]*)?\([^)]*\)[^={\n]*=>[ \t]*)\{[ \t]*\n",
@@ -267,13 +267,13 @@ _SCRIPT: Final = re.compile(
 )
 
 
-class _File(msgspec.Struct):
+class _SourceFile(msgspec.Struct):
     content: str
     language: str | None = None
     lang: str | None = None
 
 
-_decode: Final = msgspec.json.Decoder(_File).decode
+_decode: Final = msgspec.json.Decoder(_SourceFile).decode
 
 
 def read_stack(path: Path, place: str) -> DataSet:
@@ -289,7 +289,7 @@ def read_stack(path: Path, place: str) -> DataSet:
                 raise FormatError(f"line {number}: {exc}") from None
             total += 1
             language = (record.language or record.lang or "").lower()
-            language = _SHORT.get(language, language)
+            language = _LANGUAGE_BY_SUFFIX.get(language, language)
             if language and language not in LANGUAGES:
                 other += 1
                 continue
@@ -337,11 +337,11 @@ def read_stack(path: Path, place: str) -> DataSet:
 def function_bodies(text: str, language: str) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each function body. `language`: "" if it is unknown."""
     if language in ("python", ""):
-        for match in _PYTHON.finditer(text):
+        for match in _PYTHON_SIGNATURE.finditer(text):
             if end := _end_of_block(text, match.end(), len(match[1].expandtabs())):
                 yield match.end(), end
     if language != "python":
-        for match in _SCRIPT.finditer(text):
+        for match in _SCRIPT_SIGNATURE.finditer(text):
             close = re.compile(rf"^{match[1]}\}}", re.MULTILINE).search(text, match.end())
             if close is not None and text[match.end() : close.start()].strip():
                 yield match.end(), close.end()
@@ -366,7 +366,7 @@ def _last_lines(text: str) -> str:
     lines = text.splitlines(keepends=True)
     first, tokens = len(lines), 0
     while first:
-        # Count each line separately. In the joined text, white space of two lines may be one token, so the
+        # Count each line separately. In the joined text, white space of two lines can be one token, so the
         # sum of the counts is an upper bound.
         tokens += count_tokens(lines[first - 1])
         if tokens > PROMPT_TOKENS_MAX and first < len(lines):

@@ -18,20 +18,20 @@ BODY_MEMBERS: Final[Mapping[str, str]] = {
     "prompt": "completions",
     "input": "responses",
 }
-"""Endpoint of a body without a path, by member. The first of these members that the body has decides."""
+"""Endpoint of a body without a path, by member. If a body has several of these, the first decides."""
 NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
 """Endpoints whose answers are not generated text."""
 _PATH: Final = re.compile(r"/[!-~]*")
 """Valid path of a request (RFC 9112 3.2: no white space and no control characters)."""
 _DOT_SEGMENT: Final = re.compile(r"/(?:\.|%2e){1,2}(?=/|$)", re.IGNORECASE)
-"""Segment that a server removes together with the one before (RFC 3986 5.2.4)."""
-_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Path segment `.` or `..`. For `..`, a server also removes the previous segment (RFC 3986 5.2.4)."""
+_decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def endpoint_of_body(body: bytes) -> str | None:
     """Return the endpoint for a body; None if its members do not determine it."""
     try:
-        members = _members(body)
+        members = _decode_members(body)
     except (ValueError, RecursionError):
         return None
     return next((endpoint for name, endpoint in BODY_MEMBERS.items() if name in members), None)
@@ -40,7 +40,7 @@ def endpoint_of_body(body: bytes) -> str | None:
 def reason_unsendable(
     method: str | None, path: str | None, endpoint: str | None, body: str | None
 ) -> str | None:
-    """Return the reason why a row cannot be sent, as the end of a sentence that begins `rows`; else None."""
+    """Return why a row cannot be sent, as the rest of a sentence that begins with `rows`; None if it can."""
     if body is None:
         endpoint = endpoint or (None if path is None else endpoint_of(path))
         if endpoint in NO_TEXT or (endpoint is None and path is not None):
@@ -54,7 +54,7 @@ def reason_unsendable(
     if path is not None and _DOT_SEGMENT.search(path.partition("?")[0]):
         return "have a path with . or .., which would leave the path of the target"
     try:
-        members = _members(body)
+        members = _decode_members(body)
     except (ValueError, RecursionError):
         return "have a body that is no JSON object"
     if path is None and not members.keys() & BODY_MEMBERS.keys():

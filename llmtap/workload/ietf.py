@@ -29,7 +29,7 @@ from llmtap.workload.plan import (
     check_rows,
     workload_description,
 )
-from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, count_ids, random_ids
+from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids, skip_ids
 from llmtap.workload.prompts.prose import Code, Document
 from llmtap.workload.public_data import PUBLISHED
 from llmtap.workload.requests import Requests
@@ -89,10 +89,7 @@ CODE_COMPLETION: Final = ComposedWorkload(
 
 
 def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
-    """Return the workload with functions and contexts of a file in the format of The Stack.
-
-    Raises ConfigError naming `place`.
-    """
+    """Return the workload with code of a file in The Stack's format. Raises ConfigError naming `place`."""
     return datasets.RecordedDataset(
         "code-completion",
         datasets.read_stack(path, place),
@@ -151,8 +148,7 @@ CONVERSATION: Final = ComposedWorkload(
 
 
 def conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
-    """Return the workload with texts of a file in the format of ShareGPT.
-    Raises ConfigError naming `place`."""
+    """Return the workload with texts of a file in ShareGPT's format. Raises ConfigError naming `place`."""
     return datasets.RecordedDataset(
         "conversation",
         datasets.read_sharegpt(path, place),
@@ -272,7 +268,7 @@ class SyntheticWorkload:
         while True:
             input_tokens, output_tokens = self.lengths(random)
             yield input_tokens, output_tokens
-            count_ids(random, input_tokens)
+            skip_ids(random, input_tokens)
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         requests = self.requests(count, seed)
@@ -286,31 +282,30 @@ class SyntheticWorkload:
         # Compare only the first rows: they are enough to detect another seed or workload.
         first = range(min(len(requests), 64))
         check_rows(self.requests(len(first), seed), requests.select_rows(first))
-        return _Sequence(self.lengths, seed)
+        return _SequentialPrompts(self.lengths, seed)
 
 
-class _Sequence:
-    """Prompts in the order of the random generator. For a row before the latest one, it starts
-    again at row 0."""
+class _SequentialPrompts:
+    """Prompts in the order of the rows. For a row before the latest one, the generator restarts at row 0."""
 
     def __init__(self, lengths: Callable[[Random], tuple[int, int]], seed: int) -> None:
         self._lengths, self._seed = lengths, seed
-        self._random, self._next = Random(seed), 0
+        self._random, self._next_row = Random(seed), 0
 
     def prompt(self, row: int) -> Prompt:
-        if row < self._next:
-            self._random, self._next = Random(self._seed), 0
-        while self._next < row:
-            count_ids(self._random, self._lengths(self._random)[0])
-            self._next += 1
+        if row < self._next_row:
+            self._random, self._next_row = Random(self._seed), 0
+        while self._next_row < row:
+            skip_ids(self._random, self._lengths(self._random)[0])
+            self._next_row += 1
         input_tokens, _ = self._lengths(self._random)
-        self._next += 1
+        self._next_row += 1
         return Prompt(ids=random_ids(self._random, input_tokens))
 
     def resized_prompt(self, row: int, tokens: int) -> Prompt:
         return self.prompt(row)
 
-    def with_fit(self, fit: Fit) -> "_Sequence":
+    def with_fit(self, fit: Fit) -> "_SequentialPrompts":
         return self
 
 

@@ -27,8 +27,9 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 TOKENS_MAX: Final = 1 << 24
 _STANDARD: Final = NormalDist()
-_P95: Final = _STANDARD.inv_cdf(0.95)
-_REPORTED: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+"""The standard normal distribution: its quantile function gives normal scores."""
+_P95_SCORE: Final = _STANDARD.inv_cdf(0.95)
+_PERCENTILES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 class _Distribution(
@@ -52,7 +53,7 @@ class _Bounded(_Distribution, frozen=True, kw_only=True):
         if self.min > self.max:
             raise ValueError(f"min {self.min:,} is more than max {self.max:,}")
 
-    def _whole(self, length: float) -> int:
+    def _clipped_length(self, length: float) -> int:
         return max(self.min, min(self.max, round(min(length, TOKENS_MAX))))
 
 
@@ -71,7 +72,7 @@ class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
     std: NotNegative
 
     def quantile(self, p: float) -> int:
-        return self._whole(self.mean + self.std * _STANDARD.inv_cdf(p))
+        return self._clipped_length(self.mean + self.std * _STANDARD.inv_cdf(p))
 
 
 class ExponentialLengths(_Bounded, frozen=True, kw_only=True, tag="exponential"):
@@ -80,12 +81,11 @@ class ExponentialLengths(_Bounded, frozen=True, kw_only=True, tag="exponential")
     mean: Positive
 
     def quantile(self, p: float) -> int:
-        return self._whole(-self.mean * math.log1p(-p))
+        return self._clipped_length(-self.mean * math.log1p(-p))
 
 
 class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
-    """Lognormal distribution, rounded; given by `mu` and `sigma` of the logarithm, or
-    by `median` and `p95`."""
+    """Lognormal distribution, rounded. Needs `mu` and `sigma` of the logarithm, or `median` and `p95`."""
 
     mu: float | None = None
     sigma: NotNegative | None = None
@@ -105,13 +105,13 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
     def log_parameters(self) -> tuple[float, float]:
         """Mean and standard deviation of the logarithm."""
         if self.median is not None and self.p95 is not None:
-            return math.log(self.median), math.log(self.p95 / self.median) / _P95
+            return math.log(self.median), math.log(self.p95 / self.median) / _P95_SCORE
         assert self.mu is not None and self.sigma is not None
         return self.mu, self.sigma
 
     def quantile(self, p: float) -> int:
         mu, sigma = self.log_parameters
-        return self._whole(_bounded_exp(mu + sigma * _STANDARD.inv_cdf(p)))
+        return self._clipped_length(_bounded_exp(mu + sigma * _STANDARD.inv_cdf(p)))
 
 
 class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
@@ -127,7 +127,7 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
         if len(percents) < 2:
             raise ValueError("points: expected at least two points")
         if any(a >= b for a, b in itertools.pairwise(percents)) or not 0 < percents[0] < percents[-1] < 100:
-            raise ValueError("points: percents must ascend, and be between 0 and 100")
+            raise ValueError(f"points: percents must ascend between 0 and 100, got {percents}")
         if any(a > b for (_, a), (_, b) in itertools.pairwise(self.points)):
             raise ValueError("points: token counts must not decrease as percents rise")
 
@@ -137,7 +137,7 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
         (low, a), (high, b) = self.points[i - 1], self.points[i]
         score, first, last = (_STANDARD.inv_cdf(share) for share in (p, low / 100, high / 100))
         slope = math.log(b / a) / (last - first)
-        return self._whole(_bounded_exp(math.log(a) + slope * (score - first)))
+        return self._clipped_length(_bounded_exp(math.log(a) + slope * (score - first)))
 
 
 class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
@@ -151,13 +151,13 @@ class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
 
     def quantile(self, p: float) -> int:
         ordered = self.values
-        return self._whole(ordered[min(len(ordered) - 1, int(p * len(ordered)))])
+        return self._clipped_length(ordered[min(len(ordered) - 1, int(p * len(ordered)))])
 
 
 Lengths = Fixed | UniformLengths | Normal | ExponentialLengths | LogNormal | Percentiles | Empirical
 """All distributions. `quantile(p)` returns whole tokens, for 0 < p < 1."""
 
-_VALUES_MAX: Final = 32
+_LISTED_VALUES_MAX: Final = 32
 
 
 def as_lengths(lengths: int | Lengths) -> Lengths:
@@ -165,7 +165,7 @@ def as_lengths(lengths: int | Lengths) -> Lengths:
 
 
 def uniform_draw(random: Random) -> float:
-    """Return a random number between 0 and 1. Both are excluded, since their normal scores are infinite."""
+    """Return a random number above 0 and below 1: the normal scores of 0 and 1 are infinite."""
     return random.random() or 2**-54
 
 
@@ -192,7 +192,7 @@ def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
 def describe_lengths(lengths: Lengths) -> Mapping[str, Any]:
     """Return the type and the parameters of a distribution as JSON (IETF draft, 4.3.1)."""
     about: dict[str, Any] = msgspec.to_builtins(lengths)
-    if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_MAX:
+    if isinstance(lengths, Empirical) and len(lengths.values) > _LISTED_VALUES_MAX:
         about |= {
             "values": len(lengths.values),
             "percentiles": [[p, lengths.quantile(p / 100)] for p in (5, 25, 50, 75, 90, 95, 99)],
@@ -203,8 +203,7 @@ def describe_lengths(lengths: Lengths) -> Mapping[str, Any]:
 
 
 def recorded_lengths(tokens: Sequence[int]) -> Mapping[str, object]:
-    """Return a description of recorded lengths as JSON, in the form of `describe_lengths`; empty
-    if there are none."""
+    """Describe recorded lengths as JSON, in the form of `describe_lengths`. Without lengths, return {}."""
     ordered = sorted(tokens)
     middle, spread = mean(ordered), deviation(ordered)
     if middle is None or spread is None:
@@ -217,7 +216,7 @@ def recorded_lengths(tokens: Sequence[int]) -> Mapping[str, object]:
         "std": round(spread, 1),
         "min": ordered[0],
         "max": ordered[-1],
-        **{name: percentile(ordered, p) for name, p in _REPORTED.items()},
+        **{name: percentile(ordered, p) for name, p in _PERCENTILES.items()},
     }
 
 

@@ -40,6 +40,7 @@ from llmtap.workload.requests import Requests, int_column
 BLOCK_TOKENS: Final = 16
 """Number of tokens in a block, as in vLLM. A prefix cache finds only whole blocks."""
 NO_CONTEXT: Final = -1
+"""Context number of a request that has no context."""
 _CONTEXTS_MAX: Final = 100_000
 """Maximum number of contexts, which are kept in memory: 0.5 GB with 1,000 tokens each."""
 
@@ -50,6 +51,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1)]
     """Fraction of the requests that have a context (of the conversations, if the workload has any)."""
     tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
+    """Length of each of the `contexts`: a number, or a distribution."""
     contexts: Annotated[int, msgspec.Meta(ge=1, le=_CONTEXTS_MAX)] = 1
     zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Zipf exponent s of the popularity of contexts; 0: all are equally popular."""
@@ -59,15 +61,12 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         random = Random(f"{seed}/context lengths")
         return tuple(draw_length(as_lengths(self.tokens), random) for _ in range(self.contexts))
 
-    def choices(self, random: Random) -> Iterator[int]:
-        """Yield the context of each request, or NO_CONTEXT, without end.
-
-        Each step draws one number from `random`.
-        """
+    def context_choices(self, random: Random) -> Iterator[int]:
+        """Yield the context of each request, or NO_CONTEXT, endlessly. Each step draws one number."""
         ends = [self.fraction * end for end in itertools.accumulate(zipf_shares(self.contexts, self.zipf))]
         while True:
             u = random.random()
-            # By rounding, the last end may be a little below the fraction: stay within the list.
+            # By rounding, the last end can be a little below the fraction: stay within the list.
             yield min(bisect_right(ends, u), self.contexts - 1) if u < self.fraction else NO_CONTEXT
 
     def describe(self) -> Mapping[str, Any]:
@@ -94,17 +93,16 @@ class SharedBlocks:
 
     def __init__(self, lengths: tuple[int, ...] = ()) -> None:
         """`lengths`: tokens of each context."""
-        self._next = itertools.count()
+        self._block_numbers = itertools.count()
         self._contexts = [self._new_blocks(tokens // BLOCK_TOKENS) for tokens in lengths]
 
     def _new_blocks(self, count: int) -> tuple[int, ...]:
-        return tuple(itertools.islice(self._next, max(0, count)))
+        return tuple(itertools.islice(self._block_numbers, max(0, count)))
 
     def blocks_of(
         self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()
     ) -> tuple[int, ...]:
-        """Return the blocks of a prompt that begins with the blocks `before`, or with the
-        blocks of its context."""
+        """Return the blocks of a prompt. It begins with the blocks `before`, or with those of its context."""
         begun = before or (() if context == NO_CONTEXT else self._contexts[context])
         # A block that is only partly in the context is not shared, so it gets a new number.
         return begun + self._new_blocks(tokens // BLOCK_TOKENS - len(begun))
@@ -113,18 +111,17 @@ class SharedBlocks:
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
     message: int
-    """Tokens of the new message."""
+    """Number of tokens of the new message; `output`: of the answer."""
     output: int
-    opens: bool = True
+    is_first: bool = True
     """Whether the turn begins a conversation."""
     think_ns: int = 0
-    place: int = 0
-    """Number of its pair in the data set; 0 if the texts are generated."""
+    pair_number: int = 0
+    """Number of the turn's pair in the data set; 0 if the texts are generated."""
 
 
 class ConversationScript(Protocol):
-    """Texts of a workload. Each has exactly the given length and is always the same
-    for the same arguments."""
+    """Texts of a workload. Each has exactly the given length; equal arguments give equal texts."""
 
     def message(self, row: int, tokens: int) -> str: ...
 
@@ -144,8 +141,8 @@ class WorkloadPlan:
     """Context number of each request, or NO_CONTEXT."""
     lengths: tuple[int, ...] = ()
     """Tokens of each context."""
-    places: "array[int]" = field(default_factory=int_column)
-    """`PlannedTurn.place` of each request."""
+    pair_numbers: "array[int]" = field(default_factory=int_column)
+    """`PlannedTurn.pair_number` of each request."""
 
 
 def assemble_plan(
@@ -154,7 +151,7 @@ def assemble_plan(
     seed: int,
     *,
     sharing: Sharing | None = None,
-    converses: bool = False,
+    has_conversations: bool = False,
     tokens_max: int | None = None,
 ) -> WorkloadPlan:
     """Return the first `count` turns (or all, if there are fewer) as requests.
@@ -163,8 +160,8 @@ def assemble_plan(
     """
     plan = WorkloadPlan(lengths=sharing.lengths(seed) if sharing else ())
     requests = plan.requests
-    choices = sharing.choices(Random(f"{seed}/context")) if sharing else None
-    blocks = SharedBlocks(plan.lengths) if sharing or converses else None
+    context_choices = sharing.context_choices(Random(f"{seed}/context")) if sharing else None
+    blocks = SharedBlocks(plan.lengths) if sharing or has_conversations else None
     if blocks:
         requests.block_tokens = BLOCK_TOKENS
     context, history, over = NO_CONTEXT, 0, False
@@ -172,8 +169,8 @@ def assemble_plan(
     for turn in turns:
         if len(requests) == count:
             break
-        if turn.opens:
-            context = next(choices) if choices else NO_CONTEXT
+        if turn.is_first:
+            context = next(context_choices) if context_choices else NO_CONTEXT
             history = 0 if context == NO_CONTEXT else plan.lengths[context]
             over, before = False, ()
         elif over or (tokens_max is not None and history + turn.message > tokens_max):
@@ -185,9 +182,9 @@ def assemble_plan(
         requests.output.append(turn.output)
         plan.messages.append(turn.message)
         plan.contexts.append(context)
-        plan.places.append(turn.place)
-        if converses:
-            requests.after.append(NO_CONTEXT if turn.opens else len(requests) - 2)
+        plan.pair_numbers.append(turn.pair_number)
+        if has_conversations:
+            requests.after.append(-1 if turn.is_first else len(requests) - 2)
             requests.think_ns.append(turn.think_ns)
         if blocks:
             before = blocks.blocks_of(tokens, context, before)
@@ -196,15 +193,17 @@ def assemble_plan(
     return plan
 
 
-def _unfitted(made: Callable[[int], str], tokens: int) -> str:
+def _make_unfitted(made: Callable[[int], str], tokens: int) -> str:
     return made(tokens)
 
 
 @dataclass(slots=True)
 class ConversationPrompts:
+    """Prompts of a plan with the texts of a script: context, history and message."""
+
     plan: WorkloadPlan
     script: ConversationScript
-    fit: Fit = _unfitted
+    fit: Fit = _make_unfitted
     _contexts: dict[int, str] = field(default_factory=dict)
 
     def prompt(self, row: int) -> Prompt:
@@ -215,19 +214,19 @@ class ConversationPrompts:
         plan = self.plan
         message = max(1, plan.messages[row] + tokens - plan.requests.input[row])
         return Prompt(
-            text=self._message(row, message),
-            system=self._context(plan.contexts[row]),
+            text=self._message_text(row, message),
+            system=self._context_text(plan.contexts[row]),
             history=tuple(self._history(row)),
         )
 
     def with_fit(self, fit: Fit) -> "ConversationPrompts":
-        """Return a copy of these prompts whose parts `fit` makes, with the wanted numbers of tokens."""
+        """Return a copy of these prompts in which `fit` makes each part."""
         return replace(self, fit=fit, _contexts={})
 
-    def _message(self, row: int, tokens: int) -> str:
+    def _message_text(self, row: int, tokens: int) -> str:
         return self.fit(lambda n: self.script.message(row, n), tokens)
 
-    def _context(self, number: int) -> str:
+    def _context_text(self, number: int) -> str:
         if number == NO_CONTEXT:
             return ""
         if number not in self._contexts:
@@ -237,14 +236,15 @@ class ConversationPrompts:
 
     def _history(self, row: int) -> Iterator[tuple[str, str]]:
         for earlier in earlier_rows(self.plan.requests, row):
-            yield "user", self._message(earlier, self.plan.messages[earlier])
-            yield "assistant", self._answer(earlier)
+            yield "user", self._message_text(earlier, self.plan.messages[earlier])
+            yield "assistant", self._answer_text(earlier)
 
-    def _answer(self, row: int) -> str:
+    def _answer_text(self, row: int) -> str:
         return self.fit(lambda n: self.script.answer(row, n), self.plan.requests.output[row])
 
 
 def earlier_rows(requests: Requests, row: int) -> list[int]:
+    """Return the earlier rows of the conversation of a row, in their order."""
     rows: list[int] = []
     while requests.after and (row := requests.after[row]) >= 0:
         rows.append(row)
@@ -297,11 +297,10 @@ class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         }
 
 
-# ---------------------------------------------------------------- workloads
+# ---------------------------------------------------------------- classes of workloads
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
-"""Default fields of a request body. `max_tokens` is the output length of the row
-(IETF draft, A.1.2, A.1.3)."""
+"""Default fields of a request body. `max_tokens` is the row's output length (IETF draft, A.1.2, A.1.3)."""
 SET_BY: Final = {
     "model": "--model",
     "messages": "the workload",
@@ -320,8 +319,7 @@ TOKENIZER: Final[Mapping[str, Any]] = {
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
     "system_prompt": "counted in the input",
 }
-"""Description of llmtap's own tokenizer (IETF draft, 4.4). A sender that uses another
-tokenizer reports that one."""
+"""Description of llmtap's own tokenizer (IETF draft, 4.4). With another tokenizer, reports describe that."""
 GENERATION: Final = (
     "Python's random.Random, one generator for each column, seeded with the text SEED/COLUMN; a row takes one"
     " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"
@@ -357,6 +355,8 @@ def workload_description(
 
 
 class PlannedWorkload:
+    """Base class of workloads whose requests and prompts come from a `WorkloadPlan`."""
+
     __slots__ = ()
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
@@ -428,7 +428,7 @@ class ComposedWorkload(PlannedWorkload):
             count,
             seed,
             sharing=self.sharing,
-            converses=talk is not None,
+            has_conversations=talk is not None,
             tokens_max=talk.tokens_max if talk else None,
         )
         if self.models:
@@ -438,7 +438,7 @@ class ComposedWorkload(PlannedWorkload):
 
     def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
         if isinstance(self.content, RandomIds):
-            return _Numbers(plan, self.content.vocabulary, seed)
+            return _RandomIdPrompts(plan, self.content.vocabulary, seed)
         return ConversationPrompts(plan, GeneratedScript(self.content, plan, seed))
 
     def _draw_turns(self, seed: int) -> Iterator[PlannedTurn]:
@@ -448,13 +448,13 @@ class ComposedWorkload(PlannedWorkload):
         talk = self.conversations
         while True:
             remaining = talk.draw_turns(turns_random) if talk else 1
-            yield self._turn(input_random, output_random)
+            yield self._draw_turn(input_random, output_random)
             for _ in range(remaining - 1):
                 assert talk is not None
                 think_ns = talk.draw_think_ns(think_random)
-                yield replace(self._turn(input_random, output_random), opens=False, think_ns=think_ns)
+                yield replace(self._draw_turn(input_random, output_random), is_first=False, think_ns=think_ns)
 
-    def _turn(self, input_random: Random, output_random: Random) -> PlannedTurn:
+    def _draw_turn(self, input_random: Random, output_random: Random) -> PlannedTurn:
         input_share, output_share = uniform_draw(input_random), uniform_draw(output_random)
         if self.correlation:
             output_share = correlated_draw(input_share, output_share, self.correlation)
@@ -488,7 +488,7 @@ class GeneratedScript(ConversationScript):
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class _RandomIdPrompts:
     """Prompts of random token ids, which have exactly the planned length."""
 
     plan: WorkloadPlan
@@ -501,7 +501,7 @@ class _Numbers:
     def resized_prompt(self, row: int, tokens: int) -> Prompt:
         return self.prompt(row)
 
-    def with_fit(self, fit: Fit) -> "_Numbers":
+    def with_fit(self, fit: Fit) -> "_RandomIdPrompts":
         return self
 
     def _earlier_ids(self, row: int) -> list[int]:

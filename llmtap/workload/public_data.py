@@ -16,7 +16,6 @@ class PublishedDataSet:
     title: str
     place: str
     """Its name and file on the Hugging Face Hub."""
-
     kind: str
     """Kind of the workload that reads it."""
 
@@ -25,7 +24,7 @@ class PublishedDataSet:
         return f"the data set is {self.place} on the Hugging Face Hub, and {self.kind}:FILE uses it"
 
     def stand_in_text(self, statistics: str) -> str:
-        """Return a sentence on the missing file. `statistics`: those of the texts that replace it."""
+        """Return a sentence on the missing file. `statistics`: description of the texts that replace it."""
         return (
             f"no file of {self.title} was given, so this is a licence-free generated stand-in, with"
             f" {statistics}; {self.where_text}"

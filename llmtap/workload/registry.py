@@ -1,5 +1,4 @@
-"""Find a workload by its name on the command line, load a user's workload, and describe workloads for
-reports.
+"""Find a workload by its name on the command line, load a user's workload, and describe workloads.
 
 `llmtap replay`, `bench` and `sim run` take their workloads from here. A name is a reference workload of the
 IETF draft (`ietf.py`), one of SIMULATED, KIND:FILE for local data (`datasets.py`), or the path of a TOML
@@ -46,10 +45,8 @@ REFERENCE: Final[Mapping[str, ComposedWorkload | ietf.SyntheticWorkload]] = {
     )
 }
 
-
 _CHAT_INPUT: Final = LogNormal(median=156, p95=892, max=8_192)
 _CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
-
 
 _BURSTGPT_INPUT: Final = Percentiles(
     points=((25, 77), (50, 251), (75, 730), (95, 2_461), (99, 4_748)), max=16_000
@@ -114,8 +111,8 @@ SIMULATED: Final[Mapping[str, ComposedWorkload]] = {
     )
 }
 """Workloads that have their own arrivals, for `sim run` and the demo."""
-_NAMED: Final = {**REFERENCE, **SIMULATED}
-_OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]]] = {
+_WORKLOADS: Final = {**REFERENCE, **SIMULATED}
+_FILE_WORKLOADS: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]]] = {
     "conversation": (ietf.conversation_of, "the reference workload with a ShareGPT-shaped file's texts"),
     "code-completion": (
         ietf.code_completion_of,
@@ -129,32 +126,33 @@ _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]
 
 
 def workload_texts() -> dict[str, str]:
-    named = {name: str(workload.describe()["about"]) for name, workload in _NAMED.items()}
-    files = {f"{kind}:FILE": about for kind, (_, about) in _OF_FILES.items()}
+    """Return a sentence on each workload, by the name on the command line."""
+    named = {name: str(workload.describe()["about"]) for name, workload in _WORKLOADS.items()}
+    files = {f"{kind}:FILE": about for kind, (_, about) in _FILE_WORKLOADS.items()}
     return named | files | {"FILE.toml": "a workload of your own: see config/workload.toml"}
 
 
 def workload_named(text: str, place: str) -> Workload:
     """Return the workload of a name. Raises ConfigError naming `place`, or a key in the workload's file."""
-    if text in _NAMED:
-        return _NAMED[text]
+    if text in _WORKLOADS:
+        return _WORKLOADS[text]
     if text.endswith(".toml"):
         return load_workload(Path(text))
     kind, colon, file = text.partition(":")
-    if kind in _OF_FILES:
+    if kind in _FILE_WORKLOADS:
         data_set = PUBLISHED[kind]
         if not colon:
             raise ConfigError(place, f"{kind} requires a file of {data_set.title}", data_set.where_text)
         if not Path(file).exists():
             raise ConfigError(place, f"there is no file {file}", data_set.where_text)
-        return _OF_FILES[kind][0](Path(file), place)
-    near = difflib.get_close_matches(text, _NAMED, 1, 0.5)
+        return _FILE_WORKLOADS[kind][0](Path(file), place)
+    near = difflib.get_close_matches(text, _WORKLOADS, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(workload_texts())}"
     raise ConfigError(place, f"no workload is called {text!r}", hint)
 
 
 def is_workload(text: str) -> bool:
-    return text in _NAMED or text.endswith(".toml") or text.partition(":")[0] in _OF_FILES
+    return text in _WORKLOADS or text.endswith(".toml") or text.partition(":")[0] in _FILE_WORKLOADS
 
 
 def draw_requests(text: str, count: int, seed: int, place: str) -> Requests:
@@ -165,11 +163,11 @@ def draw_requests(text: str, count: int, seed: int, place: str) -> Requests:
     workload = workload_named(text, place)
     requests = workload.requests(count, seed)
     if requests.after:
-        raise ConfigError(place, f"{text} has conversations, whose later turns need the answers before them")
-    described_ = workload.describe()
-    process = str(described_.get("arrivals") or "poisson")
+        raise ConfigError(place, f"{text} has conversations, which cannot be used here")
+    description = workload.describe()
+    process = str(description.get("arrivals") or "poisson")
     own_rate = process.partition(":")[0] in OWN_RATES
-    rate = None if own_rate else float(str(described_.get("rate_rps") or 1))
+    rate = None if own_rate else float(str(description.get("rate_rps") or 1))
     arrivals = parse_arrivals(process, rate_rps=rate, seed=seed, place=place)
     requests.arrival_ns = array("q", islice(arrivals, len(requests)))
     return requests
@@ -204,7 +202,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     extra: dict[str, Any] = {}
 
 
-_OF_REQUEST: Final = tuple(name for name in _Request.__struct_fields__ if name != "extra")
+_REQUEST_FIELDS: Final = tuple(name for name in _Request.__struct_fields__ if name != "extra")
 _Lengths = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
 
 
@@ -219,7 +217,7 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     conversations: Conversations | None = None
     request: _Request = _Request()
     arrivals: str = ""
-    """Arrival process, unless the run sets another one. The run sets the rate."""
+    """Default arrival process of a run. The run sets the rate."""
 
 
 def load_workload(path: Path) -> ComposedWorkload:
@@ -233,7 +231,7 @@ def load_workload(path: Path) -> ComposedWorkload:
         rate = None if own_rates else 1.0
         parse_arrivals(file.arrivals, rate_rps=rate, seed=0, place=f"arrivals in {path}")
     request = {k: v for k, v in msgspec.to_builtins(file.request).items() if v is not None and k != "extra"}
-    if fixed := sorted({*SET_BY, *_OF_REQUEST} & file.request.extra.keys()):
+    if fixed := sorted({*SET_BY, *_REQUEST_FIELDS} & file.request.extra.keys()):
         by = SET_BY.get(fixed[0], f"request.{fixed[0]}")
         raise ConfigError(
             f"request.extra.{fixed[0]} in {path}", f"cannot be set in request.extra, because {by} sets it"

@@ -21,23 +21,23 @@ class Requests:
     input: "array[int]" = field(default_factory=int_column)
     """Number of prompt tokens."""
     output: "array[int]" = field(default_factory=int_column)
-    """Number of tokens to generate. The simulated engine knows it, its schedulers do not."""
+    """Number of tokens to generate. The simulated engine uses it, but hides it from its schedulers."""
     predicted: "array[int]" = field(default_factory=int_column)
     """Predicted number of output tokens, for schedulers."""
     blocks: list[tuple[int, ...]] = field(default_factory=list)
     """Block numbers of each prompt, as `hash_ids` of a trace: prompts with equal beginnings have equal
-    numbers. The last block may be partial."""
+    numbers. The last block can be partial."""
     block_tokens: int = 0
     """Number of tokens in a block; 0: no blocks."""
     epoch_ns: int = 0
     """Wall-clock time at time 0 of `arrival_ns`, in ns since 1970 UTC; 0 without dates."""
     after: "array[int]" = field(default_factory=int_column)
-    """Row of the turn before, always a smaller number; -1 for the first turn of a conversation."""
+    """Row of the previous turn, always a smaller number; -1 for the first turn of a conversation."""
     think_ns: "array[int]" = field(default_factory=int_column)
-    """Time from the end of the answer to the turn before until this request; 0 if `after` is -1."""
+    """Time from the end of the previous turn's answer to this request; 0 if `after` is -1."""
     joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By row: further rows (all smaller) for whose answers the row waits, such as those of subagents. The
-    think time then counts from the last of these ends."""
+    think time then counts from the latest end of these answers."""
     tenants: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     """JSON body of each request in a trace; b"" if it has none."""
@@ -46,7 +46,7 @@ class Requests:
     models: list[str] = field(default_factory=list)
     """Requested model; "" if it is unknown."""
     labels: list[str | None] = field(default_factory=list)
-    """What the sender of each request expects: a word of `exchange/label.py`; None: no label."""
+    """Label of each request, a word of `exchange/label.py`: what its sender expects; None: no label."""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -54,7 +54,7 @@ class Requests:
     def select_rows(self, rows: Iterable[int]) -> "Requests":
         """Return these rows in this order, in which turns of a conversation must keep their order.
 
-        A row begins a conversation if the turn before it is not among the rows.
+        A row begins a conversation if its previous turn is not among the rows.
         """
         rows = list(rows)
         numbers = (self.arrival_ns, self.input, self.output, self.predicted)

@@ -7,8 +7,8 @@ replays and the simulation take its requests at a scale (`requests_at`).
 - Scaling by S divides all distances from the first arrival by S, so bursts stay bursts. Think times do not
   change.
 - Rows with equal arrivals stay at one time; a note reports them.
-- In a replay, a later turn of a conversation waits for the answer to the turn before and the think time, and
-  its arrival is ignored. Without `conversations`, as in the simulation, each row arrives at its own time.
+- In a replay, a later turn of a conversation waits for the answer to the previous turn and the think time,
+  and its arrival is ignored. Without `conversations`, as in the simulation, each row arrives at its own time.
 """
 
 from array import array
@@ -22,6 +22,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import rate_rps
 from llmtap.traces.format import FormatError
 from llmtap.traces.registry import open_trace
+from llmtap.units import format_ns
 from llmtap.workload.requests import Requests, int_column
 from llmtap.workload.trace_rows import TraceParts, TraceRows, tie_note, tied_share
 
@@ -31,19 +32,19 @@ class Trace:
     requests: Requests
     format: str = ""
     notes: list[str] = field(default_factory=list)
-    dated: bool = False
+    has_dates: bool = False
     """Whether arrivals count from 1970 UTC, and not from a zero of the trace."""
     sessions: "array[int]" = field(default_factory=int_column)
     """Conversation number of each row, if requested. The numbers do not change if rows are omitted."""
-    places: "array[int]" = field(default_factory=int_column)
+    source_rows: "array[int]" = field(default_factory=int_column)
     """Number of each row in the source, from 0, if requested."""
-    answered: bool = False
-    """Whether a row has the time of its answer; known only with `places`."""
-    left_out: int = 0
+    has_answer_times: bool = False
+    """Whether at least one row has the time of its answer; known only with `source_rows`."""
+    omitted_count: int = 0
     """Number of rows of the source that have no arrival or token count."""
     unsendable: dict[str, int] = field(default_factory=dict)
     """Number of further omitted rows, by the reason why they cannot be sent."""
-    estimated: int = 0
+    estimated_count: int = 0
     """Number of rows of the source whose token counts are estimated."""
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class Trace:
     def tied_share(self) -> float:
         return tied_share(self.requests.arrival_ns)
 
-    def first(self, count: int) -> "Trace":
+    def first_rows(self, count: int) -> "Trace":
         return self._select_rows(range(min(count, len(self))))
 
     def window(self, from_ns: int = 0, for_ns: int | None = None) -> "Trace":
@@ -76,7 +77,7 @@ class Trace:
         first = bisect_left(arrivals, begin_ns)
         end = len(arrivals) if for_ns is None else bisect_left(arrivals, begin_ns + for_ns)
         if first >= end:
-            raise ValueError("no row of the trace arrives in the window")
+            raise ValueError(f"no row arrives in the window: the trace is {format_ns(self.span_ns)} long")
         return self._select_rows(range(first, end))
 
     def sample_conversations(self, share: float, seed: int) -> "Trace":
@@ -102,15 +103,15 @@ class Trace:
     def requests_at(
         self, *, count: int, scale: float = 1.0, think_scale: float = 1.0, timed: bool = True
     ) -> Requests:
-        """Return `count` requests from time 0, `scale` times as dense as in the trace. Request k is row k mod
-        n.
+        """Return `count` requests from time 0, `scale` times as dense as in the trace.
 
-        `timed`: whether the caller uses the arrivals. Raises ValueError if then the trace cannot be repeated.
+        Request k is row k mod n. `timed`: whether the caller uses the arrivals. Raises ValueError if it does,
+        the trace is too short, and all rows arrive at once, so that repetitions would have no distance.
         """
         source = self.requests
         n, span_ns = len(source), self.span_ns
         if count > n and span_ns == 0 and timed:
-            raise ValueError("the rows cannot be repeated, since all arrive at once")
+            raise ValueError(f"the {n:,} rows cannot be repeated, because all of them arrive at once")
         offsets = [t - source.arrival_ns[0] for t in source.arrival_ns[: min(n, count)]]
         if count > n:
             # The period is span + span / (n - 1) = n span / (n - 1). Round its multiples and not the period,
@@ -132,7 +133,7 @@ class Trace:
             array("q"),
             (source.blocks * more)[:count],
             source.block_tokens,
-            source.arrival_ns[0] if self.dated else 0,
+            source.arrival_ns[0] if self.has_dates else 0,
             array("q", [row if row < 0 else row + k * n for k in range(more) for row in before][:count]),
             (think_ns * more)[:count],
             {
@@ -154,8 +155,8 @@ class Trace:
         if ties_note and ties_note[0] in notes:  # The note describes all rows: replace it.
             notes = [note for note in notes if note not in ties_note] + tie_note(requests.arrival_ns)
         sessions = array("q", (self.sessions[row] for row in rows) if self.sessions else ())
-        places = array("q", (self.places[row] for row in rows) if self.places else ())
-        return replace(self, requests=requests, notes=notes, sessions=sessions, places=places)
+        source_rows = array("q", (self.source_rows[row] for row in rows) if self.source_rows else ())
+        return replace(self, requests=requests, notes=notes, sessions=sessions, source_rows=source_rows)
 
 
 _ARRIVALS: Final = TraceParts()
@@ -178,23 +179,23 @@ def load_trace(
     rows = TraceRows(count, parts)
     with open_trace(place, source_format=source_format, progress=progress, option=place) as trace:
         try:
-            rows.take(trace.source)
+            rows.read(trace.source)
         except FormatError as exc:
             raise ConfigError(place, str(exc)) from None
     if not rows.requests:
         raise ConfigError(place, rows.reason_empty())
     requests = rows.ordered_requests()
-    # The file was read to its end, so the reader's notes are complete: they count what gave no row.
+    # The file was read to its end, so the notes of the reader are complete: they count the skipped entries.
     notes = trace.source.notes + rows.notes() + (tie_note(requests.arrival_ns) if parts.timed else [])
     return Trace(
         requests,
         trace.format.name,
         notes,
-        rows.dated,
+        rows.has_dates,
         rows.links.session,
-        rows.places,
-        rows.answered,
-        rows.left_out,
+        rows.source_rows,
+        rows.has_answer_times,
+        rows.omitted_count,
         dict(rows.unsendable),
-        rows.estimated,
+        rows.estimated_count,
     )

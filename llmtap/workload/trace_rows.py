@@ -6,12 +6,12 @@ length, or an arrival, are left out and counted.
 
 - A row follows its named parent, else the row of its session with the nearest smaller turn, else the latest
   row of the session.
-- The think time is the trace's `think_us`, else the time from the end of the answer before to this arrival,
+- The think time is the trace's `think_us`, else the time from the end of the previous answer to this arrival,
   at least 0. If that end is unknown, it is the time between the two arrivals.
-- A row also waits for the sessions (subagents) that the row before it started, if they had ended when the row
-  arrived. Its think time then counts from the last of these ends.
-- A row of a session that has no arrival (AIPerf writes only a delay) arrives after the answer before it and
-  its think time.
+- A row also waits for the sessions (subagents) that its previous turn started, if they had ended when the row
+  arrived. Its think time then counts from the latest of these ends.
+- A row of a session that has no arrival (AIPerf writes only a delay) arrives after the answer to its previous
+  turn and its think time.
 
 An answer ends at `delivered_us`, else `response_end_us`, else `last_token_us`. The module is long because the
 rows' columns, their links and their times are computed together.
@@ -45,7 +45,7 @@ from llmtap.units import format_ns
 from llmtap.workload.destinations import reason_unsendable
 from llmtap.workload.requests import Requests, int_column
 
-COLUMNS: Final = (
+LINK_COLUMNS: Final = (
     "capture",
     "session",
     "turn",
@@ -73,56 +73,57 @@ class Links:
 @dataclass(slots=True)
 class _Session:
     number: int
-    places: dict[int, int] = field(default_factory=dict)
-    last: int = -1
+    rows_by_turn: dict[int, int] = field(default_factory=dict)
+    turn_max: int = -1
 
     def row_before_turn(self, turn: int) -> int:
         """Return the row of the nearest smaller turn; -1 if there is none."""
-        if turn - 1 in self.places:
-            return self.places[turn - 1]
-        return self.places[max(smaller)] if (smaller := [t for t in self.places if t < turn]) else -1
+        if turn - 1 in self.rows_by_turn:
+            return self.rows_by_turn[turn - 1]
+        smaller = [t for t in self.rows_by_turn if t < turn]
+        return self.rows_by_turn[max(smaller)] if smaller else -1
 
 
 class TraceTurns:
-    """Collects the columns COLUMNS of a trace's batches, and links the rows after the last batch."""
+    """Collects the columns LINK_COLUMNS of a trace's batches, and links all rows after the final batch."""
 
     def __init__(self) -> None:
-        self._session: list[_Name | None] = []
-        self._turn: list[int | None] = []
-        self._id: list[_Name | None] = []
-        self._parent: list[_Name | None] = []
+        self._sessions: list[_Name | None] = []
+        self._turn_numbers: list[int | None] = []
+        self._ids: list[_Name | None] = []
+        self._parents: list[_Name | None] = []
         self._think_us: list[int | None] = []
         self._end_us: list[int | None] = []
-        self._last: dict[_Name, tuple[int, int]] = {}
-        """By session: arrival of its last row, and end of the answer to it, in ns."""
-        self._undated = 0
-        self._orphans = self._overlapping = self._unended = 0
+        self._latest_rows: dict[_Name, tuple[int, int]] = {}
+        """By session: arrival of its latest row, and end of the answer to this row, in ns."""
+        self._undated_rows = 0
+        self._orphans = self._overlaps = self._unknown_ends = 0
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        rows = [batch.column(name).to_pylist() for name in COLUMNS]
+    def add(self, batch: pa.RecordBatch) -> None:
+        rows = [batch.column(name).to_pylist() for name in LINK_COLUMNS]
         for capture, session, turn, id_, parent, think_us, *ends in zip(*rows, strict=True):
-            self._session.append(None if session is None else (capture, session))
-            self._turn.append(turn)
-            self._id.append(None if id_ is None else (capture, id_))
-            self._parent.append(None if parent is None else (capture, parent))
+            self._sessions.append(None if session is None else (capture, session))
+            self._turn_numbers.append(turn)
+            self._ids.append(None if id_ is None else (capture, id_))
+            self._parents.append(None if parent is None else (capture, parent))
             self._think_us.append(think_us)
             self._end_us.append(_end_us(ends))
 
     def arrivals_ns(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the arrivals of a batch; null if unknown. Call it with the batches in their order."""
-        names = ("arrival_ns", "capture", "session", "think_us", *COLUMNS[-3:])
+        names = ("arrival_ns", "capture", "session", "think_us", *LINK_COLUMNS[-3:])
         arrivals = []
         for arrival_ns, capture, session, think_us, *ends in zip(
             *(batch.column(name).to_pylist() for name in names), strict=True
         ):
             if session is not None:
-                before = self._last.get((capture, session))
+                before = self._latest_rows.get((capture, session))
                 if arrival_ns is None and before is not None:
                     arrival_ns = before[1] + (think_us or 0) * 1_000
-                    self._undated += 1
+                    self._undated_rows += 1
                 if arrival_ns is not None:
                     ended_ns = arrival_ns + (_end_us(ends) or 0) * 1_000
-                    self._last[capture, session] = arrival_ns, ended_ns
+                    self._latest_rows[capture, session] = arrival_ns, ended_ns
             arrivals.append(arrival_ns)
         try:
             return pa.array(arrivals, pa.int64())
@@ -130,7 +131,7 @@ class TraceTurns:
             raise FormatError("the delays of a conversation add up to more than 2^63 ns") from None
 
     def link_rows(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
-        """Return the links of the rows: the row before each one in its conversation.
+        """Return the links of the rows: the previous row of each row in its conversation.
 
         `order`: rows in the order of arrival. `arrivals_ns`: arrivals in the same order.
         """
@@ -139,7 +140,7 @@ class TraceTurns:
         sessions: dict[_Name, _Session] = {}
         numbers = 0
         for place, row in enumerate(order):
-            name, parent, turn = self._session[row], self._parent[row], self._turn[row]
+            name, parent, turn = self._sessions[row], self._parents[row], self._turn_numbers[row]
             session = None if name is None else sessions.get(name)
             if name is not None and session is None:
                 session = sessions[name] = _Session(numbers)
@@ -147,12 +148,12 @@ class TraceTurns:
             exact = True
             before = -1 if parent is None else by_id.get(parent, -1)
             if session is not None:
-                number = session.last + 1 if turn is None else turn
+                number = session.turn_max + 1 if turn is None else turn
                 if before < 0:
                     before = session.row_before_turn(number)
-                    exact = parent is None and (turn is None or session.places.get(turn - 1) == before)
-                session.places[number] = place
-                session.last = max(session.last, number)
+                    exact = parent is None and (turn is None or session.rows_by_turn.get(turn - 1) == before)
+                session.rows_by_turn[number] = place
+                session.turn_max = max(session.turn_max, number)
             self._orphans += before < 0 and (parent is not None or bool(turn))
             links.after.append(before)
             distance_ns = arrivals_ns[place] - arrivals_ns[before]
@@ -164,14 +165,14 @@ class TraceTurns:
             else:
                 links.session.append(numbers)
                 numbers += 1
-            if (id_ := self._id[row]) is not None:
+            if (id_ := self._ids[row]) is not None:
                 by_id[id_] = place
         self._add_joins(links, order, arrivals_ns)
         return links
 
     def _add_joins(self, links: Links, order: Sequence[int], arrivals_ns: Sequence[int]) -> None:
         """Add to `links.joins` the last rows of the subagents for which a row waited."""
-        names = [self._session[row] for row in order]
+        names = [self._sessions[row] for row in order]
         ends_ns = [
             None if (end_us := self._end_us[row]) is None else at_ns + end_us * 1_000
             for row, at_ns in zip(order, arrivals_ns, strict=True)
@@ -198,26 +199,25 @@ class TraceTurns:
 
     def notes(self) -> list[str]:
         counts = (
-            (self._undated, "rows have no arrival time: taken for when their conversation would go on"),
-            (self._orphans, "turns continue one that the trace does not have: each begins a conversation"),
-            (self._overlapping, "turns did not wait for the answer before: think time 0"),
+            (self._undated_rows, "rows have no arrival time: they arrive after the previous answer"),
+            (self._orphans, "turns continue a turn that the trace does not have: each begins a conversation"),
+            (self._overlaps, "turns did not wait for the previous answer: think time 0"),
             (
-                self._unended,
+                self._unknown_ends,
                 "turns follow an answer with an unknown end: think time is from arrival to arrival",
             ),
         )
         return [f"{n:,} {what}" for n, what in counts if n]
 
     def _think_ns(self, row: int, before: int, exact: bool, distance_ns: int) -> int:
-        """Return the think time of a row. `exact`: the trace's think time refers to the
-        answer to row `before`."""
+        """Return the think time of a row. `exact`: the trace gives it from the answer to row `before`."""
         think_us, end_us = self._think_us[row], self._end_us[before]
         if think_us is not None and (exact or end_us is None):
             return think_us * 1_000
         if end_us is None:
-            self._unended += distance_ns > 0
+            self._unknown_ends += distance_ns > 0
             return distance_ns
-        self._overlapping += distance_ns < end_us * 1_000
+        self._overlaps += distance_ns < end_us * 1_000
         return max(0, distance_ns - end_us * 1_000)
 
 
@@ -227,11 +227,11 @@ def _end_us(ends: Sequence[int | None]) -> int | None:
 
 NO_TIMES: Final = "none of its rows has an arrival time"
 
-_COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
-_BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
-_REQUEST = ("method", "path", "endpoint", "request_body")
-_ANSWERS = ("end of the answer", "first token", "times of events")
-_STREAMS = ("outcome", "token_source", "event_flags", "response_bytes", "stream", "method", "endpoint")
+_LENGTH_COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
+_BLOCK_COLUMNS = ("blocks", "block_size", "block_unit", "prompt_bytes")
+_REQUEST_COLUMNS = ("method", "path", "endpoint", "request_body")
+_ANSWER_ASPECTS = ("end of the answer", "first token", "times of events")
+_ANSWER_COLUMNS = ("outcome", "token_source", "event_flags", "response_bytes", "stream", "method", "endpoint")
 _CARRIES_OUTPUT: Final = 2
 """Bit of `event_flags` that marks an event with output."""
 _ENDED_WELL: Final = pa.array(sorted(ENDED_WELL), pa.string())
@@ -243,17 +243,17 @@ _NOT_YET = -(1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class TraceParts:
-    """Parts of a trace that are read beside the lengths."""
+    """Parts of a trace that are read in addition to the lengths."""
 
     conversations: bool = False
-    """Turns and think times. Later rows of a session then need no arrival."""
+    """Whether to read turns and think times. Later rows of a session then need no arrival."""
     names: bool = False
-    """Tenants, models and labels."""
+    """Whether to read tenants, models and labels."""
     bodies: bool = False
-    """Request bodies. Rows with a body need no token counts, and rows that cannot be sent are left out."""
+    """Whether to read request bodies. A row then needs no token counts if it has a body that can be sent."""
     timed: bool = True
-    """Whether rows need an arrival. Otherwise, a row without one gets the arrival of the row before, and the
-    first rows get the first known arrival, or 0."""
+    """Whether rows need an arrival. Otherwise, a row without one gets the arrival of the previous row, and
+    the first rows get the first known arrival, or 0."""
     row_numbers: bool = False
     """Whether to keep the number of each row in the source."""
 
@@ -261,41 +261,41 @@ class TraceParts:
 class TraceRows:
     """Reads rows as `Requests`, in the order of their arrivals. The arguments are those of `load_trace`."""
 
-    dated = False
-    answered = False
+    has_dates = False
+    has_answer_times = False
 
     def __init__(self, count: int | None, parts: TraceParts) -> None:
         self.requests = Requests()
         self.links = Links()
-        self.places = array("q")
+        self.source_rows = array("q")
         self._rows_left = count
         self._blocks = _Blocks()
         self._turns = TraceTurns() if parts.conversations else None
         self._parts = parts
-        self._of_lengths = False
+        self._uses_lengths = False
         """Whether to use the lengths of the rows instead of their bodies: for formats of other tools."""
-        self._without = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
-        self._uncounted = self._untimed = self._no_model = self._unanswered = 0
+        self._missing_counts = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
+        self._uncounted_rows = self._untimed_rows = self._other_requests = self._unanswered_rows = 0
         self.unsendable: Counter[str] = Counter()
-        """Number of rows omitted with `bodies`, by reason."""
-        self._prompts, self._answers = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)
-        self.estimated = 0
-        """Number of rows of which the input or output tokens are an estimate."""
-        self._last_ns = _NOT_YET
+        """Number of rows whose bodies cannot be sent, by reason."""
+        self._prompt_estimate, self._answer_estimate = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)
+        self.estimated_count = 0
+        """Number of rows whose input or output tokens are an estimate."""
+        self._last_arrival_ns = _NOT_YET
 
-    def take(self, source: TraceSource) -> None:
+    def read(self, source: TraceSource) -> None:
         """Read the requested rows of a source; `ordered_requests` returns them afterwards."""
-        self.dated = source.info.arrivals == "wall"
-        self._of_lengths = source.info.source != "" and not self._parts.bodies
+        self.has_dates = source.info.arrivals == "wall"
+        self._uses_lengths = source.info.source != "" and not self._parts.bodies
         wanted = {
-            *_COLUMNS,
+            *_LENGTH_COLUMNS,
             "side",
-            *_BLOCKS,
-            *_STREAMS,
-            *(COLUMNS if self._turns is not None else ()),
+            *_BLOCK_COLUMNS,
+            *_ANSWER_COLUMNS,
+            *(LINK_COLUMNS if self._turns is not None else ()),
             *(("tenant", "model", "label") if self._parts.names else ()),
-            *(_REQUEST if self._parts.bodies else ()),
-            *(name for aspect in _ANSWERS if self._parts.row_numbers for name in ASPECTS[aspect]),
+            *(_REQUEST_COLUMNS if self._parts.bodies else ()),
+            *(name for aspect in _ANSWER_ASPECTS if self._parts.row_numbers for name in ASPECTS[aspect]),
         }
         begin = 0
         for batch in source.batches:
@@ -303,19 +303,19 @@ class TraceRows:
             rows: Iterable[int] = range(begin, begin + batch.num_rows)
             begin += batch.num_rows
             batch, rows = _filter_rows(batch, rows, pc.invert(is_back(batch)))
-            batch, rows = _filter_rows(batch, rows, pc.invert(self._for_no_model(batch)))
+            batch, rows = _filter_rows(batch, rows, pc.invert(self._rows_without_model(batch)))
             if self._parts.bodies:
                 batch, rows = _filter_rows(batch, rows, self._sendable_rows(batch))
             batch = self._fill_values(batch)
-            for name in self._without:
-                self._without[name] += batch.column(name).null_count
-            known = (batch.column(name).is_valid() for name in self._without)
+            for name in self._missing_counts:
+                self._missing_counts[name] += batch.column(name).null_count
+            known = (batch.column(name).is_valid() for name in self._missing_counts)
             batch, rows = _filter_rows(batch, rows, pc.and_(*known))
             batch = batch.slice(0, self._rows_left)
             self._add(batch)
             if self._parts.row_numbers:
-                self.places.extend(islice(rows, batch.num_rows))
-                self.answered = self.answered or any(rows_with(batch, aspect) for aspect in _ANSWERS)
+                self.source_rows.extend(islice(rows, batch.num_rows))
+                self.has_answer_times |= any(rows_with(batch, aspect) for aspect in _ANSWER_ASPECTS)
             if self._rows_left is not None:
                 self._rows_left -= batch.num_rows
                 if not self._rows_left:
@@ -324,8 +324,8 @@ class TraceRows:
         first_ns = next((at_ns for at_ns in arrivals if at_ns != _NOT_YET), 0)
         for row in takewhile(lambda row: arrivals[row] == _NOT_YET, range(len(arrivals))):
             arrivals[row] = first_ns
-        self._prompts.fill(self.requests.input)
-        self._answers.fill(self.requests.output)
+        self._prompt_estimate.fill(self.requests.input)
+        self._answer_estimate.fill(self.requests.output)
         self.requests.block_tokens, self.requests.blocks = self._blocks.blocks_by_row(self.requests.input)
         for name in ("tenants", "models", "labels", "bodies", "paths"):
             if not any(getattr(self.requests, name)):
@@ -336,8 +336,8 @@ class TraceRows:
         order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # Equal arrivals keep their order.
         as_read = order == list(range(len(order)))
         requests = self.requests if as_read else self.requests.select_rows(order)
-        if self.places and not as_read:
-            self.places = array("q", map(self.places.__getitem__, order))
+        if self.source_rows and not as_read:
+            self.source_rows = array("q", map(self.source_rows.__getitem__, order))
         if self._turns is not None:
             self.links = self._turns.link_rows(order, requests.arrival_ns)
             if any(place >= 0 for place in self.links.after):
@@ -347,40 +347,40 @@ class TraceRows:
 
     def notes(self) -> list[str]:
         reasons = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
-        notes = [f"{n:,} rows {reasons[name]}: left out" for name, n in self._without.items() if n]
-        if self._no_model:
-            notes.append(f"{self._no_model:,} rows are no requests to a model: not read")
+        notes = [f"{n:,} rows {reasons[name]}: left out" for name, n in self._missing_counts.items() if n]
+        if self._other_requests:
+            notes.append(f"{self._other_requests:,} rows are no requests to a model: not read")
         notes += [f"{n:,} rows {reason}: not sent" for reason, n in self.unsendable.most_common()]
-        if self.estimated:
+        if self.estimated_count:
             notes.append(
-                f"{self.estimated:,} rows lack a token count: estimated from the events that"
+                f"{self.estimated_count:,} rows lack a token count: estimated from the events that"
                 " carry output, and from bytes"
             )
-        if self._uncounted:
-            notes.append(f"{self._uncounted:,} rows have a body and no count of input tokens: taken for 0")
-        if self._unanswered:
-            notes.append(f"{self._unanswered:,} rows have no count of output tokens: taken for 0")
-        if self._untimed:
-            notes.append(f"{self._untimed:,} rows have no arrival time: they come with the row before")
+        if self._uncounted_rows:
+            problem = "rows have a body and no count of input tokens: taken for 0"
+            notes.append(f"{self._uncounted_rows:,} {problem}")
+        if self._unanswered_rows:
+            notes.append(f"{self._unanswered_rows:,} rows have no count of output tokens: taken for 0")
+        if self._untimed_rows:
+            notes.append(f"{self._untimed_rows:,} rows have no arrival time: they come with the row before")
         return notes + ([] if self._turns is None else self._turns.notes()) + self._blocks.notes
 
     @property
-    def left_out(self) -> int:
+    def omitted_count(self) -> int:
         """Number of rows omitted because they have no arrival or no token count."""
-        return sum(self._without.values())
+        return sum(self._missing_counts.values())
 
     def reason_empty(self) -> str:
-        if self._without["arrival_ns"]:
+        if self._missing_counts["arrival_ns"]:
             return NO_TIMES
         if self.unsendable:
             return f"none of its rows can be sent: they {self.unsendable.most_common(1)[0][0]}"
-        if self._without["input_tokens"]:
+        if self._missing_counts["input_tokens"]:
             return "none of its rows has a count of input tokens"
         return "has no rows"
 
-    def _for_no_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return which rows are HTTP requests that are not for a model: they have no endpoint of a model, no
-        prompt and no tokens."""
+    def _rows_without_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """Return which rows are HTTP requests without prompt, tokens and endpoint of a model."""
         names = (
             "input_tokens",
             "prompt_bytes",
@@ -390,12 +390,12 @@ class TraceRows:
         other = batch.column("method").is_valid()
         for name in names:
             other = pc.and_(other, batch.column(name).is_null())
-        self._no_model += other.true_count
+        self._other_requests += other.true_count
         return other
 
     def _sendable_rows(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Return which rows can be sent, and count the others by reason."""
-        columns = [batch.column(name) for name in _REQUEST]
+        columns = [batch.column(name) for name in _REQUEST_COLUMNS]
         if all(column.null_count == len(batch) for column in columns):
             return pa.array([True] * len(batch), pa.bool_())
         reasons = list(map(reason_unsendable, *(column.to_pylist() for column in columns)))
@@ -403,27 +403,26 @@ class TraceRows:
         return pa.array([reason is None for reason in reasons], pa.bool_())
 
     def _fill_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Fill in the values that a row may lack, and return the batch."""
+        """Return the batch with values for missing counts and arrivals."""
         batch = self._mark_estimates(batch)
         inputs = batch.column("input_tokens")
         if self._parts.bodies and inputs.null_count:
             unknown = pc.and_(inputs.is_null(), batch.column("request_body").is_valid())
-            self._uncounted += unknown.true_count
+            self._uncounted_rows += unknown.true_count
             batch = replace_column(batch, "input_tokens", pc.if_else(unknown, 0, inputs))
         if self._turns is not None:
             batch = replace_column(batch, "arrival_ns", self._turns.arrivals_ns(batch))
         arrivals = batch.column("arrival_ns")
         if not self._parts.timed:
-            self._untimed += arrivals.null_count
-            known = pc.fill_null(pc.fill_null_forward(arrivals), self._last_ns)
+            self._untimed_rows += arrivals.null_count
+            known = pc.fill_null(pc.fill_null_forward(arrivals), self._last_arrival_ns)
             if len(known):
-                self._last_ns = known[-1].as_py()
+                self._last_arrival_ns = known[-1].as_py()
             batch = replace_column(batch, "arrival_ns", known)
         return batch
 
     def _mark_estimates(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Put the placeholder for token counts to estimate, and use event counts of
-        streams as output tokens."""
+        """Mark the token counts that must be estimated. For streams, count their output events instead."""
         inputs, outputs = batch.column("input_tokens"), batch.column("output_tokens")
         n_bytes = batch.column("prompt_bytes")
         if inputs.null_count:
@@ -443,28 +442,28 @@ class TraceRows:
 
     def _add(self, batch: pa.RecordBatch) -> None:
         requests = self.requests
-        if self._of_lengths:
+        if self._uses_lengths:
             no_failure = pc.is_in(pc.fill_null(batch.column("outcome"), "complete"), _ENDED_WELL)
-            self._unanswered += pc.and_(batch.column("output_tokens").is_null(), no_failure).true_count
+            self._unanswered_rows += pc.and_(batch.column("output_tokens").is_null(), no_failure).true_count
         made = pc.fill_null(batch.column("output_tokens"), 0)
         begin = len(requests)
         whole = pc.if_else(pc.fill_null(batch.column("stream"), False), None, batch.column("response_bytes"))
         estimated = pc.equal(pc.fill_null(batch.column("token_source"), ""), TokenSource.CHUNKS.value)
         for estimate, tokens, sizes in (
-            (self._prompts, batch.column("input_tokens"), batch.column("prompt_bytes")),
-            (self._answers, made, whole),
+            (self._prompt_estimate, batch.column("input_tokens"), batch.column("prompt_bytes")),
+            (self._answer_estimate, made, whole),
         ):
-            estimated = pc.or_(estimated, estimate.take(begin, tokens, sizes))
-        self.estimated += estimated.true_count
-        for ours, theirs in (
+            estimated = pc.or_(estimated, estimate.mark_missing(begin, tokens, sizes))
+        self.estimated_count += estimated.true_count
+        for column, values in (
             (requests.arrival_ns, batch.column("arrival_ns")),
             (requests.input, batch.column("input_tokens")),
             (requests.output, made),
         ):
-            ours.extend(theirs.to_pylist())
-        self._blocks.take([batch.column(name) for name in _BLOCKS])
+            column.extend(values.to_pylist())
+        self._blocks.add([batch.column(name) for name in _BLOCK_COLUMNS])
         if self._turns is not None:
-            self._turns.take(batch)
+            self._turns.add(batch)
         if self._parts.names:
             requests.tenants += pc.fill_null(batch.column("tenant"), "").to_pylist()
             requests.models += pc.fill_null(batch.column("model"), "").to_pylist()
@@ -476,6 +475,7 @@ class TraceRows:
 
 
 def tied_share(arrivals_ns: Sequence[int]) -> float:
+    """Return the share of the gaps between arrivals that are 0."""
     gaps = len(arrivals_ns) - 1
     return sum(map(eq, arrivals_ns, islice(arrivals_ns, 1, None))) / gaps if gaps > 0 else 0.0
 
@@ -506,11 +506,11 @@ class _TokenEstimate:
         """`bytes_per_token`: assumed value if no row has a count; 0: estimate 0 tokens in this case."""
         self._assumed_bytes_per_token = bytes_per_token
         self._tokens = self._bytes = 0
-        self._rows: dict[int, int] = {}
+        self._bytes_by_row: dict[int, int] = {}
         """By row to estimate: its number of bytes."""
 
-    def take(self, begin: int, tokens: pa.Array, sizes: pa.Array) -> pa.Array:
-        """Return which rows must be estimated, and store their sizes. `begin`: number of the first row."""
+    def mark_missing(self, begin: int, tokens: pa.Array, sizes: pa.Array) -> pa.Array:
+        """Return which rows must be estimated, and store their sizes. `begin`: index of the first row."""
         wanted = pc.equal(tokens, _TO_ESTIMATE)
         if sizes.null_count < len(sizes):
             known = pc.and_(pc.greater(tokens, 0), sizes.is_valid())
@@ -518,27 +518,29 @@ class _TokenEstimate:
             self._bytes += pc.sum(sizes.filter(known)).as_py() or 0
             if wanted.true_count:
                 places = pc.indices_nonzero(wanted).to_pylist()
-                self._rows |= {begin + row: sizes[row].as_py() for row in places}
+                self._bytes_by_row |= {begin + row: sizes[row].as_py() for row in places}
         return wanted
 
     def fill(self, column: "array[int]") -> None:
         per_token = self._bytes / self._tokens if self._tokens else self._assumed_bytes_per_token
-        for row, size in self._rows.items():
+        for row, size in self._bytes_by_row.items():
             column[row] = max(1, round(size / per_token)) if per_token else 0
 
 
 class _Blocks:
+    """Collects the prompt blocks of rows. All blocks must have the size and unit of the first ones."""
+
     def __init__(self) -> None:
         self.notes: list[str] = []
         self._ids: list[tuple[int, ...]] = []
         """Block ids of each row; empty if it has none."""
-        self._kind: tuple[int, str] | None = None
-        """Size and unit of the first blocks. Ids of blocks with another size or unit are ignored."""
+        self._block_kind: tuple[int, str] | None = None
+        """Size and unit of the first blocks."""
         self._bytes: dict[int, int] = {}
         """By row: prompt bytes, if the size of its blocks is given in bytes."""
-        self._other_sizes = 0
+        self._ignored_rows = 0
 
-    def take(self, columns: Sequence[pa.Array]) -> None:
+    def add(self, columns: Sequence[pa.Array]) -> None:
         lists = columns[0]
         if lists.null_count == len(lists):
             self._ids += [()] * len(lists)
@@ -546,10 +548,10 @@ class _Blocks:
         for ids, size, unit, n_bytes in zip(*(column.to_pylist() for column in columns), strict=True):
             if ids and size:
                 kind = size, unit or "tokens"
-                if self._kind is None:
-                    self._kind = kind
-                if kind != self._kind:
-                    self._other_sizes += 1
+                if self._block_kind is None:
+                    self._block_kind = kind
+                if kind != self._block_kind:
+                    self._ignored_rows += 1
                     ids = ()
                 elif kind[1] == "bytes" and n_bytes:
                     self._bytes[len(self._ids)] = n_bytes
@@ -558,15 +560,15 @@ class _Blocks:
     def blocks_by_row(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
         """Return the tokens per block, and the blocks of each row; 0 and [] without blocks.
 
-        If the size is given in tokens, the last block of a row may be partial; if in bytes, only whole blocks
+        If the size is given in tokens, the last block of a row can be partial; if in bytes, only whole blocks
         are kept.
         """
-        if self._kind is None:
+        if self._block_kind is None:
             return 0, []
-        size, unit = self._kind
-        if self._other_sizes:
+        size, unit = self._block_kind
+        if self._ignored_rows:
             self.notes.append(
-                f"{self._other_sizes:,} rows have prompt blocks of another size: taken for unknown"
+                f"{self._ignored_rows:,} rows have prompt blocks of another size: taken for unknown"
             )
         if unit == "bytes":
             n_bytes = sum(self._bytes.values())
@@ -577,6 +579,6 @@ class _Blocks:
             self.notes.append(
                 f"prompt blocks of {in_bytes:,} bytes are taken for {size:,} tokens, by the mean"
             )
-        # Keep ceil(n / size) blocks if the unit is tokens, since the last block may be partial; else floor.
+        # Keep ceil(n / size) blocks if the unit is tokens, because the last block can be partial; else floor.
         begun = size - 1 if unit == "tokens" else 0
         return size, [ids[: (n + begun) // size] for ids, n in zip(self._ids, inputs, strict=True)]

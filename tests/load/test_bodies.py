@@ -102,8 +102,8 @@ def test_the_users_fields_come_last_and_win() -> None:
     ("texts", "problem"),
     [
         (["top_p"], "expected NAME=JSON"), (["=1"], "expected NAME=JSON"),
-        (["user=me"], "of user is not JSON"),
-        (["a=1", "a=2"], "a is given twice"), (["messages=[]"], "the workload sets it"),
+        (["user=me"], "of 'user' is not JSON"),
+        (["a=1", "a=2"], "'a' is given twice"), (["messages=[]"], "the workload sets it"),
         (["model=1"], "--model sets it"), (["stream=true"], "--stream or --no-stream sets it"),
         (["x=[1"], "is not JSON"),
     ],
@@ -318,7 +318,7 @@ def test_a_row_with_neither_body_nor_prompt_is_named() -> None:
 
 def test_a_folder_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"^TMPDIR: cannot hold the prepared bodies in .*nowhere"):
+    with pytest.raises(ConfigError, match=r"^TMPDIR: cannot store the prepared request bodies in .*nowhere"):
         prepare(rows_of(5), Said(["a"] * 5), MAKER)
 
 

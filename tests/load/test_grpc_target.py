@@ -156,7 +156,7 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
     async with grpc_engine(SimOptions(ttft=Duration(60_000 * MS))) as e:
         target = GrpcTarget(f"grpc://{e.address}", SendingOptions(timeout=Duration(100 * MS)))
         x = await ask(target)
-        assert (x.outcome, x.error) == (Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
+        assert (x.outcome, x.error) == (Outcome.UPSTREAM_TIMEOUT, "the server did not end its answer in time")
         await target.close()
         target = GrpcTarget(f"grpc://{e.address}")
         one, two = (asyncio.create_task(ask(target, name=name)) for name in "ab")
@@ -195,7 +195,7 @@ async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
     await server.stop(None)
     assert (x.outcome, x.error) == (
         Outcome.UPSTREAM_ERROR,
-        "the server sent an answer of more than 20000 bytes",
+        "invalid answer of the server: the answer has more than 20000 bytes",
     )
     assert 20_000 < x.response_bytes < 21_000
 

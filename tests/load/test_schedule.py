@@ -88,7 +88,7 @@ def played(r: Requests, rows: Sequence[int], draw: st.DataObject, slots: int) ->
             over = {c for c in begun if all(row in ends or root[row] != c for row in times)}
             alive = begun - over | {root[row] for row in under_way}
             assert len(alive) <= slots
-        next_ns = min([schedule.next_ns, *under_way.values()])
+        next_ns = min([schedule.next_due_ns, *under_way.values()])
         assert next_ns < NEVER, "somebody is waited for, for ever"
         now = max(now, next_ns)
         for row in [row for row, end_ns in under_way.items() if end_ns <= now]:

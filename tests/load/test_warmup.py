@@ -10,7 +10,7 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.load.warmup import (
-    IN_A_ROW,
+    PROBES_COMPARED,
     Probe,
     WarmUp,
     WarmUpOptions,
@@ -94,7 +94,8 @@ def test_a_server_that_gets_faster_is_waited_for() -> None:
     assert max(script.under_way[12:]) == 1, "probes are alone: the queue was drained before"
     assert found.before.ttft_ns >= script.took_ns[0]
     # The first window of probes that vary by less than 10 % ends it, however long they took on this machine.
-    windows = [found.probes[end - IN_A_ROW : end] for end in range(IN_A_ROW, len(found.probes) + 1)]
+    ends = range(PROBES_COMPARED, len(found.probes) + 1)
+    windows = [found.probes[end - PROBES_COMPARED : end] for end in ends]
     varied = [[variation(window, name) for name in ("ttft_ns", "e2e_ns")] for window in windows]
     assert varied[-1] == pytest.approx([found.variation_ttft, found.variation_e2e])
     stable = [max(each) < 0.1 for each in varied]
@@ -130,9 +131,9 @@ def test_both_requests_and_tokens_and_rows_come_again() -> None:
 @pytest.mark.parametrize(
     ("script", "options", "calls", "figures", "problem"),
     [
-        (says(NO), quick(requests=3), 4, (0, 3, 0), "none of 3 requests was answered as it should be"),
+        (says(NO), quick(requests=3), 4, (0, 3, 0), "none of 3 requests succeeded"),
         (answers(b""), quick(requests=3, requests_max=5, probes_max=0), 6, (5, 0, 0),
-         "5 answers with 0 output tokens of 3 and 10 after 5 requests"),
+         "5 answers (minimum 3) and 0 output tokens (minimum 10) after 5 requests"),
         (says(NO), WarmUpOptions(cold=True), 0, (0, 0, 0), None),
     ],
     ids=["only fails", "says nothing of tokens", "cold start"],

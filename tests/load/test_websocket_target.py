@@ -258,7 +258,7 @@ async def test_a_server_that_accepts_another_key_is_none() -> None:
         target = WebSocketTarget(url)
         x = await ask(target)
         await target.close()
-    assert x.error == "the Sec-WebSocket-Accept of the server is not that of the key sent"
+    assert x.error == "the server's Sec-WebSocket-Accept does not match the key sent to it"
 
 
 async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ async def test_an_exchange_is_inspected_event_by_event() -> None:
         # Keys of the tabs do nothing here, and its own sort.
         await stage.press("w", "slash", "p", "tab", "s", "s", "s")
         assert stage.app.feed.window == "1m"
-        assert not stage.app.feed.paused
+        assert not stage.app.feed.is_paused
         assert stage.table("events").sort_column == "gap"
         await stage.press("escape")
         assert len(stage.app.screen_stack) == 1

@@ -190,11 +190,11 @@ async def test_figures_that_nobody_renewed_are_stale() -> None:
         clock.advance(1)
         assert feed.link is FeedLink.STALE
         assert feed.status().startswith("STALE: no answer for 6 s")
-        feed.paused = True
+        feed.is_paused = True
         assert feed.link is FeedLink.PAUSED
         fake.status = 503
         await feed.poll(VIEWS[0])
-        assert feed.status().startswith("PAUSED; the last request failed: the server answered status 503")
+        assert feed.status().startswith("PAUSED; the latest request failed: the server answered status 503")
 
 
 class PagedAdmin:

@@ -167,7 +167,7 @@ PIECE_RATES = st.one_of(st.just(0.0), st.floats(1e-12, 1e6))
 def test_a_slope_is_inverted(from_rps: float, to_rps: float, length_ns: int, share: float) -> None:
     piece = Slope(length_ns, from_rps, to_rps)
     mass = share * piece.mass
-    at_ns = piece.at_ns(mass) if piece.mass else 0.0
+    at_ns = piece.reach_time_ns(mass) if piece.mass else 0.0
     assert 0 <= at_ns <= length_ns * (1 + 1e-12)
     x_s = at_ns / S
     expected = from_rps * x_s + (to_rps - from_rps) * x_s**2 / (2 * length_ns / S)
@@ -177,7 +177,7 @@ def test_a_slope_is_inverted(from_rps: float, to_rps: float, length_ns: int, sha
 @given(st.floats(1e-6, 1e6), st.floats(0, 1), PIECE_LENGTHS, st.floats(0, 0.999_999))
 def test_a_wave_is_inverted(mean_rps: float, amplitude: float, length_ns: int, share: float) -> None:
     piece = Wave(length_ns, mean_rps, amplitude)
-    at_ns = piece.at_ns(share * piece.mass)
+    at_ns = piece.reach_time_ns(share * piece.mass)
     assert 0 <= at_ns <= length_ns
     angle = 2 * math.pi * at_ns / length_ns
     # The share of a period's arrivals up to an angle.

@@ -23,7 +23,7 @@ from llmtap.workload.arrivals import FORMS, parse_arrivals
         ("gamma:cv=1,cv=1", 1, "gamma: cv: is given twice"),
         ("gamma:cv=much", 1, "gamma: cv: expected a number, got 'much'"),
         ("gamma:cv=0", 1, "gamma: cv: expected a number from 0.001"),
-        ("onoff:on=2s", 1, "onoff: off: is not given"),
+        ("onoff:on=2s", 1, "onoff: off: is missing"),
         ("onoff:on=2x,off=1s", 1, "onoff: on: expected a duration"),
         ("onoff:on=2s,off=1s,idel=1", 1, r"onoff: idel: unknown field \(did you mean idle\?\)"),
         ("onoff:on=2s,off=8s,idle=2", 1, "onoff: idle: 2 is above the mean rate of 1"),

@@ -37,7 +37,7 @@ from llmtap.workload.prompts.text import count_tokens
 def test_shares_are_binomial_around_what_was_told(fraction: float, contexts: int, zipf: float) -> None:
     n = 20_000
     sharing = Sharing(fraction=fraction, tokens=100, contexts=contexts, zipf=zipf)
-    chosen = list(itertools.islice(sharing.choices(Random(1)), n))
+    chosen = list(itertools.islice(sharing.context_choices(Random(1)), n))
     for number, share in enumerate(zipf_shares(contexts, zipf)):
         p = fraction * share
         assert chosen.count(number) == pytest.approx(n * p, abs=5 * math.sqrt(n * p * (1 - p)) + 1e-9)

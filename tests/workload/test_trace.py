@@ -299,7 +299,7 @@ def test_ties_are_kept_and_told_of_the_rows_that_are_left(tmp_path: Path) -> Non
     bare = "4 rows have no hash_ids"
     assert trace.notes == [bare, result.format("33.3%", "4.5")]
     assert list(trace.requests_at(count=4, scale=3).arrival_ns) == [0, 0, S, 3 * S]
-    assert trace.first(3).notes == [bare, result.format("50.0%", "3")]
+    assert trace.first_rows(3).notes == [bare, result.format("50.0%", "3")]
     later = trace.window(1)
     assert (later.tied_share, later.notes) == (0, [bare])
 

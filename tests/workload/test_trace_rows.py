@@ -73,7 +73,7 @@ def test_a_row_joins_the_subagents_that_had_ended_when_it_arrived(tmp_path: Path
     )
     assert trace.requests.joins == {5: (4, 2)}  # in the order of arrivals: a b c e d f g
     assert links(trace)[5:] == [(0, 3), (5, 3)]
-    assert trace.first(6).requests.joins == trace.requests.joins
+    assert trace.first_rows(6).requests.joins == trace.requests.joins
     again = trace.requests_at(count=13)
     assert again.joins == {5: (4, 2), 12: (11, 9)}
 
@@ -101,7 +101,7 @@ def test_without_turns_the_order_of_arrivals_decides(tmp_path: Path) -> None:
     # Rows in order: a at 0, b at 3, b at 4 (who did not wait), nobody's at 5, a at 7.
     assert links(trace) == [(-1, 0), (-1, 0), (1, 0), (-1, 0), (0, 5)]
     assert list(trace.sessions) == [0, 1, 1, 2, 0]
-    assert trace.notes == ["1 turns did not wait for the answer before: think time 0"]
+    assert trace.notes == ["1 turns did not wait for the previous answer: think time 0"]
 
 
 def test_an_answer_ends_where_the_client_had_it(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_parent_that_is_not_there_gives_way_to_the_session(tmp_path: Path) -> 
     )
     # Since y is away, from the end of x.
     assert links(trace) == [(-1, 0), (0, 8), (-1, 0), (-1, 0)]
-    assert trace.notes == ["2 turns continue one that the trace does not have: each begins a conversation"]
+    assert trace.notes == ["2 turns continue a turn that the trace does not have: each begins a conversation"]
 
 
 def test_names_mean_nothing_in_another_capture(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_turn_without_a_time_comes_when_its_conversation_would_go_on(tmp_path:
     assert links(trace) == [(-1, 0), (-1, 0), (0, 4), (2, 0.5)]
     assert trace.notes == [
         "1 rows have no arrival time: left out",
-        "2 rows have no arrival time: taken for when their conversation would go on",
+        "2 rows have no arrival time: they arrive after the previous answer",
     ]
     alone = load_trace(str(path), source_format="aiperf")
     assert list(alone.requests.input) == [5, 6]
@@ -188,7 +188,7 @@ def test_links_lead_back_and_think_times_are_not_below_zero(
     names = ("arrival_ns", "session", "turn", "id", "parent", "think_us", "response_end_us")
     columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
     turns = TraceTurns()
-    turns.take(batch_of(len(rows), columns))
+    turns.add(batch_of(len(rows), columns))
     found = turns.link_rows(range(len(rows)), [r[0] for r in rows])
     assert len(found.after) == len(found.think_ns) == len(found.session) == len(rows)
     for place, (before, think_ns) in enumerate(zip(found.after, found.think_ns, strict=True)):
@@ -250,10 +250,10 @@ def test_rows_without_a_count_of_the_server_are_estimated_from_their_stream(tmp_
         row(7, input_tokens=8),
     )
     trace = load_trace(place, parts=TraceParts(bodies=True, row_numbers=True))
-    assert list(trace.places) == [0, 1, 2, 3, 4, 7]
+    assert list(trace.source_rows) == [0, 1, 2, 3, 4, 7]
     assert list(trace.requests.input) == [100, 20, 10, 10, 1, 8]
     assert list(trace.requests.output) == [10, 7, 3, 9, 0, 0]
-    assert (trace.left_out, trace.estimated) == (1, 4)
+    assert (trace.omitted_count, trace.estimated_count) == (1, 4)
     assert [note[:30] for note in trace.notes] == [
         "1 rows have no count of input ", "1 rows are no requests to a mo", "4 rows lack a token count: est"
     ]  # fmt: skip
@@ -303,8 +303,8 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
         tmp_path / "c.parquet", *(row(at_s, input_tokens=n, response_end_us=7) for at_s, n in known)
     )
     trace = load_trace(place, parts=TraceParts(row_numbers=True))
-    assert (list(trace.requests.input), list(trace.places)) == ([10, 20, 21, 40, 50], [5, 2, 4, 6, 0])
-    assert list(load_trace(place, parts=TraceParts(row_numbers=True, timed=False)).places) == [
+    assert (list(trace.requests.input), list(trace.source_rows)) == ([10, 20, 21, 40, 50], [5, 2, 4, 6, 0])
+    assert list(load_trace(place, parts=TraceParts(row_numbers=True, timed=False)).source_rows) == [
         5,
         2,
         4,
@@ -312,16 +312,17 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
         0,
         1,
     ]
-    assert list(load_trace(place, parts=TraceParts(row_numbers=True), count=3).places) == [2, 4, 0]
-    assert list(trace.first(2).places) == [5, 2]
-    assert list(trace.window(S, 2 * S).places) == [2, 4]
+    assert list(load_trace(place, parts=TraceParts(row_numbers=True), count=3).source_rows) == [2, 4, 0]
+    assert list(trace.first_rows(2).source_rows) == [5, 2]
+    assert list(trace.window(S, 2 * S).source_rows) == [2, 4]
     thin = trace.sample_conversations(0.5, 3)
     assert [n for n in trace.requests.input if n in thin.requests.input] == list(thin.requests.input)
-    assert dict(zip(thin.requests.input, thin.places, strict=True)).items() <= (
-        dict(zip(trace.requests.input, trace.places, strict=True)).items()
+    assert dict(zip(thin.requests.input, thin.source_rows, strict=True)).items() <= (
+        dict(zip(trace.requests.input, trace.source_rows, strict=True)).items()
     )
     alone = load_trace(place)
-    assert (list(alone.places), list(alone.window(S).places), alone.answered) == ([], [], False)
+    assert (list(alone.source_rows), list(alone.window(S).source_rows)) == ([], [])
+    assert not alone.has_answer_times
 
 
 def test_rows_with_bodies_keep_their_paths_and_what_cannot_be_sent_is_left_out(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from llmtap.bench.run.session import SessionWatcher
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.monitor.system import is_loopback
-from llmtap.load.monitor.watch import Watch
+from llmtap.load.monitor.watch import LoadMonitor
 from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.replay.findings import JudgedFinding
 from llmtap.load.replay.perform import Replay, ReplayStopped
@@ -56,7 +56,7 @@ from llmtap.units import NS_PER_S, Duration
 from llmtap.version import __version__
 from llmtap.workload.prompts.fitting import ATOM, Draft, fit
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.text import NAME_BYTES, Numbers
+from llmtap.workload.prompts.text import NAME_BYTES, NumberedBytes
 from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.requests import Requests
 
@@ -131,7 +131,7 @@ class Prompts:
         """`is_shared`: all requests of a length have the same prompt; otherwise each request has its own."""
         self.is_shared = is_shared
         self._counter = counter
-        self._numbers = Numbers(seed)
+        self._numbers = NumberedBytes(seed)
         self._prompts_made = 0
         self._overhead = sum(counter.overhead(Prompt()))
         atom_is_a_token = counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_ATOM_TEST_COUNT - 1)]) == [
@@ -267,7 +267,7 @@ class ExoBench:
                 f"{min(grid.pp)} is too small: a prompt of one word has {smallest} tokens with its template"
             )
             raise ConfigError("--pp", problem, f"the smallest possible is {smallest}")
-        watch = Watch(self._clock, server.url, scrape=False, nvml=self._nvml)
+        watch = LoadMonitor(self._clock, server.url, scrape=False, nvml=self._nvml)
         nodes = None
         start_ns = self._clock.mono_ns()
         watch.start()
@@ -308,7 +308,7 @@ class ExoBench:
                     "cache_switched_by_request": server.has_cache_switch,
                     "prompts_alike": is_shared,
                     "seed": seed,
-                    "counted_by": counter.way,
+                    "counted_by": counter.method,
                     "tokenizer": counter.tokenizer.name.rpartition("/")[2],
                     "notes": [
                         *self._notes(server, is_local, placed),

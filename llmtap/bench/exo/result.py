@@ -240,7 +240,7 @@ def invalid_columns(batch: ExoBatch, timing: Timing) -> list[str]:
     Figures from the server's clock stay valid even if the client was late. The wall time is always from the
     client's clock.
     """
-    invalid = {figure for finding in batch.findings for figure in finding.spoils}
+    invalid = {figure for finding in batch.findings for figure in finding.invalid_figures}
     return [
         column
         for column, figures in _BASES.items()

@@ -236,7 +236,7 @@ class NodeMetrics:
                 self._add(node_values, (began_ns + ended_ns) // 2, ended_ns - began_ns)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 self.failed += 1
-            await asyncio.sleep(ticks.next(self._clock.mono_ns())[0])
+            await asyncio.sleep(ticks.next_wait(self._clock.mono_ns())[0])
 
     def _add(self, node_values: Mapping[str, Any], t_ns: int, took_ns: int) -> None:
         for node, values_of_node in node_values.items():

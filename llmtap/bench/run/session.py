@@ -44,7 +44,7 @@ from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm, TokenCounting
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.bodies import Prepared
+from llmtap.load.bodies import PreparedBodies
 from llmtap.load.options import BodyOptions, LoadPlan, ScheduleOptions
 from llmtap.load.replay.options import read_headers
 from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
@@ -260,7 +260,7 @@ class StoredRequests(msgspec.Struct, frozen=True):
 
 
 def write_requests(
-    prepared: Prepared, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
+    prepared: PreparedBodies, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
 ) -> StoredRequests:
     """Write the requests to a file in `folder`, if their bodies have at most `bytes_max` bytes.
 
@@ -291,7 +291,7 @@ def write_requests(
     return StoredRequests(file_name, len(prepared), total, digest.hexdigest())
 
 
-def _bodies(prepared: Prepared) -> Iterator[tuple[int, bytes]]:
+def _bodies(prepared: PreparedBodies) -> Iterator[tuple[int, bytes]]:
     for row, (begin, end) in enumerate(zip(prepared.begins, prepared.ends, strict=True)):
         yield row, os.pread(prepared.fd, end - begin, begin)
 

@@ -364,7 +364,7 @@ class Prefixes:
             requests=requests,
             messages=array("q", [PRIMER_TOKENS] * n),
             contexts=array("q", range(n)),
-            places=array("q", [0] * n),
+            pair_numbers=array("q", [0] * n),
         )
         return Load(plan=self._make_plan(parts, _Primer(self._script(parts, texts)), seed, texts), slots=1)
 

@@ -7,8 +7,8 @@ its listening socket (`listening_pids`). GPUs are read through NVML (`open_gpus`
 Samples that cannot be taken in time are skipped and counted. `<side>_cpu` (1: one busy CPU) and
 `<side>_memory` (RSS) are those of the sender or the server with its descendants; `host_cpu` and `host_stolen`
 are shares of the time of all CPUs. CPU times have a resolution of 10 ms. `gpu<i>_utilization` is the share of
-the GPU's last sample period (up to 1 s) in which any kernel ran. `gpu<i>_power` is an average over up to 1 s;
-some models measure only during a quarter of this time (arXiv 2312.02741).
+the latest sample period of the GPU (up to 1 s) in which any kernel ran. `gpu<i>_power` is an average over up
+to 1 s; some models measure only during a quarter of this time (arXiv 2312.02741).
 
 Source: exo-bench's methodology, "System Metrics".
 """
@@ -49,9 +49,9 @@ _GPU_SERIES: Final = {
     "memory": (MonitorSeries("bytes"), "nvmlDeviceGetMemoryInfo", "used", 1),
 }
 """By name: series, NVML call, field of the call's result, and divisor that gives the unit of the series."""
-_NAMED_MAX: Final = 64
+_LISTED_PROCESSES_MAX: Final = 64
 _CLOSE_S_MAX: Final = 2.0
-"""Maximum time that `close` waits for the thread: a driver may hang. The thread is then abandoned."""
+"""Maximum time that `close` waits for the thread. If a GPU driver hangs, the thread is abandoned."""
 
 
 class Gpus:
@@ -62,6 +62,7 @@ class Gpus:
         self._nvml = nvml
         n = nvml.nvmlDeviceGetCount()
         self.unread = max(0, n - GPUS_MAX)
+        """Number of GPUs that are not sampled."""
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n - self.unread)]
         names = map(nvml.nvmlDeviceGetName, self._handles)
         # Older versions of the package return bytes.
@@ -76,9 +77,9 @@ class Gpus:
         values: dict[str, float | None] = {}
         for index, handle in enumerate(self._handles):
             for name, (_, call, field, divisor) in _GPU_SERIES.items():
-                more = (self._nvml.NVML_TEMPERATURE_GPU,) if name == "temperature" else ()
+                extra_args = (self._nvml.NVML_TEMPERATURE_GPU,) if name == "temperature" else ()
                 try:
-                    answer = getattr(self._nvml, call)(handle, *more)
+                    answer = getattr(self._nvml, call)(handle, *extra_args)
                 except self._nvml.NVMLError:
                     values[f"gpu{index}_{name}"] = None
                 else:
@@ -101,10 +102,10 @@ def open_gpus(nvml: Any = None) -> tuple[Gpus | None, str | None]:
         nvml.nvmlInit()
         gpus = Gpus(nvml)
     except nvml.NVMLError as exc:
-        return None, f"no NVML: {exc}"
+        return None, f"NVML is not available: {exc}"
     if not gpus.names:
         gpus.close()
-        return None, "NVML knows of no GPU"
+        return None, "NVML reports no GPU"
     return gpus, None
 
 
@@ -126,12 +127,12 @@ class ObservedProcess(NamedTuple):
     cpu_ns: int
     """CPU time of all threads, and of children that have ended and were waited for."""
     rss_bytes: int
-    """Memory shared with other processes is counted in each of them."""
+    """Resident memory; memory that processes share is counted in each of them."""
 
 
 def read_host() -> Host:
     t, memory = psutil.cpu_times(), psutil.virtual_memory()
-    # proc(5): user and nice already contain the guest times, so do not add these.
+    # proc(5): user and nice already contain the guest times, so do not add these again.
     busy = t.user + t.nice + t.system + t.irq + t.softirq
     total = busy + t.idle + t.iowait + t.steal
     busy_ns, stolen_ns, total_ns = (round(seconds * NS_PER_S) for seconds in (busy, t.steal, total))
@@ -189,17 +190,17 @@ def listening_pids(host: str, port: int) -> tuple[list[int], str | None]:
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
             address = ip_address(connection.laddr.ip)
             mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-            # A socket on :: also accepts IPv4 unless IPV6_V6ONLY is set, which the kernel does not show.
+            # Assume that a socket on :: also accepts IPv4: whether IPV6_V6ONLY is set cannot be read.
             if address.is_unspecified or str(address) in wanted or str(mapped) in wanted:
                 reached.append(connection.pid)
     if not reached:
-        return [], f"nobody listens on port {port}"
+        return [], f"no process listens on port {port}"
     pids = sorted({pid for pid in reached if pid is not None})
-    return pids, None if pids else f"who listens on port {port} is hidden from this user"
+    return pids, None if pids else f"the process that listens on port {port} is hidden from this user"
 
 
 class SystemSampler:
-    """Samples the host from `start()` to `close()`. `columns` and `about()` may be read at any time."""
+    """Samples the host from `start()` to `close()`. `columns` and `report()` can be used at any time."""
 
     def __init__(
         self,
@@ -211,7 +212,7 @@ class SystemSampler:
         period_ns: int = NS_PER_S,
         nvml: Any = None,
     ) -> None:
-        """Open NVML, which may take a second.
+        """Open NVML, which can take a second.
 
         `sender`, `server`: pids; their descendants are included. Without `server`, the server is the process
         that listens at `target` (host, port), if this is a loopback address. `nvml`: replacement of pynvml
@@ -220,25 +221,25 @@ class SystemSampler:
         assert period_ns > 0
         self._clock = clock
         self._period_ns = period_ns
-        self._reasons: dict[str, str] = {}
-        self._roots = dict.fromkeys(sender, SENDER)
+        self._failure_reasons: dict[str, str] = {}
+        self._group_by_pid = dict.fromkeys(sender, SENDER)
         if target is not None and not server:
             try:
                 pids, why = listening_pids(*target)
             except (OSError, RuntimeError, psutil.Error) as exc:
                 pids, why = [], failure_text(exc)
-            server = [pid for pid in pids if pid not in self._roots]
+            server = [pid for pid in pids if pid not in self._group_by_pid]
             if pids and not server:
-                why = "it is served by a process of the sender"
+                why = "the target is served by a process of the sender"
             if why is not None:
-                self._reasons[SERVER] = why
-        self._roots |= dict.fromkeys(server, SERVER)
-        self._named: dict[str, dict[int, str]] = {SENDER: {}, SERVER: {}}
+                self._failure_reasons[SERVER] = why
+        self._group_by_pid |= dict.fromkeys(server, SERVER)
+        self._process_names: dict[str, dict[int, str]] = {SENDER: {}, SERVER: {}}
         self._last_reading: tuple[int, Host | None, dict[str, int]] | None = None
         self._skipped_samples = 0
         self._gpus, no_gpu = open_gpus(nvml)
         if no_gpu is not None:
-            self._reasons["gpu"] = no_gpu
+            self._failure_reasons["gpu"] = no_gpu
         sides = (SENDER, SERVER)
         self.columns = Columns(
             {f"{side}_cpu": MonitorSeries("cpus", "interval") for side in sides}
@@ -247,17 +248,17 @@ class SystemSampler:
             | {"host_memory": MonitorSeries("bytes")}
             | ({} if self._gpus is None else self._gpus.series())
         )
-        self._stop = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llmtap-system", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Take a last sample and stop; do not wait for a thread that hangs."""
-        if self._stop.is_set():
+        """Take a final sample and stop. Do not wait for a thread that hangs."""
+        if self._stop_event.is_set():
             return
-        self._stop.set()
+        self._stop_event.set()
         if self._thread.ident is not None:
             self._thread.join(_CLOSE_S_MAX)
         self.columns.close()
@@ -270,11 +271,11 @@ class SystemSampler:
             to_seconds(self._period_ns),
             self._skipped_samples,
             {
-                side: [SampledProcess(pid, name) for pid, name in list(named.items())[:_NAMED_MAX]]
-                for side, named in self._named.items()
+                side: [SampledProcess(pid, name) for pid, name in list(names.items())[:_LISTED_PROCESSES_MAX]]
+                for side, names in self._process_names.items()
             },
             None if self._gpus is None else SampledGpus(self._gpus.names, self._gpus.unread),
-            dict(self._reasons),
+            dict(self._failure_reasons),
             scrape,
         )
 
@@ -284,14 +285,14 @@ class SystemSampler:
             try:
                 self._sample()
             except Exception as exc:  # An error here must not end the run; `report` names it.
-                if "sampling" not in self._reasons:
-                    self._reasons["sampling"] = f"{type(exc).__name__}: {exc}"
-                    log.warning("system_sample error=%s", type(exc).__name__)
-            if self._stop.is_set():
+                if "sampling" not in self._failure_reasons:
+                    self._failure_reasons["sampling"] = f"{type(exc).__name__}: {exc}"
+                    log.warning("event=system_sample_failed error=%s", type(exc).__name__)
+            if self._stop_event.is_set():
                 return
-            wait_s, skipped = ticks.next(self._clock.mono_ns())
+            wait_s, skipped = ticks.next_wait(self._clock.mono_ns())
             self._skipped_samples += skipped
-            self._stop.wait(wait_s)
+            self._stop_event.wait(wait_s)
 
     def _sample(self) -> None:
         began_ns = self._clock.mono_ns()
@@ -301,12 +302,14 @@ class SystemSampler:
             host = read_host()
             values["host_memory"] = host.memory_used_bytes
         except (OSError, ValueError) as exc:
-            self._reasons.setdefault("host", failure_text(exc))
-        groups = {side: group for side, group in groups_of(read_processes(), self._roots).items() if group}
+            self._failure_reasons.setdefault("host", failure_text(exc))
+        groups = {
+            side: group for side, group in groups_of(read_processes(), self._group_by_pid).items() if group
+        }
         for side, group in groups.items():
-            named = self._named[side]
-            if len(named) < _NAMED_MAX:
-                named.update((process.pid, process.name) for process in group)
+            names = self._process_names[side]
+            if len(names) < _LISTED_PROCESSES_MAX:
+                names.update((process.pid, process.name) for process in group)
         # Take the time before the GPUs are read, so that it is close to the time of the CPU counters.
         t_ns = (began_ns + self._clock.mono_ns()) // 2
         cpu_ns = {side: sum(process.cpu_ns for process in group) for side, group in groups.items()}

@@ -34,17 +34,19 @@ class SampledProcess(Struct, frozen=True):
 class SampledGpus(Struct, frozen=True):
     devices: list[str]
     unread: int
-    """Number of values that could not be read."""
+    """Number of further GPUs, which are not sampled."""
 
 
 class ScrapeReport(Struct, frozen=True):
-    """How the server's metrics were read."""
+    """How the server's metrics were read, with numbers of scrapes; `failures` are counted by reason."""
 
     url: str | None = None
     gave_up: bool = False
+    """Whether scraping ended early, because the target has no known metrics."""
     period: float = 0.0
     scrapes: int = 0
     skipped: int = 0
+    """Number of scrapes that were due while the previous scrape was in progress."""
     failed: int = 0
     failures: dict[str, int] = {}
     missing: list[str] = []
@@ -55,15 +57,15 @@ NO_SCRAPE: Final = ScrapeReport()
 
 
 class SamplingReport(Struct, frozen=True):
-    """How the samples were taken."""
+    """How the samples were taken, with the `period` in seconds."""
 
     period: float = 0.0
     skipped: int = 0
-    """Number of samples that were due while the one before was still taken."""
+    """Number of samples that were due while the previous sample was in progress."""
     processes: dict[str, list[SampledProcess]] = {}
     gpu: SampledGpus | None = None
     why_not: dict[str, str] = {}
-    """Reason why a part could not be sampled, by its name."""
+    """Reason why a part of the host could not be sampled, by the name of the part."""
     scrape: ScrapeReport = NO_SCRAPE
 
 
@@ -85,7 +87,7 @@ class SampledColumns(Struct, frozen=True):
     """Time in seconds that taking each sample took."""
     series: dict[str, SampledSeries]
     dropped: int
-    """Number of samples that were not stored, because SAMPLES_MAX was reached."""
+    """Number of samples that were not stored, because `SAMPLES_MAX` samples were stored before."""
 
 
 class Samples(SamplingReport, frozen=True, kw_only=True):
@@ -108,6 +110,8 @@ class GaugeFigures(Struct, frozen=True):
 
 
 class CounterFigures(Struct, frozen=True):
+    """Growth of a counter; `restarts` is the number of times that it began again at 0."""
+
     unit: str
     kind: str
     n: int
@@ -132,11 +136,11 @@ class DeviceEnergy(Struct, frozen=True):
 
 
 class GpuEnergy(Struct, frozen=True):
-    """Energy used by all GPUs with known power."""
+    """Energy used by all GPUs with known power, and their mean power in watts."""
 
     joules: float
     seconds: float
-    """Time of which the power is known."""
+    """Time for which the power is known; `seconds_missing`: time for which it is unknown."""
     seconds_missing: float
     power: float
     joules_per_token: float | None
@@ -145,7 +149,7 @@ class GpuEnergy(Struct, frozen=True):
 
 
 class SamplesSummary(SamplingReport, frozen=True, kw_only=True):
-    """Figures of a window."""
+    """Figures of all series in a time window, given in seconds since the start of the run."""
 
     window: tuple[float | None, float | None]
     system: dict[str, SeriesFigures]
@@ -155,20 +159,21 @@ class SamplesSummary(SamplingReport, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Ticks:
-    """Times of a timer: a start time plus multiples of a period. Times that have passed are skipped."""
+    """Times of a timer: a start time plus `number` periods. Times that have passed are skipped."""
 
     start_ns: int
     period_ns: int
     number: int = 0
 
-    def next(self, now_ns: int) -> tuple[float, int]:
+    def next_wait(self, now_ns: int) -> tuple[float, int]:
+        """Return the seconds until the next time, and the number of skipped times."""
         due = max(self.number + 1, -(-(now_ns - self.start_ns) // self.period_ns))
         skipped, self.number = due - self.number - 1, due
         return to_seconds(self.start_ns + due * self.period_ns - now_ns), skipped
 
 
 class Columns:
-    """Samples of several series at the same times. One thread adds samples, any thread may read them."""
+    """Samples of several series at the same times. One thread adds samples; any thread can read them."""
 
     def __init__(self, series: Mapping[str, MonitorSeries]) -> None:
         self.series = dict(series)
@@ -184,15 +189,15 @@ class Columns:
         return len(self._t_ns)
 
     def add(self, t_ns: int, took_ns: int, values: Mapping[str, float | None]) -> None:
-        """Add a sample of the time `t_ns`, which took `took_ns` to take; missing series get None."""
-        assert values.keys() <= self.series.keys(), "a value of no series"
+        """Add a sample of the time `t_ns`. Reading it took `took_ns`. Missing series get None."""
+        assert values.keys() <= self.series.keys(), f"unknown series: {values.keys() - self.series.keys()}"
         with self._lock:
             if self._closed:
                 return
             if len(self._t_ns) >= SAMPLES_MAX:
                 self.dropped += 1
                 return
-            assert not self._t_ns or t_ns >= self._t_ns[-1], "samples are in order of time"
+            assert not self._t_ns or t_ns >= self._t_ns[-1], "samples must be added in the order of time"
             self._t_ns.append(t_ns)
             self._took_ns.append(took_ns)
             for name, column in self._values.items():
@@ -200,7 +205,7 @@ class Columns:
                 column.append(nan if value is None else value)
 
     def close(self) -> None:
-        """Ignore further samples: a thread that hangs may add one while the columns are read."""
+        """Ignore further samples: a thread that hung can add one while the columns are read."""
         with self._lock:
             self._closed = True
 
@@ -300,13 +305,14 @@ def _series_figures(columns: Columns, window: _Window) -> dict[str, SeriesFigure
 
 
 def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], first: int) -> float | None:
-    weighed, weight_ns = 0.0, 0
-    for at, value in enumerate(values, first):
-        if value is not None and at:
-            length_ns = times_ns[at] - times_ns[at - 1]
-            weighed += value * length_ns
+    """Return the mean of the values, each weighted by the time since the previous sample."""
+    weighted_sum, weight_ns = 0.0, 0
+    for index, value in enumerate(values, first):
+        if value is not None and index:
+            length_ns = times_ns[index] - times_ns[index - 1]
+            weighted_sum += value * length_ns
             weight_ns += length_ns
-    return weighed / weight_ns if weight_ns else None
+    return weighted_sum / weight_ns if weight_ns else None
 
 
 def _counter_growth(

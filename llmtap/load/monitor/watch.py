@@ -1,9 +1,9 @@
 """Monitor a load run: sample this host, and scrape the server's `/metrics` once per second.
 
-`Replay` (and `llmtap bench exo`) starts `Watch` before the load and gets `TimeSeries` at its end; the samples
-of the host are taken in `system.py`. The time of a scrape is the middle of its request; a failed scrape is
-counted. If the user gave no URL (`optional`) and the first answer has no known metrics, scraping stops: the
-target may be a relay, whose capture would contain the further requests.
+`Replay` (and `llmtap bench exo`) starts `LoadMonitor` before the load and gets `TimeSeries` at its end; the
+samples of the host are taken in `system.py`. The time of a scrape is the middle of its request. If the user
+gave no URL (`optional`) and the first answer has no known metrics, scraping stops: the target is possibly a
+relay, whose capture would contain all further scrapes.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ from llmtap.net.server_metrics import (
 )
 from llmtap.units import NS_PER_S, to_seconds
 
-REASONS_MAX: Final = 8
+FAILURE_REASONS_MAX: Final = 8
+"""Maximum number of different reasons that are counted; further reasons are counted as `other`."""
 TIMEOUT_NS: Final = 5 * NS_PER_S
 
 
@@ -49,7 +50,7 @@ class ServerScraper:
         tls: ssl.SSLContext | None = None,
         optional: bool = False,
     ) -> None:
-        """`headers` may contain a key, so they are never reported. `tls` replaces the CAs of the system.
+        """`headers` can contain an API key, so they are never reported. `tls` replaces the CAs of the system.
         `optional`: stop after an answer without known metrics."""
         assert period_ns > 0
         self._url = url
@@ -58,33 +59,32 @@ class ServerScraper:
         self._timeout_ns = timeout_ns
         self._headers = {**ACCEPT, **(headers or {})}
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
-        self._optional = optional
-        self._answered = False
-        self._gave_up = False
+        self._is_optional = optional
+        self._is_answered = False
+        self._has_given_up = False
         self._skipped_scrapes = 0
         self._failures: Counter[str] = Counter()
-        self._task: asyncio.Task[None] | None = None
+        self._scrape_task: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
         self.columns = Columns(SERIES)
 
     def start(self) -> None:
-        assert self._task is None, "started once"
+        assert self._scrape_task is None, "start() must be called only once"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=1), timeout=aiohttp.ClientTimeout(total=None)
         )
-        self._task = asyncio.create_task(self._run())
+        self._scrape_task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Scrape once more, so that the counters include the end of the run, and stop."""
-        if self._task is None or self._session is None:
+        if self._scrape_task is None or self._session is None:
             return
-        task, self._task = self._task, None
+        task, self._scrape_task = self._scrape_task, None
         task.cancel()
         try:
             await asyncio.gather(task, return_exceptions=True)
-            # Limit the time of the last scrape, so that a server that hangs does not delay the end of the
-            # run.
-            if not self._gave_up:
+            # Limit the time of the final scrape: a server that hangs must not delay the end of the run.
+            if not self._has_given_up:
                 await self._scrape(min(self._timeout_ns, self._period_ns))
         finally:
             await self._session.close()
@@ -93,7 +93,7 @@ class ServerScraper:
     def report(self) -> ScrapeReport:
         return ScrapeReport(
             url=None if self._session is None else shown_url(self._url),
-            gave_up=self._gave_up,
+            gave_up=self._has_given_up,
             period=to_seconds(self._period_ns),
             scrapes=len(self.columns) + self.columns.dropped + self._failures.total(),
             skipped=self._skipped_scrapes,
@@ -106,39 +106,39 @@ class ServerScraper:
         ticks = Ticks(self._clock.mono_ns(), self._period_ns)
         while True:
             await self._scrape(self._timeout_ns)
-            if self._optional and self._answered and not len(self.columns):
-                self._gave_up = True
+            if self._is_optional and self._is_answered and not len(self.columns):
+                self._has_given_up = True
                 return
-            wait_s, skipped = ticks.next(self._clock.mono_ns())
+            wait_s, skipped = ticks.next_wait(self._clock.mono_ns())
             self._skipped_scrapes += skipped
             await asyncio.sleep(wait_s)
 
     async def _scrape(self, timeout_ns: int) -> None:
         assert self._session is not None
-        self._answered = False
+        self._is_answered = False
         before_ns = self._clock.mono_ns()
         try:
             async with asyncio.timeout(to_seconds(timeout_ns)):
                 async with self._session.get(self._url, headers=self._headers, ssl=self._tls) as response:
-                    self._answered = True
+                    self._is_answered = True
                     body = await read_body(response)
             after_ns = self._clock.mono_ns()
             values = await read_metrics_in_thread(body)
         except SCRAPE_ERRORS as exc:
-            self._fail(failure_reason(exc))
+            self._count_failure(failure_reason(exc))
             return
         if not values:
-            self._fail("the page has no metric of vLLM, SGLang, TGI or llm-d")
+            self._count_failure("the page has no metric of vLLM, SGLang, TGI or llm-d")
             return
         self.columns.add((before_ns + after_ns) // 2, after_ns - before_ns, values)
 
-    def _fail(self, reason: str) -> None:
-        kept = reason in self._failures or len(self._failures) < REASONS_MAX
-        self._failures[reason if kept else "other"] += 1
+    def _count_failure(self, reason: str) -> None:
+        is_listed = reason in self._failures or len(self._failures) < FAILURE_REASONS_MAX
+        self._failures[reason if is_listed else "other"] += 1
 
 
-class Watch:
-    """Monitors host and server from `start()` to `close()`. A failure here never ends the run."""
+class LoadMonitor:
+    """Monitors host and server from `start()` to `close()`. A failure of the monitor never ends the run."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Watch:
         """Monitor a load on the URL `target`.
 
         The sender is this process; the server is the process that listens at a loopback target. Opens NVML,
-        which may take a second. `metrics`: URL to scrape with `headers` and `tls` (default: `/metrics` of the
+        which can take a second. `metrics`: URL to scrape with `headers` and `tls` (default: `/metrics` of the
         target).
         """
         url = urlsplit(target)
@@ -163,7 +163,7 @@ class Watch:
         self._system = SystemSampler(
             clock, sender=[os.getpid()], target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml
         )
-        self._scrape = scrape
+        self._scrapes_server = scrape
         self._scraper = ServerScraper(
             metrics or metrics_url(target),
             clock,
@@ -175,15 +175,15 @@ class Watch:
 
     def start(self) -> None:
         self._system.start()
-        if self._scrape:
+        if self._scrapes_server:
             self._scraper.start()
 
     def latest(self) -> dict[str, float]:
         return {**self._system.columns.latest(), **self._scraper.columns.latest()}
 
     async def close(self, start_ns: int) -> TimeSeries:
-        """Take the last samples and stop. `start_ns`: start of the run (mono)."""
+        """Take the final samples and stop. `start_ns`: start of the run on the monotonic clock."""
         await self._scraper.close()
-        await asyncio.to_thread(self._system.close)  # In a thread: this may wait for a GPU's driver.
+        await asyncio.to_thread(self._system.close)  # This call can wait for a GPU driver.
         sampling = self._system.report(self._scraper.report())
         return TimeSeries(start_ns, self._system.columns, self._scraper.columns, sampling)

@@ -49,9 +49,9 @@ DISSIMILAR_SHARE_MAX: Final = 0.05
 """Share of pairs of dissimilar lengths above which E2E is not comparable at p5 and p95."""
 MODELS_MAX: Final = 5
 """Maximum number of model names kept for each side (replay, recording)."""
-_KEPT: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
+_COMPARED: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
 _NONE: Final = -1
-_SENT, _WELL = 1, 2
+_SENT, _ENDED_WELL = 1, 2
 _SIDES: Final = ("then", "now", "difference")
 _MICROSECOND: Final = 1_000
 _NO_INFO: Final = CaptureInfo()
@@ -59,21 +59,23 @@ _NO_INFO: Final = CaptureInfo()
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
+    """Source that contains the recorded answers to the requests."""
+
     place: str
     format: str
-    places: "array[int]"
+    source_rows: "array[int]"
     """Row number in the source of each request. Requests beyond the end of this array repeat rows."""
 
 
 def find_recorded_answers(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
-    """Return where the recorded answers to the first `count` requests of a trace are found.
+    """Return the source with the recorded answers to the first `count` requests of a trace.
 
     None if the trace has no answer times, or if it is a pipe, which cannot be read twice.
     """
     readable_twice = "://" in place or Path(place).is_file() or Path(place).is_dir()
-    if not trace.answered or not readable_twice:
+    if not trace.has_answer_times or not readable_twice:
         return None
-    return RecordedAnswer(place, trace.format, trace.places[:count])
+    return RecordedAnswer(place, trace.format, trace.source_rows[:count])
 
 
 class Baseline:
@@ -82,44 +84,45 @@ class Baseline:
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self.recorded = recorded
-        n = len(recorded.places)
-        self._now = {name: array("q", [_NONE]) * n for name in _KEPT}
-        self._state = bytearray(n)
-        self.matched = 0
-        """Number of sent rows that were found again in the source."""
-        self._repeated = self._unknown = 0
+        n = len(recorded.source_rows)
+        self._replayed_values = {name: array("q", [_NONE]) * n for name in _COMPARED}
+        self._row_states = bytearray(n)
+        self.found_count = 0
+        """Number of sent rows that were found in the source when it was read again."""
+        self._repeat_count = self._unknown_outcomes = 0
         self._has_times = False
         self._ended_by_side = {"both": 0, "then": 0, "now": 0, "neither": 0}
-        self._sides = {side: {name: Histogram() for name in FIGURES} for side in _SIDES}
+        self._histograms = {side: {name: Histogram() for name in FIGURES} for side in _SIDES}
         self._slower_counts: Counter[str] = Counter()
         self._uncertainty = Histogram()
         self._lengths = {"n": 0, "equal": 0, "near": 0}
         self._models: dict[str, set[str]] = {"then": set(), "now": set()}
 
     def add_replayed(self, row: int, x: Exchange) -> None:
-        if row >= len(self._state):
-            self._repeated += 1
+        if row >= len(self._row_states):
+            self._repeat_count += 1
             return
         self._add_model("now", x)
-        self._state[row] = _SENT | (_WELL if x.outcome in ENDED_WELL else 0)
+        self._row_states[row] = _SENT | (_ENDED_WELL if x.outcome in ENDED_WELL else 0)
         for name, value in _figures(x).items():
             if value is not None:
-                self._now[name][row] = value
+                self._replayed_values[name][row] = value
 
     def was_sent(self, row: int) -> bool:
-        return bool(self._state[row])
+        return bool(self._row_states[row])
 
     def add_recorded(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
         """Add a row's recorded exchange. `outcome`, `uncertainty`: whether the source has these fields."""
-        self.matched += 1
+        self.found_count += 1
         self._add_model("then", x)
-        self._unknown += not outcome
+        self._unknown_outcomes += not outcome
         then = _figures(x)
-        now = {name: None if column[row] == _NONE else column[row] for name, column in self._now.items()}
+        values = {name: column[row] for name, column in self._replayed_values.items()}
+        now = {name: None if value == _NONE else value for name, value in values.items()}
         if x.timeline.submit_ns is not None:
             then["elapsed"] = None
         self._has_times = self._has_times or any(then.get(name) is not None for name in FIGURES)
-        well_then, well_now = x.outcome in ENDED_WELL, bool(self._state[row] & _WELL)
+        well_then, well_now = x.outcome in ENDED_WELL, bool(self._row_states[row] & _ENDED_WELL)
         if not (well_then and well_now):
             self._ended_by_side["then" if well_then else "now" if well_now else "neither"] += 1
             return
@@ -137,18 +140,18 @@ class Baseline:
             before, after = then.get(name), now.get(name)
             if before is not None and after is not None:
                 for side, ns in zip(_SIDES, (before, after, after - before), strict=True):
-                    self._sides[side][name].record(ns)
+                    self._histograms[side][name].record(ns)
                 self._slower_counts[name] += after > before
 
     def to_dict(self, info: CaptureInfo = _NO_INFO) -> dict[str, object] | None:
         """Return public JSON in seconds; None if no row has answer times. `info`: metadata of the source."""
         if not self._has_times:
             return None
-        missing = sum(map(bool, self._state)) - self.matched
+        missing = sum(map(bool, self._row_states)) - self.found_count
         n, near = self._lengths["n"], self._lengths["near"]
         comparable = n - near <= DISSIMILAR_SHARE_MAX * n if n else None
         return {
-            "requests": {"compared": self.matched, "not_found": missing, "repeated": self._repeated},
+            "requests": {"compared": self.found_count, "not_found": missing, "repeated": self._repeat_count},
             "ended_well": dict(self._ended_by_side),
             "pairs": {name: self._pair_figures(name) for name in FIGURES},
             "output_tokens": {**self._lengths, "comparable": comparable},
@@ -161,18 +164,18 @@ class Baseline:
             self._models[side].add(x.model)
 
     def _pair_figures(self, name: str) -> dict[str, object]:
-        n = self._sides["difference"][name].n
-        sides = {side: _finish_shares(histograms[name]) for side, histograms in self._sides.items()}
+        n = self._histograms["difference"][name].n
+        sides = {side: _percentiles_s(by_name[name]) for side, by_name in self._histograms.items()}
         return {"n": n, **sides, "slower": self._slower_counts[name] / n if n else None}
 
     def _notes(self, missing: int, info: CaptureInfo, *, comparable: bool | None) -> Iterator[str]:
         if missing:
             yield f"{missing:,} rows were not found again: the source has changed meanwhile"
-        if self._repeated:
-            yield f"{self._repeated:,} requests were rows that came again: they are compared once"
-        if self._unknown:
-            yield f"of {self._unknown:,} rows the source does not say how they ended: taken for well"
-        counts = {name: histogram.n for name, histogram in self._sides["difference"].items()}
+        if self._repeat_count:
+            yield f"{self._repeat_count:,} requests were rows that came again: they are compared once"
+        if self._unknown_outcomes:
+            yield f"of {self._unknown_outcomes:,} rows the source does not say how they ended: taken for well"
+        counts = {name: histogram.n for name, histogram in self._histograms["difference"].items()}
         if counts["elapsed"]:
             yield "the source does not say when requests were submitted: elapsed counts from arrival"
         if comparable is False:
@@ -203,18 +206,19 @@ def read_recorded(
     Raises ConfigError if the source cannot be read, ValueError for an unknown enumeration value.
     """
     recorded = baseline.recorded
-    places = recorded.places
-    order = [row for row in sorted(range(len(places)), key=places.__getitem__) if baseline.was_sent(row)]
+    source_rows = recorded.source_rows
+    in_source_order = sorted(range(len(source_rows)), key=source_rows.__getitem__)
+    order = [row for row in in_source_order if baseline.was_sent(row)]
     begin = done = 0
     reading = open_trace(recorded.place, source_format=recorded.format, progress=progress)
     with reading as trace:
         for batch in trace.source.batches:
             end, first = begin + batch.num_rows, done
-            while done < len(order) and places[order[done]] < end:
+            while done < len(order) and source_rows[order[done]] < end:
                 done += 1
             if done > first:
                 rows = order[first:done]
-                part = batch.take(pa.array([places[row] - begin for row in rows], pa.int64()))
+                part = batch.take(pa.array([source_rows[row] - begin for row in rows], pa.int64()))
                 known = zip(
                     *(part.column(name).is_valid().to_pylist() for name in ("outcome", "uncertainty_us")),
                     strict=True,
@@ -236,9 +240,9 @@ def read_recorded(
 
 
 def _figures(x: Exchange) -> dict[str, int | None]:
-    """Return the figures of an exchange, by the names of `_KEPT`; in ns, except `output` (tokens)."""
+    """Return the figures of an exchange, by the names of `_COMPARED`; in ns, except `output` (tokens)."""
     t, tokens = x.timeline, x.tokens
-    # A number of chunks is not the length of an answer: a server decides how many tokens are in a chunk.
+    # Do not compare numbers of chunks: a server decides how many tokens are in a chunk.
     output = None if tokens.source is TokenSource.CHUNKS else tokens.output
     elapsed_ns = None if t.response_end_ns is None else max(0, t.response_end_ns - t.arrival_ns)
     ttft = tpot = pause = None
@@ -256,6 +260,6 @@ def _figures(x: Exchange) -> dict[str, int | None]:
     }
 
 
-def _finish_shares(histogram: Histogram) -> dict[str, float | None]:
+def _percentiles_s(histogram: Histogram) -> dict[str, float | None]:
     values = histogram.percentiles(tuple(SHARES.values()))
     return {name: None if v is None else v / NS_PER_S for name, v in zip(SHARES, values, strict=True)}

@@ -53,10 +53,9 @@ from llmtap.units import NS_PER_S
 
 QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 VALUES_MAX: Final = 20_000_000
-"""Maximum number of values of a histogram: all of them are kept in a list for the intervals."""
+"""Maximum number of values of a histogram: the computation of an interval needs all values in a list."""
 GAPS: Final = frozenset({"tbc", "itl"})
-"""Metrics with several values for each request. The values of a request depend on each other, so these
-metrics have no interval."""
+"""Metrics with several values for each request. These depend on each other, so they have no interval."""
 _RATES: Final[Mapping[str, tuple[str, str, Callable[[SavedReplay], float | None]]]] = {
     "offered_rps": ("requests sent", "req/s", lambda result: result.load.offered_rps),
     "achieved_rps": ("requests ended", "req/s", lambda result: result.load.achieved_rps),
@@ -70,7 +69,7 @@ _SHARES: Final[Mapping[str, tuple[str, Callable[[SavedReplay], tuple[int, int]]]
     "attainment": ("objectives met", lambda result: (result.goodput.met, result.goodput.counted)),
 }
 """Title, and the counts of the part and the whole, by the name of a figure."""
-_LOAD: Final = (
+_LOAD_PARTS: Final = (
     "arrivals",
     "body",
     "conversations",
@@ -82,16 +81,13 @@ _LOAD: Final = (
     "window",
     "workload",
 )
-"""Parts of a plan that decide which requests are sent and at what times."""
-_NOT_LOAD: Final = frozenset({"body.endpoint", "body.model", "body.server", "arrivals.recorded_rps"})
-_UNCOMPARED: Final = ("notes", "prompts")
+"""Parts of a plan that decide which requests are sent and when, except their `_OTHER_SETTINGS`."""
+_OTHER_SETTINGS: Final = frozenset({"body.endpoint", "body.model", "body.server", "arrivals.recorded_rps"})
+_IGNORED_PARTS: Final = ("notes", "prompts")
 
 
 def compare_replays(results: Mapping[str, SavedReplay], level: float = 0.95) -> ReplayComparison:
-    """Compare results of replays, by label, with the first one.
-
-    `level`: confidence level of each interval.
-    """
+    """Compare results of replays, by label, with the first. `level`: confidence level of each interval."""
     (first, base), *others = results.items()
     compared = [
         ComparedResult(label, result.plan.get("target"), result.window.start, result.verdict)
@@ -103,7 +99,7 @@ def compare_replays(results: Mapping[str, SavedReplay], level: float = 0.95) -> 
 def _compare_pair(a: str, base: SavedReplay, b: str, other: SavedReplay, level: float) -> PairComparison:
     cautions = list(_cautions({a: base, b: other}))
     figures = list(_figures(base, other, level, in_bursts=bool(cautions)))
-    return PairComparison(a, b, figures, cautions, _set_up(base, other))
+    return PairComparison(a, b, figures, cautions, _set_up_differences(base, other))
 
 
 def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float | None]:
@@ -225,19 +221,19 @@ def _compare_figure(figure: _FigureOfPair, level: float) -> ComparedFigure:
     )
 
 
-def _set_up(a: SavedReplay, b: SavedReplay) -> list[SetUpDifference]:
+def _set_up_differences(a: SavedReplay, b: SavedReplay) -> list[SetUpDifference]:
     """Return the settings of plan, sender and server that differ; settings of the load come first."""
-    ours, theirs = dict(_settings(a)), dict(_settings(b))
+    settings_a, settings_b = dict(_settings(a)), dict(_settings(b))
     rows = [
-        SetUpDifference(name, ours.get(name), theirs.get(name), _is_load(name))
-        for name in dict.fromkeys((*ours, *theirs))
-        if ours.get(name) != theirs.get(name)
+        SetUpDifference(name, settings_a.get(name), settings_b.get(name), _is_load_setting(name))
+        for name in dict.fromkeys((*settings_a, *settings_b))
+        if settings_a.get(name) != settings_b.get(name)
     ]
     return sorted(rows, key=lambda row: not row.load)
 
 
 def _settings(result: SavedReplay) -> Iterator[tuple[str, Any]]:
-    yield from leaves({k: v for k, v in result.plan.items() if k not in _UNCOMPARED})
+    yield from leaves({k: v for k, v in result.plan.items() if k not in _IGNORED_PARTS})
     sender = result.sender
     yield "sender.llmtap", sender.llmtap
     yield "sender.hosts", sorted({clock.host for clock in sender.clocks})
@@ -250,8 +246,8 @@ def _settings(result: SavedReplay) -> Iterator[tuple[str, Any]]:
     yield "stopped", result.load.stopped
 
 
-def _is_load(name: str) -> bool:
-    return name == "stopped" or (name.partition(".")[0] in _LOAD and name not in _NOT_LOAD)
+def _is_load_setting(name: str) -> bool:
+    return name == "stopped" or (name.partition(".")[0] in _LOAD_PARTS and name not in _OTHER_SETTINGS)
 
 
 _ABOUT: Final = (

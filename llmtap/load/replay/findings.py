@@ -1,9 +1,9 @@
 """Findings on a replay: problems that limit the validity of its figures, from its result as public JSON.
 
 A load generator that is too slow measures its own delays instead of the server. `findings` returns
-`Finding`s, the most serious first; each names its value, limit and remedy, and the figures that it makes not
-valid (`spoils`) or doubtful (`doubts`). `unchecked` names the checks that were not possible. The functions
-are pure; `verdict.py` sums the findings up. A limit is llmtap's own choice unless a document is named.
+`Finding`s, the most serious first; each names its value, limit and remedy, and the figures that it makes
+invalid or doubtful. `check_gaps` names the checks that were not possible. The functions are pure;
+`verdict.py` makes one verdict of the findings. A limit is llmtap's own choice unless a document is named.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from llmtap.gates.figures import bounded_figures
 from llmtap.load.host_limits import HOST_LIMITS
@@ -39,28 +39,26 @@ LIMITS: Final = {
     "prompt_tokens_most": 0.10,
 }
 """Limits of the findings. Lateness: p99 of the dispatch lateness in seconds, or as a share of the TTFT p50:
-the larger limit counts, but at most `lateness_most`. Rate: sent / planned in the time of the plan, if more
-than one or two requests are missing. CPU: share of one CPU that a sending process uses. Uncertainty: share of
-the TTFT p50 or the E2E p50 for the first token, and of the time between chunks or per token
-(`_chunk_error_limit`) for the other tokens. An error of `error_seen` seconds, or of this share of the p50,
-makes a figure doubtful. Clocks: seconds between sending hosts (IETF 4.7.2). Prompt tokens: sum of the
+the larger limit counts, but at most `lateness_most`. Rate: sent / planned in the time of the plan, if
+`rate_missing` or more requests are missing. CPU: share of one CPU that a sending process uses. Uncertainty:
+share of the TTFT p50 or the E2E p50 for the first token, and of the time between chunks or per token
+(`_chunk_error_limit`) for the other tokens. An error of `error_seen` seconds, or of `error_seen_share` of the
+p50, makes a figure doubtful. Clocks: seconds between sending hosts (IETF 4.7.2). Prompt tokens: sum of the
 absolute differences between the server's and llmtap's counts, as a share of llmtap's sum. Up to the first
 limit, a token at the start of a prompt or in the template explains the difference; beyond the second, the
 prompts that the server processed were not those that were planned."""
-
 
 CAUTION_SHARE: Final = 0.07
 """Share of late timestamps or requests up to which a finding makes figures only doubtful (a caution)."""
 CPU_SECONDS_MIN: Final = 5.0
 """Shortest run of which the CPU usage is judged: the start of the sender dominates a shorter one."""
-_SERVERS_OWN: Final = frozenset({408, 425, 429})
-"""4xx statuses that do not mean a wrong request: it came too slowly, too early, or with too many others."""
+_RETRIABLE_STATUSES: Final = frozenset({408, 425, 429})
+"""4xx statuses that do not mean a wrong request: it was too slow, too early, or one of too many."""
 _MERGED: Final = "several chunks may have got one timestamp"
 _UNLIMITED: Final = (
     "whether several chunks got one timestamp: the chunks of an answer come in one read, so that neither the"
     " TBC p50 nor the TPOT p50 gives a limit"
 )
-
 
 SPACING: Final = ("tbc", "itl", "tbc_max", "jitter")
 """Figures of the times between chunks or tokens."""
@@ -82,24 +80,24 @@ LOAD: Final = ("load", *FROM_SCHEDULE)
 FIGURES: Final = (*LOAD, *LATENCIES, "tokens", "input_tokens")
 """Names of all figures that the verdict judges, as in `verdict.figures`."""
 REQUESTED: Final = frozenset({"load", "ttft", "ttft_any", "tpot", "e2e", "tokens", "goodput"})
-"""Figures that every replay must measure. If one of them, or a figure of an objective, is not valid, the
-result is not valid."""
+"""Figures that every replay must measure. A result without one of them, or of its objectives, is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem or fact that limits the validity of figures."""
 
-    what: str
+    kind: str
     figure: float
+    """Measured value, which is beyond `limit`."""
     limit: float
-    says: str
-    spoils: tuple[str, ...] = ()
-    """Figures that this finding makes not valid."""
-    doubts: tuple[str, ...] = ()
-    """Figures that this finding makes doubtful."""
+    text: str
+    """Problem, and its remedy if there is one, in one sentence."""
+    invalid_figures: tuple[str, ...] = ()
+    """Names of the figures that this finding makes invalid; `doubtful_figures`: those it makes doubtful."""
+    doubtful_figures: tuple[str, ...] = ()
     error: float | None = None
-    """Possible error of these figures in seconds, if known."""
+    """Largest possible error of these figures in seconds, if known."""
     share: float | None = None
     """Share of the requests or exchanges that have a timestamp or dispatch beyond the limit."""
     failed: bool = False
@@ -108,21 +106,21 @@ class Finding:
 
     def invalidates(self, requested: Collection[str] = REQUESTED) -> bool:
         """Whether the load failed, or a requested figure is not valid."""
-        return self.failed or any(name in requested for name in self.spoils)
+        return self.failed or any(name in requested for name in self.invalid_figures)
 
-    def judged(self, requested: Collection[str] = REQUESTED) -> "JudgedFinding":
+    def to_judged(self, requested: Collection[str] = REQUESTED) -> "JudgedFinding":
         return JudgedFinding(**asdict(self), invalidates=self.invalidates(requested))
 
 
 class JudgedFinding(Struct, frozen=True):
-    """A `Finding` of a verdict."""
+    """A `Finding` as public JSON of a verdict."""
 
-    what: str
+    kind: str = field(name="what")
     figure: float
     limit: float
-    says: str
-    spoils: tuple[str, ...]
-    doubts: tuple[str, ...]
+    text: str = field(name="says")
+    invalid_figures: tuple[str, ...] = field(name="spoils")
+    doubtful_figures: tuple[str, ...] = field(name="doubts")
     error: float | None
     share: float | None
     failed: bool
@@ -207,7 +205,7 @@ def _find_unplanned_rows(result: Mapping[str, Any]) -> Iterator[Finding]:
             0,
             f"{_part_text(estimated, rows, 'rows')} of the trace have no token count: the lengths of prompts"
             " and answers are estimated, so compare latencies with the original only roughly",
-            doubts=("input_tokens",),
+            doubtful_figures=("input_tokens",),
             share=estimated / rows,
         )
 
@@ -259,7 +257,7 @@ def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
             0,
             f"{_part_text(without, n, 'answers')} have output and no content{f' ({kinds})' if kinds else ''}:"
             " TTFT is of the others, and TTFT-any, to the first token of any kind, is of all",
-            doubts=("ttft",),
+            doubtful_figures=("ttft",),
             share=without / n,
         )
     if body["stream"] and (whole := n - answers["streamed"]):
@@ -274,8 +272,8 @@ def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _find_chunk_counts(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find answers of which the output tokens are counted by chunks: a chunk may contain several tokens."""
-    # `answers` counts only those that ended well: a failed answer has no usage, and `_find_failed_requests`
+    """Find answers whose output tokens are counted as chunks, although a chunk can contain several tokens."""
+    # `answers` counts only answers that ended well. A failed answer has no usage, and `_find_failed_requests`
     # reports it.
     answers = result.get("answers") or {}
     n, counted = answers.get("by_chunks", 0), answers.get("output", 0)
@@ -346,14 +344,14 @@ def _find_busy_sender(result: Mapping[str, Any]) -> Iterator[Finding]:
             busiest,
             LIMITS["cpu_share"],
             f"a sending process used {busiest:.0%} of a CPU: more --processes would say whether it held back",
-            doubts=(*LOAD, *LATENCIES),
+            doubtful_figures=(*LOAD, *LATENCIES),
         )
 
 
 def _find_unsure_timestamps(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
-    """Find whether several chunks may share one timestamp.
+    """Find timestamps that several chunks possibly share.
 
-    A kernel timestamp is correct even if the data is read late, but chunks that are read together share one.
+    A kernel timestamp is correct even if the data is read late, but chunks that are read together share it.
     """
     p99, n = (at(result, "uncertainties", name) for name in ("p99", "n"))
     name, limit = _chunk_error_limit(result)
@@ -375,7 +373,7 @@ def _find_unsure_timestamps(result: Mapping[str, Any], values: Histogram | None)
 
 
 def _find_unsure_first_tokens(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
-    """Find whether the timestamp of the submission or of the first token may be late.
+    """Find timestamps of submissions or first tokens that are possibly too late.
 
     An error that is large enough to be visible in a figure makes it doubtful; too many large errors make it
     not valid.
@@ -384,7 +382,7 @@ def _find_unsure_first_tokens(result: Mapping[str, Any], values: Histogram | Non
     ttft, e2e = _median_ttft(result), at(result, "metrics", "e2e", "p50")
     if p99 is None:
         return
-    for name, p50, figures in (("ttft", ttft, _OF_ENDS), ("e2e", e2e, ("e2e", "tpot"))):
+    for name, p50, figures in (("ttft", ttft, _FIRST_TOKEN_FIGURES), ("e2e", e2e, ("e2e", "tpot"))):
         if not p50:
             continue
         seen = max(LIMITS["error_seen"], LIMITS["error_seen_share"] * p50)
@@ -406,7 +404,7 @@ def _find_unsure_first_tokens(result: Mapping[str, Any], values: Histogram | Non
             )
 
 
-_OF_ENDS: Final = (
+_FIRST_TOKEN_FIGURES: Final = (
     "ttft",
     "ttft_any",
     "ttfb",
@@ -432,8 +430,8 @@ def _chunk_error_limit(result: Mapping[str, Any]) -> tuple[str, float]:
     return name, LIMITS["uncertainty_of_tbc"] * time
 
 
-def unchecked(result: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each check that was not possible, with the reason."""
+def check_gaps(result: Mapping[str, Any]) -> list[str]:
+    """Return a sentence, with the reason, for each check that was not possible."""
     streams = at(result, "metrics", "ttft", "n") and at(result, "uncertainties", "p99") is not None
     if streams and not _chunk_error_limit(result)[1]:
         return [_UNLIMITED]
@@ -469,16 +467,16 @@ def _find_failed_requests(result: Mapping[str, Any]) -> Iterator[Finding]:
             LIMITS["failed_share"],
             f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others; TTFT and gaps"
             f" are of all tokens that came{_wrong_requests_text(result)}",
-            doubts=_OF_WHOLE_ANSWERS,
+            doubtful_figures=_WHOLE_ANSWER_FIGURES,
             share=failed / n,
             failed=True,
         )
 
 
-_OF_WHOLE_ANSWERS: Final = ("ttft", "ttft_any", "e2e", "ttft_scheduled", "e2e_scheduled", "tokens")
-"""Figures that exclude failed requests, so that failures may make them look better."""
+_WHOLE_ANSWER_FIGURES: Final = ("ttft", "ttft_any", "e2e", "ttft_scheduled", "e2e_scheduled", "tokens")
+"""Figures that exclude failed requests, so that failures can make them look better."""
 _NOT_FAILED: Final = ("complete", "refused", "tap_error")
-"""Outcomes that are no failures of the server. `tap_error` is a failure of llmtap or this host, which
+"""Outcomes that are not failures of the server. `tap_error` is a failure of llmtap or of this host, which
 `_find_lost_results` and `_find_host_limits` report."""
 
 
@@ -487,7 +485,7 @@ def _wrong_requests_text(result: Mapping[str, Any]) -> str:
     blamed = {
         status: n
         for status, n in (result.get("error_statuses") or {}).items()
-        if 400 <= int(status) < 500 and int(status) not in _SERVERS_OWN
+        if 400 <= int(status) < 500 and int(status) not in _RETRIABLE_STATUSES
     }
     if not blamed:
         return ""
@@ -496,7 +494,7 @@ def _wrong_requests_text(result: Mapping[str, Any]) -> str:
 
 
 def _find_clock_errors(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find clocks that may differ too much. The comparison has an error of up to half its round trip."""
+    """Find clocks that possibly differ too much: comparing two clocks has an error of half a round trip."""
     others = [clock for clock in result["sender"].get("clocks") or () if not clock["shared"]]
     hosts = len({clock["host"] for clock in others})
     apart = max((clock["rtt"] / 2 for clock in others), default=0.0)
@@ -514,10 +512,10 @@ def _find_clock_errors(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _find_miscounted_tokens(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find that the server's token counts of prompts differ from the expected ones.
+    """Find prompts for which the server counted another number of tokens than expected.
 
     The server then has another tokenizer or chat template. Without `--tokenizer`, the expected counts are
-    planned lengths, which the prompts need not have exactly, so a difference is less serious.
+    planned lengths. The prompts need not have exactly these lengths, so a difference is less serious.
     """
     lengths = result.get("lengths") or {}
     counted, usage = lengths.get("input_counted") or 0, lengths.get("input_usage") or 0
@@ -544,7 +542,7 @@ def _find_miscounted_tokens(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _count_above(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
-    """Return the number and share of the `n` values above a limit in seconds; all if `values` is None."""
+    """Return the number and share of the `n` values above a limit in seconds; all `n` if `values` is None."""
     beyond = n if values is None else values.count_above(limit * NS_PER_S)
     return beyond, beyond / n
 

@@ -27,7 +27,6 @@ from llmtap.version import __version__
 KEY_NAME: Final = "OPENAI_API_KEY"
 USER_AGENT: Final = f"llmtap-replay/{__version__}"
 
-
 HEADER_FILE_BYTES_MAX: Final = 1 << 20
 
 
@@ -48,7 +47,7 @@ def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
             raise ConfigError(
-                place, "expected `Name: value`", "the text is not shown here: it may contain a key"
+                place, "expected `Name: value`", "the line is not shown: it can contain an API key"
             )
         fields.append((name.strip(), value.strip()))
         check_fields([(name.strip().encode(), value.strip().encode())], place)
@@ -79,27 +78,27 @@ _NAMES: Final[Mapping[Spoken, str]] = {
     "realtime": "Realtime",
     "grpc": "gRPC",
 }
-_NEITHER: Final = {
-    "--tenant-header": "a request has no headers",
-    "--label-header": "a request has no headers",
-    "--body-field": "there are no bodies",
-    "--no-stream": "answers always come in pieces",
-    "--retries": "nothing is sent again",
+_UNUSED_BY_PROMPTS: Final = {
+    "--tenant-header": "requests have no header fields of their own",
+    "--label-header": "requests have no header fields of their own",
+    "--body-field": "requests have no HTTP body",
+    "--no-stream": "answers are always streamed",
+    "--retries": "requests are not retried",
     "--dialect": "the URL names the API",
 }
-_OF_WEBSOCKETS: Final = {
+_UNUSED_BY_WEBSOCKETS: Final = {
     "--endpoint": "the path of the URL names the API",
     "--fresh": "a session serves one request after another",
-    **_NEITHER,
+    **_UNUSED_BY_PROMPTS,
 }
-_MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
+_UNUSED_OPTIONS: Final[Mapping[Spoken, Mapping[str, str]]] = {
     "http": {},
-    "responses": _OF_WEBSOCKETS,
-    "realtime": _OF_WEBSOCKETS,
+    "responses": _UNUSED_BY_WEBSOCKETS,
+    "realtime": _UNUSED_BY_WEBSOCKETS,
     "grpc": {
-        "--endpoint": "there is one method",
+        "--endpoint": "the service has only one method",
         "--fresh": "one connection carries all calls",
-        **_NEITHER,
+        **_UNUSED_BY_PROMPTS,
         "--server": "the server is always vLLM's engine service",
         "--ca": "grpc:// has no TLS (use grpcs://)",
         "--insecure": "gRPC always verifies the certificate",
@@ -114,7 +113,7 @@ def refuse_unused_options(load: LoadPlan) -> None:
     flags = flags_given(load.target, load.bodies, load.sending)
     if load.bodies.stream is False:
         flags.append("--no-stream")
-    for option, why in _MEANINGLESS[spoken].items():
+    for option, why in _UNUSED_OPTIONS[spoken].items():
         if option in flags and (scheme, option) != ("grpcs", "--ca"):
             raise ConfigError(
                 option, f"has no effect on {scheme}:// ({_NAMES[spoken]}): {why}", f"leave out {option}"
@@ -131,10 +130,9 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
             f"cannot be sent over {_NAMES[spoken]}",
             f"leave out request.{unsent[0]} of the workload",
         )
-    # `known` has the servers that accept ignore_eos. Over gRPC this is any server, because it is vLLM's
-    # service.
-    known = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
-    exact = body.exact_output and body.server in known
+    # Over gRPC every server accepts ignore_eos, because the service is vLLM's.
+    accepting = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
+    exact = body.exact_output and body.server in accepting
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)
 
 

@@ -33,10 +33,10 @@ from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange, RequestShape, Turn
 from llmtap.json_types import json_value
-from llmtap.load.bodies import Prepared, limit_of_body, model_ids, prepare, server_of
+from llmtap.load.bodies import PreparedBodies, limit_of_body, model_ids, prepare, server_of
 from llmtap.load.endpoint_check import NO_ENDPOINT, endpoint_error, is_unanswerable
 from llmtap.load.host_limits import check_connections
-from llmtap.load.monitor.watch import Watch
+from llmtap.load.monitor.watch import LoadMonitor
 from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.prompt_sender import check_target
 from llmtap.load.replay.baseline import Baseline, read_recorded
@@ -87,7 +87,7 @@ class ReplayStage(Enum):
     """Stage of a replay; decides what a stop does."""
 
     PREPARING = "preparing"
-    """Nothing was sent yet, so the replay may be aborted."""
+    """Nothing was sent yet, so the replay can be aborted."""
     SENDING = "sending"
     """The warm-up or the load is sent; `stop` ends this stage."""
     REPORTING = "reporting"
@@ -96,24 +96,24 @@ class ReplayStage(Enum):
 
 @dataclass(slots=True)
 class Replay:
-    """One replay. `stop` may be called from a signal handler at any time."""
+    """One replay. `stop` can be called from a signal handler at any time."""
 
     plan: ReplayPlan
     load: LoadPlan
     listener: ProgressListener
     notes: list[str] = field(default_factory=list)
-    on_prepared: Callable[[Prepared], None] | None = None
+    on_prepared: Callable[[PreparedBodies], None] | None = None
     """Function called with all bodies, in the order of the rows, before anything is sent."""
     start_recording: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
     """Function called after the load; it returns a function that is called with each row and exchange."""
     stage: ReplayStage = ReplayStage.PREPARING
     _pool: WorkerPool | None = None
     _warmup_task: asyncio.Task[dict[str, object]] | None = None
-    _stopped: bool = False
+    _is_stopped: bool = False
 
     def stop(self) -> None:
-        """Send no more requests and wait for the answers in progress; a second call ends these at once."""
-        self._stopped = True
+        """Send no more requests and wait for the answers in flight. A second call ends the replay at once."""
+        self._is_stopped = True
         if self._warmup_task is not None:
             self._warmup_task.cancel()  # This has no effect if the warm-up has ended already.
         if self._pool is not None:
@@ -124,10 +124,10 @@ class Replay:
         load, target, measuring = self.load, self.load.target, self.load.measuring
         closed = load.schedule.closed is not None
         writer_place = measuring.capture
-        check_target(self._setup(-1, load.bodies))
+        check_target(self._worker_setup(-1, load.bodies))
         target.check_tenants(self.plan.requests.tenants)
         self._check_host()
-        if (slo := self._objectives()) != measuring.slo:
+        if (slo := self._objectives_text()) != measuring.slo:
             self.notes.append(f"with --retries, bounds count from the scheduled time: {slo}")
         if writer_place is not None:
             try:
@@ -145,11 +145,11 @@ class Replay:
             if self.on_prepared is not None:
                 self.on_prepared(prepared)
             exact = maker.output_exact and not requests.bodies
-            setup = self._setup(prepared.fd, body, exact_output=exact)
+            setup = self._worker_setup(prepared.fd, body, exact_output=exact)
             warmed = await self._run_warmup(prepared, maker, body)
             http_url = http_url_of(target.url)
             scraped = measuring.scrape != "none" and (measuring.scrape or http_url) is not None
-            watch = Watch(
+            watch = LoadMonitor(
                 SystemClock(),
                 http_url or target.url,
                 metrics=measuring.scrape,
@@ -169,14 +169,14 @@ class Replay:
                 create_member=create_member,
             ) as pool:
                 self._pool = pool
-                if self._stopped:
+                if self._is_stopped:
                     pool.stop()
                 planned = planned_within(requests, load.schedule.duration, closed=closed)
                 outcome = await pool.run(lambda p: self.listener.on_sending(p, planned))
                 if outcome.stopped == NO_ENDPOINT:
                     await watch.close(outcome.began_ns)
                     raise endpoint_error(next(x for _, x in pool.exchanges() if is_unanswerable(x)))
-                if self._stopped:
+                if self._is_stopped:
                     # Record the stop even if every request had been sent: a reader of the result must see it.
                     outcome.stopped = outcome.stopped or STOPPED
                 series = await watch.close(outcome.began_ns)
@@ -228,16 +228,16 @@ class Replay:
 
     async def check_reachable(self) -> None:
         """Check that there is a usable server. Raises the same errors as `run`."""
-        check_target(self._setup(-1, self.load.bodies))
+        check_target(self._worker_setup(-1, self.load.bodies))
         await self._complete_by_server(self.load.bodies)
 
     async def run_warmup(self) -> dict[str, object]:
         """Run the warm-up alone and return its result. Raises the same errors as `run`."""
-        check_target(self._setup(-1, self.load.bodies))
+        check_target(self._worker_setup(-1, self.load.bodies))
         body = await self._complete_by_server(self.load.bodies.with_settings(self.plan.settings))
         return await self._run_warmup(None, maker_for(self.load.target.url, body, self.plan.decode), body)
 
-    def _note_endpoints(self, prepared: Prepared) -> None:
+    def _note_endpoints(self, prepared: PreparedBodies) -> None:
         """Note the prompts of a data set that are not sent to the endpoint that the user named."""
         requests = self.plan.requests
         recorded = requests.paths or [""] * len(requests)
@@ -300,7 +300,7 @@ class Replay:
             body = msgspec.structs.replace(body, server=server_type)
         if body.model is None and self.plan.needs_model:
             if len(models) != 1 and spoken != "http":
-                return body  # The URL of the target may name the model.
+                return body  # The URL of the target possibly names the model.
             if len(models) != 1:
                 problem = (
                     "lists no model"
@@ -308,14 +308,14 @@ class Replay:
                     else f"answered status {status} to a request for its models"
                 )
                 offered = f"offers {', '.join(models[:8])}" if models else problem
-                hint = f"the request was sent to {shown_url(url)}: is the path of the URL right?"
+                hint = f"check the path of --target: the request was sent to {shown_url(url)}"
                 raise ConfigError(
                     "--model", f"is missing: the server {offered}", hint if status == 404 else None
                 )
             body = msgspec.structs.replace(body, model=models[0], replace_model=False)
         return body
 
-    def _setup(self, bodies_fd: int, body: BodyOptions, *, exact_output: bool = False) -> WorkerSetup:
+    def _worker_setup(self, bodies_fd: int, body: BodyOptions, *, exact_output: bool = False) -> WorkerSetup:
         load, change = self.load, msgspec.structs.replace
         ids = f"{load.sending.request_ids}-{secrets.token_hex(4)}"
         worker_load = change(
@@ -326,18 +326,18 @@ class Replay:
                 tokenizer=body.tokenizer if load.sending.ray is None else None,
             ),
             sending=change(load.sending, request_ids=ids),
-            measuring=change(load.measuring, slo=self._objectives()),
+            measuring=change(load.measuring, slo=self._objectives_text()),
         )
         return WorkerSetup(
             load=worker_load,
             exact_output=exact_output,
             bodies_fd=bodies_fd,
             spill_fd=None,
-            open=self._connections(),
+            open=self._connection_count(),
             check_endpoint=len(set(self.plan.requests.paths)) <= 1,
         )
 
-    def _objectives(self) -> str | None:
+    def _objectives_text(self) -> str | None:
         """Return the objectives. With retries, their bounds count from the scheduled time.
 
         If they counted from the last attempt, a server that refuses requests and answers them later would
@@ -358,7 +358,7 @@ class Replay:
         if note is not None:
             self.notes.append(note)
 
-    def _connections(self) -> int:
+    def _connection_count(self) -> int:
         sending, closed = self.load.sending, self.load.schedule.closed
         if sending.fresh:
             return 0
@@ -386,11 +386,11 @@ class Replay:
         return most
 
     async def _run_warmup(
-        self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
+        self, prepared: PreparedBodies | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
         """Run the warm-up. `prepared`: bodies of the plan, used if the plan has no words to reorder."""
         self.stage = ReplayStage.SENDING
-        if self._stopped:
+        if self._is_stopped:
             raise ReplayStopped("stopped before anything was sent")
         self._warmup_task = asyncio.ensure_future(self._warm_up(prepared, maker, body))
         try:
@@ -399,7 +399,7 @@ class Replay:
             raise ReplayStopped("stopped while the server was warmed up: nothing was measured") from None
 
     async def _warm_up(
-        self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
+        self, prepared: PreparedBodies | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
         kind = self.load.sending.warmup
         if kind == "none":
@@ -415,7 +415,7 @@ class Replay:
                 prepared = stack.enter_context(
                     prepare(plan.requests, plan.prompts, maker, self.listener.on_preparing)
                 )
-            setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
+            setup = self._worker_setup(prepared.fd, body, exact_output=maker.output_exact)
             # Send from one process of this host, also if the load uses more: only the server is warmed up.
             warmup = await warm_up(
                 setup,
@@ -432,14 +432,14 @@ class Replay:
         try:
             info = read_recorded(baseline, self.plan.requests, self.listener.on_comparing)
         except (LlmtapError, ValueError) as exc:
-            # Leave out `exc.place`: it may be a URL with a key in it.
+            # Leave out `exc.place`: it can be a URL that contains an API key.
             reason = exc.problem if isinstance(exc, ConfigError) else exc
-            self.notes.append(f"no comparison with what was captured: {reason}")
+            self.notes.append(f"no comparison with the recorded answers: {reason}")
             return None
         comparison = baseline.to_dict(info)
         if comparison is None:
-            reason = "tells when its answer came" if baseline.matched else "was found again"
-            self.notes.append(f"no comparison with what was captured: no row that was sent {reason}")
+            reason = "has the time of its answer" if baseline.found_count else "was found again"
+            self.notes.append(f"no comparison with the recorded answers: no row that was sent {reason}")
         return comparison
 
     def _write_capture(self, pool: WorkerPool, seen: RunObservations, place: str) -> int:
@@ -453,7 +453,7 @@ class Replay:
         writer = RunWriter(place, seen.opened, info, meter="load")
         rows, of = 0, len(seen.sent_ns)
         for row, x in pool.exchanges():
-            describe(x, row, requests)
+            add_shape_and_turn(x, row, requests)
             writer.add(x)
             rows += 1
             if rows % 500 == 0:
@@ -466,7 +466,7 @@ class Replay:
 
         def described_exchanges() -> Iterator[Exchange]:
             for row, x in pool.exchanges():
-                describe(x, row, requests)
+                add_shape_and_turn(x, row, requests)
                 yield x
 
         try:
@@ -484,7 +484,7 @@ def _capture_batches(described: Iterator[Exchange]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _body_stats(maker: AnyMaker, prepared: Prepared) -> dict[str, object]:
+def _body_stats(maker: AnyMaker, prepared: PreparedBodies) -> dict[str, object]:
     """Return a description of the bodies as JSON: their fields, the number of each kind, and their paths."""
     kinds = prepared.kinds
     return {
@@ -501,8 +501,8 @@ def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool)
     return None if closed or requests.after else sum(ns < duration_ns for ns in requests.arrival_ns)
 
 
-def describe(x: Exchange, row: int, requests: Requests) -> None:
-    """Add to an exchange the shape of its prompt and its turn in the conversation, from the plan."""
+def add_shape_and_turn(x: Exchange, row: int, requests: Requests) -> None:
+    """Add the shape of the prompt, and the turn in the conversation, to an exchange from the plan."""
     blocks = requests.blocks[row] if requests.blocks else ()
     body = requests.bodies[row] if requests.bodies else b""
     limit = limit_of_body(body) if body else max(1, requests.output[row])

@@ -47,16 +47,17 @@ class ReplayPlan:
     requests: Requests
     prompts: PromptSource | None
     about: dict[str, object]
+    """Description of the plan for the result, as JSON."""
     notes: list[str] = field(default_factory=list)
     decode: Decode | None = None
     baseline: RecordedAnswer | None = None
-    """Where the recorded answers are found; None if there are none to compare with."""
+    """Source of the recorded answers; None if there are none to compare with."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the workload sets in each body (`[request]`)."""
 
     @property
     def needs_model(self) -> bool:
-        """Whether a body has to be generated, or is a prompt of a data set and names no model."""
+        """Whether a body must be generated, or a body of a data set names no model."""
         bodies, paths = self.requests.bodies, self.requests.paths
         return not bodies or any(
             not (paths and paths[row]) and b'"model"' not in body for row, body in enumerate(bodies)
@@ -78,7 +79,7 @@ def make_plan(
     Raises ConfigError naming the wrong option or file.
     """
     if schedule.speed is not None and schedule.rate is not None:
-        raise ConfigError("--speed", "cannot be combined with --rate")
+        raise ConfigError("--speed", "cannot be combined with --rate", "use only one of them")
     counter = load_counter(tokenizer or OWN, chat=chat, place="--tokenizer")
     name = None if tokenizer is None else counter.tokenizer.name
     make = _plan_of_workload if is_workload(schedule.source) else partial(_plan_of_trace, progress=progress)
@@ -108,7 +109,7 @@ def _plan_of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> Repla
     count = REQUESTS if schedule.requests is None else schedule.requests
     requests = workload.requests(count, schedule.seed)
     if len(requests) == 0:
-        raise ConfigError("TRACE", f"{schedule.source} has no requests")
+        raise ConfigError("TRACE", f"the workload {schedule.source} has no requests")
     description = report_of(workload, requests, schedule.seed)
     arrivals: Mapping[str, object] | None = None
     if schedule.closed is not None:
@@ -183,7 +184,7 @@ def _plan_of_trace(
         raise ConfigError("--share", str(exc)) from None
     count = len(trace) if schedule.requests is None else schedule.requests
     scale = 1.0 if schedule.speed is None else schedule.speed
-    own_rate = trace.first(count).rate_rps
+    own_rate = trace.first_rows(count).rate_rps
     if own_times and schedule.rate is not None:
         if own_rate is None:
             raise ConfigError("--rate", "all rows of the trace arrive at once, so the rate cannot be changed")
@@ -213,9 +214,9 @@ def _plan_of_trace(
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2],
         "format": trace.format,
         "rows": len(trace),
-        "rows_left_out": trace.left_out,
+        "rows_left_out": trace.omitted_count,
         "rows_unsendable": trace.unsendable,
-        "rows_estimated": trace.estimated,
+        "rows_estimated": trace.estimated_count,
         "requests": len(requests),
         "arrivals": arrivals,
         "seed": schedule.seed,
@@ -229,12 +230,12 @@ def _plan_of_trace(
     notes = list(trace.notes)
     if unanswered := 0 if any(requests.bodies) else requests.output.count(0):
         notes.append(
-            f"{unanswered:,} of {len(requests):,} rows tell of no answer, as where a request failed: they are"
-            " sent and ask for one token"
+            f"{unanswered:,} of {len(requests):,} rows have no answer, for example after a failed request:"
+            " they are sent and request one token"
         )
     baseline = find_recorded_answers(trace, place, count)
-    if trace.answered and baseline is None:
-        notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
+    if trace.has_answer_times and baseline is None:
+        notes.append("no comparison with the recorded answers: the trace is a pipe, which is read only once")
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 
 
@@ -312,12 +313,12 @@ def reverse_words(plan: ReplayPlan) -> ReplayPlan:
         bodies=planned.bodies[:count],
         paths=planned.paths[:count],
     )
-    prompts = None if plan.prompts is None else _Reversed(plan.prompts)
+    prompts = None if plan.prompts is None else _ReversedPrompts(plan.prompts)
     return ReplayPlan(requests, prompts, {}, [], plan.decode)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reversed:
+class _ReversedPrompts:
     source: PromptSource
 
     def prompt(self, row: int) -> Prompt:

@@ -80,19 +80,21 @@ class _Turn:
 
 
 class TaskTimes:
+    """Durations of tasks (conversations), and latencies by turn."""
+
     def __init__(self, after: Sequence[int]) -> None:
-        """`after`: for each row, the row before it in its task, always a smaller number; -1 for the first."""
-        self._first_rows, self._number = array("q"), array("q")
+        """`after`: for each row, the previous row of its task, always a smaller number; -1 for the first."""
+        self._first_rows, self._turn_numbers = array("q"), array("q")
         self._tasks: dict[int, _Task] = {}
         self._turns: list[_Turn] = []
         for row, before in enumerate(after):
             self._first_rows.append(row if before < 0 else self._first_rows[before])
-            self._number.append(0 if before < 0 else self._number[before] + 1)
+            self._turn_numbers.append(0 if before < 0 else self._turn_numbers[before] + 1)
             self._tasks.setdefault(self._first_rows[row], _Task()).requests += 1
 
     def add(self, row: int, x: Exchange) -> None:
         t, task = x.timeline, self._tasks[self._first_rows[row]]
-        number = min(self._number[row], TURNS_MAX - 1)
+        number = min(self._turn_numbers[row], TURNS_MAX - 1)
         self._turns += [_Turn() for _ in range(number + 1 - len(self._turns))]
         first_ns, whole_ns = ttft_ns(t), e2e_ns(t)
         if first_ns is not None and x.stream:
@@ -127,12 +129,13 @@ class ObservedLengths:
     """Comparison of the lengths that the server reports with the planned lengths, in tokens."""
 
     input_told: int = 0
+    """Number of prompts whose length the server reported; `input_exact`: of these, as long as planned."""
     input_exact: int = 0
     input_off_max: int = 0
-    """Largest difference between a prompt's reported and planned length, in tokens."""
+    """Largest difference between the reported and the planned length of a prompt, in tokens."""
     input_as_counted: int = 0
-    """Number of prompts of which the reported length equals llmtap's own count. This count may differ from
-    the planned length: the chat template alone may have more tokens than planned."""
+    """Number of prompts whose reported length equals llmtap's own count. This count can differ from the
+    planned length, because the chat template alone can have more tokens than planned."""
     input_counted: int = 0
     """Sum of the tokens of these prompts by llmtap's count, or by the trace if they were not counted."""
     input_usage: int = 0
@@ -141,6 +144,7 @@ class ObservedLengths:
     output_told: int = 0
     output_exact: int = 0
     output_wanted: bool = False
+    """Whether the requests require exactly the planned number of output tokens."""
 
     def add(self, x: Exchange, wanted_input: int, counted_input: int, wanted_output: int) -> None:
         """Add an exchange, with the planned lengths of its row. `counted_input`: -1 if not counted."""
@@ -167,9 +171,11 @@ class RunObservations:
     """Data of all exchanges of a run, which are added in any order. Times are monotonic."""
 
     requests: Requests
-    counted: Sequence[int]
+    prompt_tokens: Sequence[int]
+    """Number of tokens of each prompt by llmtap's count; -1 if not counted."""
     lengths: ObservedLengths = field(default_factory=ObservedLengths)
     opened: "Counter[str]" = field(default_factory=Counter)
+    """Number of exchanges by sending process."""
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Time of the last byte of each exchange, or its last known time."""
@@ -192,7 +198,7 @@ class RunObservations:
         """Add the exchange of a row, once for each row that ended."""
         t = x.timeline
         self.opened[x.relay] += 1
-        # The dispatch time of a retried request is that of its first attempt.
+        # Use the first attempt of a retried request; `arrival_ns` belongs to its last attempt.
         sent_ns = t.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
             sent_ns = x.scheduled_ns + x.dispatch_late_ns
@@ -207,7 +213,7 @@ class RunObservations:
         log = t.events.t_ns
         self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
         requests = self.requests
-        self.lengths.add(x, requests.input[row], self.counted[row], requests.output[row])
+        self.lengths.add(x, requests.input[row], self.prompt_tokens[row], requests.output[row])
         if not requests.after or requests.after[row] < 0:
             self._first_sent_ns[row] = sent_ns
         if self.tasks is not None:
@@ -286,7 +292,7 @@ class RunObservations:
         }
 
     def count_sent_by(self, began_ns: int, until_ns: int) -> int:
-        """Return how many requests that do not wait for an earlier answer had been sent by `until_ns`."""
+        """Return the number of requests that wait for no earlier answer and were sent by `until_ns`."""
         return sum(t - began_ns <= until_ns for t in self._first_sent_ns.values())
 
     def last_sent_ns(self, began_ns: int) -> int:
@@ -310,8 +316,8 @@ _ANSWERS: Final = (
     "refusal_only",
 )
 """Kinds of answers that ended well. `n`: all. `output`: has output of any kind. `silent`: has none,
-although the request was for text and was not refused. `by_chunks`: its output tokens are counted by chunks.
-The last three: has no content but reasoning, a tool call or a refusal; one answer may have several of these.
+although the request was for text and was not refused. `by_chunks`: its output tokens are counted as chunks.
+The kinds `..._only`: has no content but reasoning, a tool call or a refusal; an answer can have several.
 """
 PERIODS_MAX: Final = 10_000
 """Maximum number of periods in a timeline: nearly three hours at 1 s each, about 200 KB of JSON. The periods
@@ -324,7 +330,7 @@ class LoadTimeline(msgspec.Struct, frozen=True):
     period: float
     """Length of a period in seconds."""
     t: list[float]
-    """Begin of each period."""
+    """Begin of each period in seconds since the start of the run."""
     planned: list[int] | None = msgspec.field(name="asked")
     """Number of planned requests; None without a plan."""
     sent: list[int]
@@ -393,9 +399,9 @@ QUANTILES: Final = (
     1.0,
 )
 """Shares at which the quantiles of a distribution are reported: evenly spaced, and closer in the tail."""
-_DRAWN: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
+_QUANTILE_METRICS: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
 _CORRECTED: Final = ("ttft", "e2e")
-_KEPT: Final = ("planned", "sent", "dropped", "unsent", "retries")
+_PLAN_COUNTS: Final = ("planned", "sent", "dropped", "unsent", "retries")
 
 
 def result_of(
@@ -432,7 +438,7 @@ def result_of(
     result["load"] = {
         **result["load"],
         **_load_document(outcome, seen, planned_ns),
-        **{name: plan_counts[name] for name in _KEPT},
+        **{name: plan_counts[name] for name in _PLAN_COUNTS},
     }
     # A load generator is not a proxy, so it adds no latency to the requests of clients.
     result["added"] = {}
@@ -505,7 +511,7 @@ ERRORS_MAX: Final = 20
 _ERROR_STATUS: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 GRACE_NS: Final = 10_000_000
-"""Allowed lateness of the last request of the plan, in ns."""
+"""Allowed lateness of the last request of the plan."""
 
 
 def _quantile_document(tally: LoadTally) -> dict[str, object]:
@@ -516,7 +522,7 @@ def _quantile_document(tally: LoadTally) -> dict[str, object]:
 
     return {
         "shares": list(QUANTILES),
-        "submit": {name: quantiles(tally.summary.histogram(name)) for name in _DRAWN},
+        "submit": {name: quantiles(tally.summary.histogram(name)) for name in _QUANTILE_METRICS},
         "schedule": {name: quantiles(tally.corrected[name]) for name in _CORRECTED},
         "dispatch_lateness": quantiles(tally.lateness),
     }
@@ -525,7 +531,7 @@ def _quantile_document(tally: LoadTally) -> dict[str, object]:
 def _sender_document(
     outcome: LoadResult, clock: str, seconds: float, output_tokens: int
 ) -> dict[str, object]:
-    done = outcome.done
+    done = outcome.reports
     cpu_s = sum(d.cpu_ns for d in done) / NS_PER_S
     return {
         "clock": clock,
@@ -543,7 +549,7 @@ def _sender_document(
             for d in done
         ],
         "cpu_seconds_per_1000_tokens": cpu_s / output_tokens * 1_000 if output_tokens else None,
-        "lost": outcome.lost,
+        "lost": outcome.lost_statuses,
         "clocks": [clock.to_dict() for clock in outcome.clocks],
     }
 

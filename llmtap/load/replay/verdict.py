@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from llmtap.gates.figures import bounded_figures
-from llmtap.load.replay.findings import FIGURES, FROM_SCHEDULE, REQUESTED, Finding, JudgedFinding, unchecked
+from llmtap.load.replay.findings import FIGURES, FROM_SCHEDULE, REQUESTED, Finding, JudgedFinding, check_gaps
 from llmtap.report.values import METRIC_TITLES, at
 
 
@@ -28,7 +28,7 @@ class FigureVerdict(Struct, frozen=True):
     """Largest possible error in seconds, if known."""
     share: float | None
     findings: list[str]
-    """Kinds of the findings that make the figure not valid or doubtful."""
+    """Kinds of the findings that make the figure invalid or doubtful."""
 
 
 class LoadVerdict(Struct, frozen=True):
@@ -38,9 +38,9 @@ class LoadVerdict(Struct, frozen=True):
     """Whether the load did not fail, and every requested figure is valid or doubtful."""
     failed: bool
     partial: bool
-    not_valid: list[str]
-    """Requested figures that are not valid."""
-    says: str
+    invalid_figures: list[str] = field(name="not_valid")
+    """Names of the requested figures that are not valid."""
+    sentence: str = field(name="says")
     """The verdict in one sentence."""
     figures: dict[str, FigureVerdict]
     findings: list[JudgedFinding]
@@ -54,8 +54,8 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> LoadVe
     for name in FIGURES:
         if not _has_figure(name, result):
             continue
-        spoiled = [one for one in problems if name in one.spoils]
-        doubted = [one for one in problems if name in one.doubts]
+        spoiled = [one for one in problems if name in one.invalid_figures]
+        doubted = [one for one in problems if name in one.doubtful_figures]
         errors = [one.error for one in (*spoiled, *doubted) if one.error is not None]
         shares = [one.share for one in (*spoiled, *doubted) if one.share is not None]
         figures[name] = FigureVerdict(
@@ -63,20 +63,21 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> LoadVe
             requested=name in requested,
             error=max(errors, default=None),
             share=max(shares, default=None),
-            findings=[one.what for one in (*spoiled, *doubted)],
+            findings=[one.kind for one in (*spoiled, *doubted)],
         )
     states = {name: one.state for name, one in figures.items()}
+    invalid = [n for n, state in states.items() if state is FigureState.NOT_VALID and n in requested]
     failed, is_partial = any(one.failed for one in problems), any(one.partial for one in problems)
     return LoadVerdict(
-        # Judge by the findings, not by `figures`: this has no entry for a metric that the result lacks.
+        # Judge by the findings, not by `figures`: `figures` has no entry for a metric that the result lacks.
         valid=not any(one.invalidates(requested) for one in problems),
         failed=failed,
         partial=is_partial,
-        not_valid=[n for n, state in states.items() if state is FigureState.NOT_VALID and n in requested],
-        says=verdict_sentence(states, failed=failed, partial=is_partial),
+        invalid_figures=invalid,
+        sentence=verdict_sentence(states, failed=failed, partial=is_partial),
         figures=figures,
-        findings=[one.judged(requested) for one in problems],
-        unchecked=unchecked(result),
+        findings=[one.to_judged(requested) for one in problems],
+        unchecked=check_gaps(result),
     )
 
 
@@ -98,8 +99,8 @@ def _has_figure(name: str, result: Mapping[str, Any]) -> bool:
 def verdict_sentence(states: Mapping[str, str], *, failed: bool = False, partial: bool = False) -> str:
     """Return the verdict in one sentence, from the state of each figure that was measured.
 
-    The state that most figures have comes last, as "all others". One or two figures, which a failed load
-    left, are named: "all figures" would promise latencies.
+    The state that most figures have comes last, as "all other figures". If a failed load measured only one or
+    two figures, these are named, because "all figures" would suggest that latencies were measured.
     """
     by_state = {
         state: [figure_title(name) for name, one in states.items() if one == state]

@@ -1,8 +1,8 @@
 """Run a sending process on a node of a Ray cluster: an actor there forwards its commands and output.
 
 `RayMember` is the parent's side, used by `worker_pool.py` like a local process; `RemoteProcess` is the actor
-on the node, which starts `worker.py` there. Each node gets all bodies; exchanges come back after the run.
-If an actor is lost, its process ends and is not restarted. Ray sends prompts and keys unencrypted unless
+on the node, which starts `worker.py` there. Each node gets all bodies; exchanges are fetched after the run.
+If an actor is lost, its process ends and is not restarted. Ray sends prompts and API keys unencrypted unless
 RAY_USE_TLS is set.
 """
 
@@ -32,11 +32,12 @@ from llmtap.load.workers.worker_handle import (
 from llmtap.units import decode_special, encode_special
 
 LEAD_NS: Final = 1_000_000_000
-"""Time from the command `go` to the start of the run: a call takes about 1 ms, or 20 ms on a busy node."""
+"""Time from the command `go` to the start of the run: a call to a node takes 1 ms, or 20 ms on a busy one."""
 STARTED_WITHIN_S: Final = 120
-"""Maximum time to wait for the actor: the node needs a free CPU and may have to load llmtap first."""
+"""Maximum time to wait for the actor: the node needs a free CPU, and possibly loads llmtap first."""
 CLOSED_WITHIN_S: Final = 5
 TRIPS: Final = 30
+"""Number of round trips to a node of which the fastest gives the offset of its clock."""
 PIECE_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 1 << 18
 _CALLS: Final = 4
@@ -47,7 +48,7 @@ class RemoteProcess:
     """Actor on the node that starts the sending process; its methods run in threads."""
 
     def __init__(self) -> None:
-        self._bodies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it ends with the actor)
+        self._bodies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the file ends with the actor)
         self._spill = tempfile.TemporaryFile()  # noqa: SIM115
         self._proc: subprocess.Popen[bytes] | None = None
         self._command_lock = threading.Lock()
@@ -56,7 +57,7 @@ class RemoteProcess:
     def describe_node(self) -> tuple[str, ClockReading]:
         return llmtap.__version__, read_clocks()
 
-    def take(self, piece: bytes) -> None:
+    def add_bodies(self, piece: bytes) -> None:
         self._bodies.write(piece)
 
     def start(self, setup: bytes, script: bytes, keep: bool) -> int:
@@ -66,8 +67,7 @@ class RemoteProcess:
         return self._proc.pid
 
     def send_commands(self, commands: list[str]) -> None:
-        """Send the commands that were not sent yet. Each call has all commands since the first, because calls
-        may arrive out of order."""
+        """Send the new commands. Each call has all commands so far, because calls can arrive out of order."""
         with self._command_lock:
             for command in commands[self._commands_sent :]:
                 self._write_line(command.encode())
@@ -97,6 +97,8 @@ class RemoteProcess:
 
 
 class RayMember:
+    """A sending process on a node of a Ray cluster, used like a `LocalMember`."""
+
     lead_ns = LEAD_NS
 
     def __init__(self, ray: Any, clock: Clock | None = None) -> None:
@@ -128,18 +130,19 @@ class RayMember:
             .remote()
         )
         try:
-            version, theirs = await asyncio.wait_for(self._call_actor("describe_node"), STARTED_WITHIN_S)
+            version, reading = await asyncio.wait_for(self._call_actor("describe_node"), STARTED_WITHIN_S)
             if version != llmtap.__version__:
                 raise ConfigError(
                     "--ray",
-                    f"the node {theirs.host} has llmtap {version}, but this machine has {llmtap.__version__}",
+                    f"the node {reading.host} has llmtap {version}, this machine has {llmtap.__version__}",
+                    "install the same version on all nodes",
                 )
             # Measure the clock in a thread: on the loop, other tasks could make the round trip longer.
             self.clock = await asyncio.get_running_loop().run_in_executor(None, self._measure_clock)
-            at = 0
-            while piece := os.pread(setup.bodies_fd, PIECE_BYTES, at):
-                await self._call_actor("take", piece)
-                at += len(piece)
+            offset = 0
+            while piece := os.pread(setup.bodies_fd, PIECE_BYTES, offset):
+                await self._call_actor("add_bodies", piece)
+                offset += len(piece)
             line = msgspec.json.encode(setup, enc_hook=encode_special)
             packed = msgspec.msgpack.encode(script)
             self.pid = await self._call_actor("start", line, packed, spill is not None)
@@ -168,7 +171,7 @@ class RayMember:
             status: int = await self._call_actor("wait_end")
             await self._fetch_spill()
         except self._ray.exceptions.RayError as exc:
-            self.spill_error = f"its node was lost: {_last_line(exc)}"
+            self.spill_error = f"the node of the process was lost: {_last_line(exc)}"
             return None
         return status
 

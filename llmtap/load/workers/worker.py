@@ -45,19 +45,21 @@ from llmtap.units import decode_special
 from llmtap.workload.requests import Requests
 
 REPORT_S: Final = 0.25
+"""Time between two progress messages."""
 COLLECT_EACH: Final = 240
 """Number of progress messages between two garbage collections: one minute."""
 SPILL_BYTES: Final = 1 << 20
 LATEST: Final = 512
 """Number of latest values used for the percentiles in progress messages. These take 0.1 ms; percentiles of
 all values would take 2 ms, in which nothing could be sent."""
-CUT_NS: Final = 0
+CUT_DRAIN_NS: Final = 0
+"""Time to wait for outstanding answers after the command `cut`."""
 
 mono_ns = SystemClock.mono_ns
 
 
 def main() -> int:
-    # Ctrl-C, or the end of the terminal, signals the whole process group. The parent decides what to do.
+    # Ctrl-C, or the end of the terminal, signals the whole process group: only the parent must react to it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with open(int(sys.argv[1]), "rb") as file:
@@ -92,8 +94,8 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     tally.planned = len(rows)
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
-    keeper = _Keeper(tally, requests, setup.spill_fd)
-    later = sender.deferred
+    store = _ExchangeStore(tally, requests, setup.spill_fd)
+    deferred = sender.deferred
     run: LoadRun | None = None
     start_ns = await _open_connections(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
@@ -101,27 +103,27 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
             sender,
             schedule,
             _request_reader(setup, script, requests, sender),
-            lambda row, x: later.add(partial(keeper.keep, row, x)),
+            lambda row, x: deferred.add(partial(store.add, row, x)),
             load,
             start_ns=start_ns,
             check_endpoint=setup.check_endpoint,
         )
         commands.run = run
-        telling = loop.create_task(
-            _report_progress(reports_fd, lambda: keeper.progress(sender, schedule, run), later)
+        report_task = loop.create_task(
+            _report_progress(reports_fd, lambda: store.progress(sender, schedule, run), deferred)
         )
         try:
             await run.send_all()
         finally:
-            telling.cancel()
+            report_task.cancel()
     loop.remove_reader(commands_fd)
     ended_ns = mono_ns()
     tally.dropped = schedule.dropped
     tally.summary.opened = sender.sent
     tally.retries.update(sender.retries)
-    keeper.flush()
+    store.flush()
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    stopped = commands.ended if run is None else run.stopped
+    stopped = commands.stop_reason if run is None else run.stopped
     done = WorkerDone(
         tally.to_bytes(),
         stopped,
@@ -132,13 +134,13 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
         sender.lateness.meter.take_max(),
         ended_ns if start_ns is None else start_ns,
         ended_ns,
-        keeper.spill_error,
+        store.spill_error,
     )
     if isinstance(sender, PromptSender):
         await sender.aclose()
     else:
         sender.close()
-    _write_frame(reports_fd, frame(keeper.progress(sender, schedule, run)), wait=True)
+    _write_frame(reports_fd, frame(store.progress(sender, schedule, run)), wait=True)
     _write_frame(reports_fd, frame(done), wait=True)
 
 
@@ -154,10 +156,7 @@ def _make_sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSen
 async def _open_connections(
     sender: LoadSender | PromptSender, connections: int, commands: "_Commands", reports_fd: int
 ) -> int | None:
-    """Open connections and report that this process is ready.
-
-    Return the start time of the run, or None if it was cancelled.
-    """
+    """Open connections, report that this process is ready, and return the run's start; None if cancelled."""
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
@@ -167,7 +166,7 @@ async def _open_connections(
     return await commands.start
 
 
-async def _report_progress(reports_fd: int, progress: Callable[[], Progress], later: DeferredWork) -> None:
+async def _report_progress(reports_fd: int, progress: Callable[[], Progress], deferred: DeferredWork) -> None:
     """Report progress, and collect garbage when there is time.
 
     Python itself would collect when many answers end at the same time, and sending would stop for 20 ms with
@@ -179,28 +178,29 @@ async def _report_progress(reports_fd: int, progress: Callable[[], Progress], la
         _write_frame(reports_fd, frame(progress()), wait=False)
         reports += 1
         if reports % COLLECT_EACH == 0:
-            later.add(_collect)
+            deferred.add(_collect_garbage)
 
 
-def _collect() -> None:
+def _collect_garbage() -> None:
     gc.collect()
 
 
 class _Commands:
-    """Reads the commands of the parent. The end of the pipe counts as the command `cut`."""
+    """Reads the commands of the parent: `go`, `stop`, and `cut` (stop at once), like the end of the pipe."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._unread_bytes = b""
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        """Start time of the run; None if the run was cancelled before its start."""
         self.run: LoadRun | None = None
-        self.ended: str | None = None
+        self.stop_reason: str | None = None
 
     def read(self) -> None:
         data = os.read(self._fd, 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
-            self._run_command("cut", "its parent is gone")
+            self._run_command("cut", "the parent process has ended")
         *lines, self._unread_bytes = (self._unread_bytes + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
@@ -210,14 +210,14 @@ class _Commands:
                 self.start.set_result(int(rest))
 
     def _run_command(self, word: str, reason: str) -> None:
-        self.ended = self.ended or reason
+        self.stop_reason = self.stop_reason or reason
         if self.run is not None:
-            self.run.stop(reason, drain_ns=CUT_NS if word == "cut" else None)
+            self.run.stop(reason, drain_ns=CUT_DRAIN_NS if word == "cut" else None)
         elif not self.start.done():
             self.start.set_result(None)
 
 
-class _Keeper:
+class _ExchangeStore:
     """Counts exchanges and stores them in a file for the parent."""
 
     def __init__(self, tally: LoadTally, requests: Requests, spill_fd: int | None) -> None:
@@ -225,18 +225,18 @@ class _Keeper:
         self._tenants, self._labels = requests.tenants, requests.labels
         self._fd = spill_fd
         self._buffer = bytearray()
-        self._failed = 0
-        self._tokens = 0
+        self._failed_count = 0
+        self._token_count = 0
         self._latest_times = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
         self.spill_error: str | None = None
 
-    def keep(self, row: int, x: Exchange) -> None:
+    def add(self, row: int, x: Exchange) -> None:
         if self._tenants:
             x.tenant = self._tenants[row]
         if self._labels:
             x.label = self._labels[row]
         m = self._tally.add(x)
-        self._tokens += x.tokens.output or 0
+        self._token_count += x.tokens.output or 0
         if x.dispatch_late_ns is not None:
             self._latest_times["late"].append(x.dispatch_late_ns)
         if m.ttft_ns is not None and x.stream:
@@ -244,7 +244,7 @@ class _Keeper:
         if m.tbc_ns:
             self._latest_times["tbc"].extend(m.tbc_ns)
         if x.outcome not in ENDED_WELL:
-            self._failed += 1
+            self._failed_count += 1
         if self._fd is not None:
             self._buffer += pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL)
             if len(self._buffer) >= SPILL_BYTES:
@@ -268,9 +268,9 @@ class _Keeper:
             sender.sent,
             len(sender.calls),
             tally.summary.n,
-            self._failed,
+            self._failed_count,
             schedule.rows_left,
-            self._tokens,
+            self._token_count,
             percentile(late, 0.99),
             percentile(ttft, 0.5),
             percentile(ttft, 0.99),

@@ -2,8 +2,8 @@
 
 `LocalMember` is a process on this machine; `RayMember` (`ray_worker.py`) is a process on another machine. The
 setup, the rows and the reports of a process are defined here and are also used by `worker.py`; commands are
-lines of text. `HostClock` converts the times of another host to ours. `worker_pool.py` controls several
-processes.
+lines of text. `HostClock` converts the times of another host to times of this host. `worker_pool.py` controls
+several processes.
 """
 
 import asyncio
@@ -32,8 +32,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class WorkerSetup(msgspec.Struct, kw_only=True):
-    """Configuration of a sending process. Its headers may contain keys, so it is sent through an unnamed file
-    (or by Ray), and not on the command line."""
+    """Configuration of a sending process: sent in a file, because headers can contain API keys."""
 
     load: LoadPlan
     """Options of the load; `closed` is the number of requests in flight of this process alone."""
@@ -42,10 +41,11 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     """For Realtime and gRPC: request exactly the planned number of tokens. HTTP bodies have fields for it."""
     bodies_fd: int
     spill_fd: int | None
+    """File for the exchanges; None: they are not stored."""
     open: int = 0
-    """Connections opened before the start."""
+    """Number of connections opened before the start."""
     check_endpoint: bool = False
-    """Stop if the first answers show that the target lacks the endpoint or rejects the key."""
+    """Whether to stop if the first answers show that the target lacks the endpoint or rejects the key."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -76,7 +76,7 @@ class WorkerScript(msgspec.Struct, array_like=True):
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """Report that connections are open and bodies are available, so that the parent may send `go`."""
+    """Report that connections are open and bodies are available, so that the parent can send `go`."""
 
     connections: int
 
@@ -86,6 +86,7 @@ class Progress(msgspec.Struct, tag=True):
 
     sent: int
     under_way: int
+    """Number of requests in flight; `left`: number of requests that were not sent yet."""
     ended: int
     failed: int
     left: int
@@ -128,7 +129,7 @@ def frame(message: WorkerReady | Progress | WorkerDone) -> bytes:
     return _LENGTH.pack(len(packed)) + packed
 
 
-class Frames:
+class FrameDecoder:
     def __init__(self) -> None:
         self._unread_bytes = bytearray()
 
@@ -144,7 +145,8 @@ class Frames:
             yield _decode(packed)
 
 
-_MOVED: Final = tuple(f.name for f in fields(Timeline) if f.name.endswith("_ns") and f.name != "paused_ns")
+_TIMES: Final = tuple(f.name for f in fields(Timeline) if f.name.endswith("_ns") and f.name != "paused_ns")
+"""Fields of a Timeline that are times; `paused_ns` is a duration, which needs no conversion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class ClockReading:
 
 
 Trip = tuple[int, int, ClockReading]
-"""Times of the request and of its answer on our monotonic clock, and the reading in the answer."""
+"""Times of a request and of its answer on this host's monotonic clock, and the reading in the answer."""
 
 
 def read_clocks(clock: Clock | None = None) -> ClockReading:
@@ -169,48 +171,49 @@ def read_clocks(clock: Clock | None = None) -> ClockReading:
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """Offset of a host's clocks from ours; converts its times to ours."""
+    """Offset of a host's clocks from those of this process; converts times between the two hosts."""
 
     host: str
     shared: bool = True
     """Whether the host has the same monotonic clock as this process."""
     mono_ahead_ns: int = 0
+    """Time of the host's monotonic clock minus that of this process."""
     wall_ahead_ns: int = 0
     rtt_ns: int = 0
     """Round-trip time of the comparison: the error of both offsets is at most half of it."""
 
     @classmethod
-    def from_trips(cls, ours: ClockReading, trips: Sequence[Trip]) -> "HostClock":
+    def from_trips(cls, local: ClockReading, trips: Sequence[Trip]) -> "HostClock":
         """Return the clock of a host, computed from the fastest of several round trips to it.
 
         Hosts with the same boot id count as different if their clocks differ by more than the round trip.
         """
-        request_ns, answer_ns, theirs = min(trips, key=lambda trip: trip[1] - trip[0])
+        request_ns, answer_ns, reading = min(trips, key=lambda trip: trip[1] - trip[0])
         at_ns, rtt_ns = (request_ns + answer_ns) // 2, answer_ns - request_ns
-        mono_ahead_ns = theirs.mono_ns - at_ns
-        if ours.boot and ours.boot == theirs.boot and abs(mono_ahead_ns) <= rtt_ns:
-            return cls(theirs.host, rtt_ns=rtt_ns)
-        wall_ahead_ns = theirs.wall_ns - (ours.wall_ns + at_ns - ours.mono_ns)
-        return cls(theirs.host, False, mono_ahead_ns, wall_ahead_ns, rtt_ns)
+        mono_ahead_ns = reading.mono_ns - at_ns
+        if local.boot and local.boot == reading.boot and abs(mono_ahead_ns) <= rtt_ns:
+            return cls(reading.host, rtt_ns=rtt_ns)
+        wall_ahead_ns = reading.wall_ns - (local.wall_ns + at_ns - local.mono_ns)
+        return cls(reading.host, False, mono_ahead_ns, wall_ahead_ns, rtt_ns)
 
-    def to_theirs_ns(self, ours_ns: int) -> int:
-        return ours_ns + self.mono_ahead_ns
+    def to_host_ns(self, local_ns: int) -> int:
+        return local_ns + self.mono_ahead_ns
 
-    def to_ours_ns(self, theirs_ns: int) -> int:
-        return theirs_ns - self.mono_ahead_ns
+    def to_local_ns(self, host_ns: int) -> int:
+        return host_ns - self.mono_ahead_ns
 
     def convert(self, x: Exchange) -> Exchange:
-        """Convert all times of an exchange to our clock."""
+        """Convert all times of an exchange to the clocks of this host."""
         if self.shared:
             return x
         t = x.timeline
-        for name in _MOVED:
+        for name in _TIMES:
             ns = getattr(t, name)
             if ns is not None:
-                setattr(t, name, self.to_ours_ns(ns))
-        t.events.t_ns = array("q", map(self.to_ours_ns, t.events.t_ns))
+                setattr(t, name, self.to_local_ns(ns))
+        t.events.t_ns = array("q", map(self.to_local_ns, t.events.t_ns))
         if x.scheduled_ns is not None:
-            x.scheduled_ns = self.to_ours_ns(x.scheduled_ns)
+            x.scheduled_ns = self.to_local_ns(x.scheduled_ns)
         x.arrival_wall_ns -= self.wall_ahead_ns
         return x
 
@@ -232,13 +235,14 @@ def _boot_id() -> str:
     """Return the boot id of the kernel and the time namespace (Linux); empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        # A container may have a monotonic clock of its own (time_namespaces(7)).
+        # A container can have a monotonic clock of its own (time_namespaces(7)).
         return f"{boot} {os.readlink('/proc/self/ns/time')}"
     except OSError:
         return ""
 
 
 LEAD_NS: Final = 100_000_000
+"""Time from the command `go` to the start of the run, so that every process gets the command in time."""
 _READ_BYTES: Final = 1 << 18
 
 
@@ -268,7 +272,7 @@ class LocalMember:
     """A sending process on this host. Only `start` raises LlmtapError."""
 
     lead_ns = LEAD_NS
-    """Time in ns from the `go` command to the start time that the command contains."""
+    """Time from the command `go` to the start time that the command contains."""
     spill_error: str | None = None
     """Reason why the stored exchanges are incomplete; None if they are complete."""
 
@@ -290,7 +294,7 @@ class LocalMember:
             # This blocks the loop for a few ms, which is harmless: no request is due yet.
             self._proc = spawn_worker(setup, packed, setup.bodies_fd, spill_fd)
         except OSError as exc:
-            raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
+            raise LlmtapError(f"cannot start a sending process: {exc.strerror}") from None
         loop = asyncio.get_running_loop()
         output = self._output = asyncio.StreamReader(limit=_READ_BYTES)
         self._pipe, _ = await loop.connect_read_pipe(
@@ -310,8 +314,7 @@ class LocalMember:
         return await self._output.read(_READ_BYTES)
 
     async def wait_end(self) -> int | None:
-        """Wait for the end of the process. Return its exit status, negative for a signal; None if its host
-        was lost."""
+        """Wait for the end. Return the exit status, negative for a signal; None if the host was lost."""
         assert self._proc is not None
         return await asyncio.get_running_loop().run_in_executor(None, self._proc.wait)
 

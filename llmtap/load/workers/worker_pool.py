@@ -2,9 +2,9 @@
 
 `WorkerPool.run` returns a `LoadResult` with the merged counts; after the run `exchanges` yields the Exchange
 of each row that ended. A process that dies is not restarted: its rows are counted as lost.
-`replay/perform.py` and `load/warmup.py` use it. Conversations are assigned in turn. A row's time depends on
-the plan alone, so any number of processes sends the same schedule. Times of hosts with another clock are
-converted to ours (`HostClock`).
+`replay/perform.py` and `load/warmup.py` use it. Conversations are assigned to the processes in turn. The time
+of a row depends on the plan alone, so any number of processes sends the same schedule. Times of hosts with
+another clock are converted to the clock of this process (`HostClock`).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from llmtap.load.stop_conditions import QueueGrowth
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.ray_worker import RayMember
 from llmtap.load.workers.worker_handle import (
-    Frames,
+    FrameDecoder,
     HostClock,
     LocalMember,
     Progress,
@@ -42,22 +42,25 @@ from llmtap.workload.requests import Requests
 
 Member = LocalMember | RayMember
 STOPPED: Final = "somebody stopped it"
-_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "retries", "waiting")
-_WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))
+_SUMMED_FIELDS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "retries", "waiting")
+_MAXIMUM_FIELDS: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))
 
 
 @dataclass(slots=True)
 class LoadResult:
+    """Merged counts of all sending processes, and the report of each."""
+
     tally: LoadTally
     began_ns: int
     ended_ns: int
-    done: list[WorkerDone] = field(default_factory=list)
+    reports: list[WorkerDone] = field(default_factory=list)
     clocks: list[HostClock] = field(default_factory=list)
-    lost: list[int | None] = field(default_factory=list)
-    """Exit status of each lost process (negative for a signal), None if its host was lost."""
+    lost_statuses: list[int | None] = field(default_factory=list)
+    """Exit status of each lost process (negative for a signal); None if the host was lost."""
     lost_rows: int = 0
     """Number of rows of lost processes. Of these, only rows with a stored exchange are known to be sent."""
     stopped: str | None = None
+    """Reason why the load ended early; None if it did not."""
     stop_condition: str | None = None
     """The condition of `--stop-when` that was met."""
 
@@ -96,9 +99,9 @@ class WorkerPool:
         clock: Clock | None = None,
     ) -> None:
         """`setup`: its slots and connections are divided among all processes. `bodies`: begin and end of each
-        row's body in the file. `paths`: path of each row, ""
-        for the path of the endpoint; empty if all rows have this path. `keep`: store the exchanges, not only
-        the counts. `create_member`: function that creates a process. `clock`: gives the results' times."""
+        row's body in the file. `paths`: path of each row, "" for the path of the endpoint; empty if all rows
+        have this path. `keep`: store the exchanges, not only the counts. `create_member`: function that
+        creates a process. `clock`: clock of the times in results."""
         self._setup = setup
         self._requests = requests
         self._paths = list(paths)
@@ -110,16 +113,18 @@ class WorkerPool:
         self._members = [create_member() for _ in self._assigned_rows]
         self._clock = SystemClock() if clock is None else clock
         self._files = ExitStack()
-        self._keep = keep
+        self._stores_exchanges = keep
         self._spills: list[BinaryIO] = [
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
             for _ in (self._assigned_rows if keep else ())
         ]
         self._started_members: list[Member] = []
         self._commands: list[str] = []
-        self._stopping: str | None = None
-        self._cut_event = asyncio.Event()
         self._stop_reason: str | None = None
+        """Reason of the first `stop`; None if it was not called. A second call sets `_cut_event`."""
+        self._cut_event = asyncio.Event()
+        self._met_condition: str | None = None
+        """Condition because of which the pool itself called `stop`."""
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -128,11 +133,9 @@ class WorkerPool:
         self._files.close()
 
     async def run(self, progress: Callable[[Progress], None] | None = None) -> LoadResult:
-        """Start all processes and wait for their end. `progress`: function called with the sums over
-        processes.
+        """Start all processes and wait for their end. `progress`: function called with the sums of all.
 
-        Raises ConfigError for an invalid target, header or certificate, LlmtapError if a process cannot be
-        started.
+        Raises ConfigError for an invalid target, header or certificate, LlmtapError if no process starts.
         """
         _check_setup(self._setup)
         sums: list[Progress | None] = [None] * len(self._assigned_rows)
@@ -140,35 +143,34 @@ class WorkerPool:
 
         def on_progress(i: int, part: Progress) -> None:
             sums[i] = part
-            if part.gave_up is not None and self._stopping is None:
-                # The whole load ends if one process gives up, such as after too many errors.
-                self._stop_reason = part.gave_up
+            if part.gave_up is not None and self._stop_reason is None:
+                # The whole load ends if one process gives up, for example after too many errors.
+                self._met_condition = part.gave_up
                 self.stop(part.gave_up)
             total = _sum_progress([p for p in sums if p is not None])
-            # Judge the sums only after all processes have reported: before, each first report makes them
-            # jump.
-            if growth is not None and self._stopping is None and None not in sums:
-                self._stop_reason = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
-                if self._stop_reason is not None:
-                    self.stop(self._stop_reason)
+            # Judge the sums only after all processes have reported: each first report makes the sums jump.
+            if growth is not None and self._stop_reason is None and None not in sums:
+                self._met_condition = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
+                if self._met_condition is not None:
+                    self.stop(self._met_condition)
             if progress is not None:
                 progress(total)
 
         loop = asyncio.get_running_loop()
         ready: list[asyncio.Future[None]] = [loop.create_future() for _ in self._assigned_rows]
-        serving = [
+        serve_tasks = [
             loop.create_task(self._serve_process(i, r, partial(on_progress, i))) for i, r in enumerate(ready)
         ]
         try:
             await asyncio.gather(*ready)
             began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
             for member in self._started_members:
-                member.send_command(f"go {member.clock.to_theirs_ns(began_ns)}")
-            reports = await asyncio.gather(*serving)
+                member.send_command(f"go {member.clock.to_host_ns(began_ns)}")
+            reports = await asyncio.gather(*serve_tasks)
         finally:
-            for task in serving:
+            for task in serve_tasks:
                 task.cancel()
-            await asyncio.gather(*serving, return_exceptions=True)
+            await asyncio.gather(*serve_tasks, return_exceptions=True)
             await asyncio.gather(*(member.kill() for member in self._members))
             for future in ready:
                 future.cancel()
@@ -179,28 +181,27 @@ class WorkerPool:
         return [member.pid for member in self._members if member.pid is not None]
 
     def stop(self, reason: str = STOPPED) -> None:
-        """Send no more requests and wait for the answers in progress; a second call ends these at once."""
-        command = f"{'stop' if self._stopping is None else 'cut'} {reason}"
-        if self._stopping is not None:
+        """Send no more requests and wait for the answers in flight. A second call ends the run at once."""
+        command = f"{'stop' if self._stop_reason is None else 'cut'} {reason}"
+        if self._stop_reason is not None:
             self._cut_event.set()
-        self._stopping = self._stopping or reason
+        self._stop_reason = self._stop_reason or reason
         self._commands.append(command)
         for member in self._started_members:
             member.send_command(command)
 
     def exchanges(self) -> Iterator[tuple[int, Exchange]]:
-        """Yield the row and the exchange of each request that ended, process by process. Call it after the
-        run.
+        """After the run, yield row and exchange of each request that ended, process by process.
 
         Exchanges that a lost process had not stored are missing.
         """
-        for member, spill in zip(self._members, self._spills, strict=self._keep):
+        for member, spill in zip(self._members, self._spills, strict=self._stores_exchanges):
             spill.seek(0)
             while True:
                 try:
                     row, x = pickle.load(spill)
                 except (EOFError, pickle.UnpicklingError):
-                    break  # The end of the file, or a record that was cut when the process was lost.
+                    break  # This is the end of the file, or a record that the lost process did not finish.
                 yield row, member.clock.convert(x)
 
     def _setup_of(self, i: int) -> WorkerSetup:
@@ -223,7 +224,7 @@ class WorkerPool:
                 return None
             done: WorkerDone | None = None
             opened = 0
-            frames = Frames()
+            frames = FrameDecoder()
             while data := await member.read():
                 for message in frames.feed(data):
                     match message:
@@ -261,7 +262,7 @@ class WorkerPool:
             self._paths,
             requests.labels,
         )
-        spill = self._spills[i] if self._keep else None
+        spill = self._spills[i] if self._stores_exchanges else None
         starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))
         cutting = asyncio.ensure_future(self._cut_event.wait())
         try:
@@ -284,27 +285,27 @@ class WorkerPool:
         objectives = Objectives.parse(measuring.slo) if measuring.slo else None
         tally = LoadTally(objectives, measuring.reader)
         out = LoadResult(
-            tally, began_ns, began_ns, stopped=self._stop_reason, stop_condition=self._stop_reason
+            tally, began_ns, began_ns, stopped=self._met_condition, stop_condition=self._met_condition
         )
         for member, rows, report in zip(self._members, self._assigned_rows, reports, strict=True):
             match report:
                 case None:
                     tally.planned += len(rows)
-                    out.stopped = out.stopped or self._stopping
+                    out.stopped = out.stopped or self._stop_reason
                 case LostWorker():
-                    out.lost.append(report.status)
+                    out.lost_statuses.append(report.status)
                     out.lost_rows += len(rows)
                     tally.planned += len(rows)
                 case WorkerDone():
                     clock = member.clock
                     done = msgspec.structs.replace(
                         report,
-                        began_ns=clock.to_ours_ns(report.began_ns),
-                        ended_ns=clock.to_ours_ns(report.ended_ns),
+                        began_ns=clock.to_local_ns(report.began_ns),
+                        ended_ns=clock.to_local_ns(report.ended_ns),
                         spill_error=report.spill_error or member.spill_error,
                     )
-                    tally.merge_bytes(done.tally, clock.to_ours_ns)
-                    out.done.append(done)
+                    tally.merge_bytes(done.tally, clock.to_local_ns)
+                    out.reports.append(done)
                     out.clocks.append(clock)
                     out.ended_ns = max(out.ended_ns, done.ended_ns)
                     out.stopped = out.stopped or done.stopped
@@ -314,6 +315,7 @@ class WorkerPool:
 @dataclass(frozen=True, slots=True)
 class LostWorker:
     status: int | None
+    """As in `LoadResult.lost_statuses`."""
 
 
 def _check_setup(setup: WorkerSetup) -> None:
@@ -333,12 +335,12 @@ def _share_of(whole: int, i: int, shares: int) -> int:
 
 
 def _sum_progress(parts: Sequence[Progress]) -> Progress:
-    """Return the sum over the processes: counts are added; of percentiles the worst is taken."""
+    """Return the progress of all processes: the sum of each count, and the largest of each percentile."""
     total = msgspec.structs.replace(parts[0])
     for part in parts[1:]:
-        for name in _COUNTS:
+        for name in _SUMMED_FIELDS:
             setattr(total, name, getattr(total, name) + getattr(part, name))
-        for name in _WORST:
+        for name in _MAXIMUM_FIELDS:
             values = [v for v in (getattr(total, name), getattr(part, name)) if v is not None]
             setattr(total, name, max(values, default=None))
         total.gave_up = total.gave_up or part.gave_up

@@ -29,7 +29,7 @@ from llmtap.sim.server.sender import Gatherer, RequestFaults, ResponseSender, Se
 from llmtap.sim.server.shapes import Answer, BadRequest, Choice, Shape, SimulatedRequest
 from llmtap.sim.server.truth import Submitted, Truth, TruthLog
 from llmtap.units import NEVER
-from llmtap.workload.prompts.text import answer_tokens, count_tokens, cut_tokens, token_ids
+from llmtap.workload.prompts.text import answer_tokens, count_tokens, token_ids, token_texts
 
 ANSWERED: Final = frozenset({"complete", "refused", "blocked", "stall", "slow"})
 """Outcomes of answers that were sent completely."""
@@ -76,7 +76,7 @@ def choose_text(
         case "content_filter" | "error":
             return Choice([], "content_filter")
         case "text" | "field" as kind:
-            return Choice(cut_tokens(REFUSAL), refused=kind == "field")
+            return Choice(token_texts(REFUSAL), refused=kind == "field")
     natural, limit = options.tokens, request.max_tokens
     count, finish = natural, "stop"
     if not exact:

@@ -133,7 +133,7 @@ def digest_of(trace: "Trace") -> str:
     digest = hashlib.sha256()
     for column in (requests.arrival_ns, requests.input, requests.output):
         digest.update(column.tobytes())
-    rest = (requests.blocks, requests.block_tokens, requests.epoch_ns, trace.dated)
+    rest = (requests.blocks, requests.block_tokens, requests.epoch_ns, trace.has_dates)
     digest.update(msgspec.msgpack.encode(rest))
     return digest.hexdigest()[:_ID_DIGITS]
 

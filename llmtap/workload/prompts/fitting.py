@@ -22,12 +22,11 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_
 from llmtap.workload.requests import Requests
 
 ROUNDS: Final = 4
-"""Maximum number of guesses from the tokens per word. The second is exact if only
-the overhead was unknown."""
-ONE_A_WORD: Final = 1.5
-"""Tokens per word below which each word is probably one token. A larger count then means that the assumed
-overhead was too low."""
+"""Maximum number of guesses by tokens per word. The second is exact if only the overhead was unknown."""
+SINGLE_TOKEN_WORDS_MAX: Final = 1.5
+"""Tokens per word below which each word probably is one token, and the assumed overhead was too low."""
 ATOM: Final = " a"
+"""Word with which a prompt is filled up, mostly one token at a time."""
 BATCH_TOKENS: Final = 100_000
 """Maximum number of tokens counted in one call, so that the memory of the tokenizer is bounded."""
 BATCH_ROWS: Final = 256
@@ -37,22 +36,24 @@ BATCH_ROWS: Final = 256
 class FittedPrompt:
     text: str
     tokens: int
-    wanted: int
-    way: str
+    wanted_tokens: int
+    method: str
+    """Method of counting the tokens, see `TokenCounter.method`."""
 
     @property
-    def exact(self) -> bool:
-        return self.tokens == self.wanted
+    def is_exact(self) -> bool:
+        return self.tokens == self.wanted_tokens
 
     @property
     def excess_tokens(self) -> int:
         """Difference from the planned length; negative if the prompt is too short."""
-        return self.tokens - self.wanted
+        return self.tokens - self.wanted_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     tokens: int
+    """Number of tokens that the prompt should have."""
     make: Callable[[int], Prompt]
     """Function that makes a prompt with a number of words. More words must not give fewer tokens."""
     overhead: int = 0
@@ -62,12 +63,12 @@ class Draft:
 def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, FittedPrompt]]:
     """Return a prompt for each draft. It has at least one word, because servers refuse empty messages."""
     searches = [_Search(draft) for draft in drafts]
-    for guess in (*[_Search.guess] * ROUNDS, *[_Search.guess_filled] * 2):
+    for guess in (*[_Search.guess] * ROUNDS, *[_Search.guess_atoms] * 2):
         open_ones = [search for search in searches if guess(search)]
         counts = counter.count([search.prompt for search in open_ones]) if open_ones else []
         for search, count in zip(open_ones, counts, strict=True):
             search.record_count(count)
-    return [search.result(counter.way) for search in searches]
+    return [search.result(counter.method) for search in searches]
 
 
 class _Search:
@@ -82,36 +83,35 @@ class _Search:
         """Words, atoms and tokens of the longest prompt that is too short."""
 
     @property
-    def _done(self) -> bool:
+    def _is_exact(self) -> bool:
         return self._best_prompt is not None and self._best_prompt[1] == self._draft.tokens
 
     def guess(self) -> bool:
-        """Choose the next number of words. Return False if the length is exact, or the
-        number was tried before."""
-        if self._done:
+        """Choose the next number of words. Return False if the length is exact or the number was tried."""
+        if self._is_exact:
             return False
         wanted, overhead = self._draft.tokens, self._draft.overhead
         if not self._tokens_by_size:
-            return self._take(wanted - overhead, 0)
+            return self._set_size(wanted - overhead, 0)
         (words, last), *earlier = [(n, tokens) for (n, _), tokens in reversed(self._tokens_by_size.items())]
         by_word = (last - overhead) / words
         if earlier and earlier[0][1] != last:
             by_word = (earlier[0][1] - last) / (earlier[0][0] - words)
-        if by_word <= 0 or (not earlier and by_word < ONE_A_WORD):
+        if by_word <= 0 or (not earlier and by_word < SINGLE_TOKEN_WORDS_MAX):
             by_word = 1.0
         words += round((wanted - last) / by_word)
         if (words, 0) in self._tokens_by_size and self._longest_too_short is None:
-            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter, to be filled with atoms.
-        return self._take(words, 0)
+            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter, so that atoms can fill it.
+        return self._set_size(words, 0)
 
-    def guess_filled(self) -> bool:
+    def guess_atoms(self) -> bool:
         """Fill the longest prompt that is too short with atoms."""
-        if self._done or self._longest_too_short is None:
+        if self._is_exact or self._longest_too_short is None:
             return False
         words, atoms, tokens = self._longest_too_short
-        return self._take(words, atoms + self._draft.tokens - tokens)
+        return self._set_size(words, atoms + self._draft.tokens - tokens)
 
-    def _take(self, words: int, atoms: int) -> bool:
+    def _set_size(self, words: int, atoms: int) -> bool:
         words = max(1, words)
         if (words, atoms) in self._tokens_by_size:
             return False
@@ -128,13 +128,13 @@ class _Search:
         if count <= wanted and (self._longest_too_short is None or self._longest_too_short[2] < count):
             self._longest_too_short = (self._words, self._atoms, count)
 
-    def result(self, way: str) -> tuple[Prompt, FittedPrompt]:
+    def result(self, method: str) -> tuple[Prompt, FittedPrompt]:
         assert self._best_prompt is not None
         prompt, tokens = self._best_prompt
-        return prompt, FittedPrompt(prompt.text, tokens, self._draft.tokens, way)
+        return prompt, FittedPrompt(prompt.text, tokens, self._draft.tokens, method)
 
 
-def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]]:
+def row_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]]:
     """Yield lists of rows with a limited sum of tokens. Each list has at least one row."""
     batch: list[int] = []
     total = 0
@@ -149,9 +149,9 @@ def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]
 
 
 TOKEN_IDS: Final = "token ids"
+"""Method of counting a prompt of token ids, which needs no tokenizer."""
 TEXTS_CACHED_MAX: Final = 1_024
-"""Maximum number of texts in the cache. It helps because each turn of a conversation
-repeats the earlier texts."""
+"""Maximum number of cached texts: each turn of a conversation contains the earlier texts again."""
 
 
 @runtime_checkable
@@ -166,8 +166,7 @@ class FittedSource(Protocol):
 
 
 class RowPrompts:
-    """Prompts with the lengths and shared blocks of a trace's rows. The prompt depends only
-    on seed and row."""
+    """Prompts with the lengths and shared blocks of a trace's rows. Each depends only on seed and row."""
 
     def __init__(self, requests: Requests, counter: TokenCounter, *, seed: int = 0, system: str = "") -> None:
         """`system`: system prompt of all rows. The lengths of the rows include it."""
@@ -220,10 +219,10 @@ class ElasticPrompts:
 
     def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, FittedPrompt]]:
         prompts_: dict[int, tuple[Prompt, FittedPrompt]] = {}
-        makers: dict[int, _Maker] = {}
+        makers: dict[int, _PromptMaker] = {}
         drafts: list[Draft] = []
         for row in rows:
-            wanted, maker = self._requests.input[row], _Maker(self._source, row)
+            wanted, maker = self._requests.input[row], _PromptMaker(self._source, row)
             first = maker.make(max(1, wanted - self._overhead))
             if first.ids:
                 prompts_[row] = (first, FittedPrompt("", len(first.ids), wanted, TOKEN_IDS))
@@ -234,12 +233,14 @@ class ElasticPrompts:
                 )
         for (row, maker), (prompt, fitted) in zip(makers.items(), fit(drafts, self._counter), strict=True):
             prompts_[row] = (prompt, fitted)
-            if fitted.exact and prompt is maker.prompt:
+            if fitted.is_exact and prompt is maker.prompt:
                 self._overhead = self._overheads[_prompt_shape(prompt)] = fitted.tokens - maker.words
         return [prompts_[row] for row in rows]
 
 
-class _Maker:
+class _PromptMaker:
+    """Makes the prompt of a row in any length, and keeps the latest one."""
+
     def __init__(self, source: ElasticSource, row: int) -> None:
         self._source = source
         self._row = row
@@ -268,8 +269,7 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
         size = tokens + tokens // 16 + 4
         best, count = cut(made(size), tokens)
         if count < tokens:
-            # The text is too short: it has fewer tokens by this tokenizer than by llmtap's. Make a longer
-            # one.
+            # The text is too short, because llmtap's tokenizer counts more tokens in it: make a longer one.
             size = size * tokens // max(1, count) + 4
             again, more = cut(made(size), tokens)
             if more > count:

@@ -15,7 +15,7 @@ from llmtap.workload.requests import Requests
 
 Fit = Callable[[Callable[[int], str], int], str]
 """Function `fit(made, n)` that returns a text of n tokens of the tokenizer in use. `made(k)` returns a text
-of k tokens of llmtap's own tokenizer; a larger k gives a longer text. The result is always the same."""
+of k tokens of llmtap's own tokenizer; a larger k gives a longer text. Equal arguments give equal texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,7 @@ class ElasticSource(PromptSource, Protocol):
         ...
 
     def with_fit(self, fit: Fit) -> "ElasticSource":
-        """Return the same source with each part (system prompt, message, turn) made by `fit`, so that shared
-        parts stay shared."""
+        """Return this source with each part (system prompt, message, turn) made by `fit`, still shared."""
         ...
 
 
@@ -87,15 +86,15 @@ def random_ids(random: Random, count: int, below: int = CL100K_IDS) -> list[int]
     return ids
 
 
-def count_ids(random: Random, count: int, below: int = CL100K_IDS) -> None:
+def skip_ids(random: Random, count: int, below: int = CL100K_IDS) -> None:
+    """Draw the same random numbers as `random_ids`, but do not make the ids."""
     limit = below << (_WORD_BITS - below.bit_length())
     while count:
         count -= sum(word < limit for word in _random_words(random, count))
 
 
 def _random_words(random: Random, count: int) -> "array[int]":
-    # getrandbits() puts the first 32-bit word into the lowest bits, so the little-endian order is that of the
-    # draws.
+    # getrandbits() puts the first 32-bit word into the lowest bits: little-endian order is the drawing order.
     words = array("I", random.getrandbits(_WORD_BITS * count).to_bytes(4 * count, "little"))
     if sys.byteorder == "big":
         words.byteswap()

@@ -14,15 +14,16 @@ from string import Template
 from typing import Any, Final, Protocol
 from zlib import crc32
 
-from llmtap.workload.prompts.text import VOCABULARY, answer_tokens, count_tokens, cut, token_ids
+from llmtap.workload.prompts.text import VOCABULARY, answer_tokens, count_tokens, pieces_of, token_ids
 
 WORDS: Final = tuple(
     word[1:] for word in VOCABULARY if len(word) > 2 and word[0] == "Ġ" and word[1:].islower()
 )
 """Common words that are one token each, both with and without a leading space."""
-_OPENING: Final = 8
+_OPENING_TOKENS: Final = 8
 """Number of tokens in the opening sentence: seven words and a full stop."""
 _FILLER: Final = "."
+"""Single token that fills a text up to its length; `_FILLERS`: those of source code, by language."""
 
 QUESTION: Final = (
     "\n\nQuestion: what does the text above say about the river, the house on the hill, and the people who"
@@ -37,8 +38,7 @@ class ProseWriter(Protocol):
     """Writes messages of an exact length."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
-        """Return a text of `tokens` tokens, always the same for a key. Messages of one
-        topic have one subject."""
+        """Return the text of `tokens` tokens for a key. Texts of one topic have one subject."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
@@ -56,7 +56,7 @@ def prose(tokens: int, key: str) -> str:
 
 
 def _opening_words(key: str) -> list[str]:
-    first, *others = random.Random(key).choices(WORDS, k=_OPENING - 1)
+    first, *others = random.Random(key).choices(WORDS, k=_OPENING_TOKENS - 1)
     return [first.capitalize(), *(" " + word for word in others), "."]
 
 
@@ -66,7 +66,7 @@ def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -
         return text  # Do not append `more`: it could change the last piece.
     pieces: list[str] = []
     left = tokens
-    for piece in cut(text + more):
+    for piece in pieces_of(text + more):
         n = _tokens_of(piece)
         if n > left:
             break
@@ -92,8 +92,7 @@ class ProseWords:
 
 
 class Document:
-    """Writes documents of random words, each with the same question of 100 tokens at the
-    end (IETF draft, A.5)."""
+    """Writes documents of random words that end with a question of 100 tokens (IETF draft, A.5)."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
         document = tokens - _question_tokens()
@@ -116,11 +115,11 @@ def _question_tokens() -> int:
     return count_tokens(QUESTION)
 
 
-# ---------------------------------------------------------------- source code
+# ---------------------------------------------------------------- source code: files of functions
 
 LANGUAGES: Final = ("python", "javascript", "typescript")
 """Languages of the IETF draft, 4.3.2.4."""
-_FUNCTIONS: Final = 600
+_FUNCTIONS_PER_LANGUAGE: Final = 600
 """Number of different functions for each language: more than 80,000 tokens."""
 _FILLERS: Final = {"python": "#", "javascript": "/", "typescript": "/"}
 
@@ -145,8 +144,7 @@ class Code:
 
 
 def program(key: str, language: str) -> Iterator[tuple[str, int]]:
-    """Yield the parts of an endless file, each with its number of tokens: a
-    unique comment, then functions."""
+    """Yield the parts of an endless file, with their numbers of tokens: a unique comment, then functions."""
     chance = random.Random(key)
     comment = "#" if language == "python" else "//"
     path, words = chance.choices(WORDS, k=3), chance.choices(WORDS, k=5)
@@ -161,7 +159,7 @@ def program(key: str, language: str) -> Iterator[tuple[str, int]]:
 def _code_functions(language: str) -> list[tuple[str, int]]:
     chance = random.Random(language)
     templates = _PYTHON if language == "python" else _SCRIPT
-    made = [templates[i % 2].substitute(_Names(chance, language)) for i in range(_FUNCTIONS)]
+    made = [templates[i % 2].substitute(_Names(chance, language)) for i in range(_FUNCTIONS_PER_LANGUAGE)]
     return [(text, count_tokens(text)) for text in made]
 
 
@@ -174,16 +172,16 @@ _TYPES: Final = {
 
 
 class _Names(dict[str, str]):
-    """Values of a template's fields, each drawn when it is first used.
+    """Values of the fields of a code template, each drawn when it is first used.
 
-    `nI` is a number, `wI` is I words. The fields of `_TYPES` are empty except in TypeScript. Any other field
-    is a name of two words, which is never a keyword.
+    A field such as `n1` is a number, `w7` is a text of seven words. The fields of `_TYPES` are empty except
+    in TypeScript. Any other field is a name of two words, which is never a keyword.
     """
 
     def __init__(self, chance: random.Random, language: str) -> None:
         super().__init__(_TYPES if language == "typescript" else dict.fromkeys(_TYPES, ""))
         self._chance = chance
-        self._snake = language == "python"
+        self._uses_snake_case = language == "python"
 
     def __missing__(self, field: str) -> str:
         kind, number = field[0], field[1:]
@@ -193,7 +191,7 @@ class _Names(dict[str, str]):
             value = " ".join(self._chance.choices(WORDS, k=int(number)))
         else:
             first, second = self._chance.choices(WORDS, k=2)
-            value = f"{first}_{second}" if self._snake else first + second.capitalize()
+            value = f"{first}_{second}" if self._uses_snake_case else first + second.capitalize()
         self[field] = value
         return value
 

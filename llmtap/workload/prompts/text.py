@@ -1,8 +1,8 @@
 """Reproducible texts of n tokens, and the vocabulary and tokenizer of the simulated engine.
 
-For prompts that are made for a trace, `Numbers` and `RowText` return the bytes of a block or row, and `Words`
-turns the bytes into words. `answer_tokens` writes the answers of the simulated engine, and `count_tokens`
-counts its prompts.
+For prompts that are made for a trace, `NumberedBytes` and `RowText` return the bytes of a block or row, and
+`Words` turns the bytes into words. `answer_tokens` writes the answers of the simulated engine, and
+`count_tokens` counts its prompts.
 
 A text is made from bytes. Each byte selects a word from a table of 256 words, each of which is one token at
 any position. The bytes of the block or row with number x begin with a unique name: NAME_BYTES bytes of x
@@ -31,8 +31,9 @@ from llmtap.workload.requests import Requests
 
 NAME_BYTES: Final = 9
 """Number of bytes of a name: enough for a 64-bit id and a bit for its kind (block or row)."""
-_SPACE: Final = 1 << 8 * NAME_BYTES
-_ODD: Final = 0x9E3779B97F4A7C15F5 | 1
+_NAMES: Final = 1 << 8 * NAME_BYTES
+"""Number of possible names."""
+_NAME_FACTOR: Final = 0x9E3779B97F4A7C15F5 | 1
 """2^72 divided by the golden ratio, so that names of consecutive numbers differ widely."""
 
 _COMMON: Final = """
@@ -78,8 +79,8 @@ COMMON: Final = Words.from_words(_COMMON.split())
 tokenizer and llmtap's own tokenizer."""
 
 
-class Numbers:
-    """Bytes of numbered blocks and rows, which choose their words; another seed gives other bytes."""
+class NumberedBytes:
+    """Bytes of numbered blocks and rows, which select their words. Another seed gives other bytes."""
 
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
@@ -94,7 +95,7 @@ class Numbers:
         return self._bytes(number << 1 | 1, tokens)
 
     def _bytes(self, x: int, tokens: int) -> bytes:
-        name = ((x * _ODD + self._offset) % _SPACE).to_bytes(NAME_BYTES, "little")
+        name = ((x * _NAME_FACTOR + self._offset) % _NAMES).to_bytes(NAME_BYTES, "little")
         if tokens <= NAME_BYTES:
             return name[: max(0, tokens)]
         return name + shake_128(self._seed + b"%d" % x).digest(tokens - NAME_BYTES)
@@ -105,13 +106,13 @@ class RowText:
 
     def __init__(self, requests: Requests, seed: int = 0) -> None:
         self._requests = requests
-        self._numbers = Numbers(seed)
+        self._numbers = NumberedBytes(seed)
 
     def key(self, row: int, tokens: int, before: int = 0) -> bytes:
         """Return `tokens` bytes of a row, one for each word.
 
         `before`: number of tokens that the chat template adds before the text. The first block is shorter by
-        them, so that on the server the blocks end at the same positions as in the trace.
+        this number, so that on the server the blocks end at the same positions as in the trace.
         """
         requests, numbers = self._requests, self._numbers
         pieces: list[bytes] = []
@@ -161,7 +162,7 @@ PATTERN: Final = (
 )
 """Regular expression that cuts any text completely into pieces. It has only ASCII ranges, because all regex
 engines interpret these in the same way."""
-_CUT: Final = re.compile(PATTERN)
+_PIECE: Final = re.compile(PATTERN)
 
 SENTENCES: Final = 400
 """Number of sentences after which the text of an answer repeats: about 4,000 tokens."""
@@ -174,14 +175,14 @@ def _byte_letters() -> list[str]:
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
 
 
-_BYTES: Final = _byte_letters()
+_BYTE_LETTERS: Final = _byte_letters()
 
 
-def _spelled_bytes(text: str) -> str:
-    return "".join(_BYTES[b] for b in text.encode())
+def _byte_spelling(text: str) -> str:
+    return "".join(_BYTE_LETTERS[b] for b in text.encode())
 
 
-_PAIRS: Final = [(a, b) for a in (*_LETTERS, _BYTES[0x20]) for b in _LETTERS]
+_PAIRS: Final = [(a, b) for a in (*_LETTERS, _BYTE_LETTERS[0x20]) for b in _LETTERS]
 """Merges of the tokenizer, in their order."""
 
 
@@ -189,7 +190,7 @@ def _word_ids() -> dict[str, int]:
     whole = [
         form for word in _WORDS for form in (word, " " + word, word.capitalize(), " " + word.capitalize())
     ]
-    texts = [*_BYTES, *(a + b for a, b in _PAIRS), *map(_spelled_bytes, (*_MARKS, *_SPACES, *whole))]
+    texts = [*_BYTE_LETTERS, *(a + b for a, b in _PAIRS), *map(_byte_spelling, (*_MARKS, *_SPACES, *whole))]
     return {text: i for i, text in enumerate(dict.fromkeys(texts))}
 
 
@@ -198,13 +199,14 @@ _SPELLINGS: Final = list(VOCABULARY)
 _RANKS: Final = {pair: rank for rank, pair in enumerate(_PAIRS)}
 
 
-def cut(text: str) -> list[str]:
-    return _CUT.findall(text)
+def pieces_of(text: str) -> list[str]:
+    """Return the pieces of a text which the tokenizer encodes separately."""
+    return _PIECE.findall(text)
 
 
 @functools.lru_cache(1 << 16)
 def _ids_of_piece(piece: str) -> tuple[int, ...]:
-    spelt = _spelled_bytes(piece)
+    spelt = _byte_spelling(piece)
     if (known := VOCABULARY.get(spelt)) is not None:
         return (known,)
     parts = list(spelt)
@@ -217,20 +219,21 @@ def _ids_of_piece(piece: str) -> tuple[int, ...]:
 
 
 def token_ids(text: str) -> list[int]:
-    return [i for piece in cut(text) for i in _ids_of_piece(piece)]
+    return [i for piece in pieces_of(text) for i in _ids_of_piece(piece)]
 
 
 def count_tokens(text: str) -> int:
-    return sum(len(_ids_of_piece(piece)) * n for piece, n in Counter(cut(text)).items())
+    return sum(len(_ids_of_piece(piece)) * n for piece, n in Counter(pieces_of(text)).items())
 
 
-def cut_tokens(text: str) -> list[str]:
+def token_texts(text: str) -> list[str]:
     ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
     return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 
 
 @functools.cache
 def _story_tokens() -> tuple[list[str], list[int]]:
+    """Return the tokens of SENTENCES random sentences, and the index at which each sentence begins."""
     chance = random.Random("llmtap")
     tokens: list[str] = []
     starts: list[int] = []
@@ -249,8 +252,7 @@ def _story_tokens() -> tuple[list[str], list[int]]:
 
 
 def answer_tokens(count: int, key: str) -> Sequence[str]:
-    """Return a text of `count` tokens, with a string for each. A shorter text of the same
-    key is its prefix."""
+    """Return the tokens of a text of `count` tokens. A shorter text of the same key is its prefix."""
     tokens, starts = _story_tokens()
     start = starts[crc32(key.encode()) % len(starts)]
     tokens_ = tokens[start : start + count]

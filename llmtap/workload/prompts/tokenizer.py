@@ -25,6 +25,7 @@ from llmtap.workload.prompts.text import COMMON, Words
 CONFIG_BYTES_MAX: Final = 16 << 20
 """Maximum size of tokenizer_config.json and of a chat template."""
 OWN: Final = "sim"
+"""Name of the tokenizer of the simulated engine."""
 WORDS_MIN: Final = 16
 """Minimum number of words of one token each: with fewer, texts would be too similar."""
 _CANDIDATES_MAX: Final = 4_000
@@ -49,7 +50,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str | None: ...
 
     def vocabulary(self) -> Sequence[str]:
-        """Plain lower-case words of the vocabulary, the most suitable first; empty if unknown."""
+        """Plain lower-case words of the vocabulary in the order of their ids; empty if unknown."""
         ...
 
 
@@ -104,8 +105,7 @@ class _HuggingFace:
         self.name = str(path)
         self._tokenizer = open_tokenizer_file(path, place)
         self.specials = int(self._tokenizer.num_special_tokens_to_add(False))
-        # Use the fast variant, which omits offsets and saves a third of the time, if `tokenizers` has it
-        # (0.20.1).
+        # Prefer the fast variant of `tokenizers` 0.20.1, which omits offsets and saves a third of the time.
         self._encode_all: Any = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
 
     def counts(self, texts: Sequence[str]) -> list[int]:
@@ -141,9 +141,7 @@ def fitting_words(tokenizer: Tokenizer) -> Words:
     words = _single_token_words(tokenizer, [*common, *tokenizer.vocabulary()], " ")
     if len(words) >= WORDS_MIN:
         return Words.from_words(words)
-    letters = _single_token_words(
-        tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), ""
-    )  # One letter per token.
+    letters = _single_token_words(tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), "")
     if len(letters) >= WORDS_MIN:
         return Words.from_words(letters, "")
     return COMMON
@@ -169,7 +167,7 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
     for size in sorted(range(max(0, tokens - 8), tokens + 4), key=lambda size: abs(size - tokens)):
         cut = tokenizer.decode(ids[:size])
         if cut is None:
-            raise ValueError(f"the tokenizer {tokenizer.name} cannot turn tokens into text")
+            raise ValueError(f"the tokenizer {tokenizer.name} cannot decode tokens")
         cut = cut.rstrip("\ufffd")
         if not text.startswith(cut):
             continue
@@ -188,7 +186,7 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], place: str, *, now_ns: int | None = None
     ) -> None:
         """`special_tokens`: texts of special tokens by name, such as `bos_token`. `now_ns`: date for
-        templates that use the current date. Raises ConfigError."""
+        templates that use the current date. Raises ConfigError if the template is invalid."""
         import jinja2
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -201,8 +199,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_template_error
         environment.globals["strftime_now"] = now.strftime
         self._place = place
-        self._error = jinja2.TemplateError
-        self._special = dict(special_tokens)
+        self._template_error = jinja2.TemplateError
+        self._token_texts = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as exc:
@@ -239,16 +237,15 @@ class ChatTemplate:
         return cls(source, special, place)
 
     def render(self, prompt: Prompt) -> str:
-        """Return the text that the server tokenizes. Raises ConfigError if the
-        template refuses the prompt."""
+        """Return the text that the server tokenizes. Raises ConfigError if the template refuses it."""
         messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
         messages += [{"role": role, "content": text_} for role, text_ in prompt.history]
         messages.append({"role": "user", "content": prompt.text})
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._token_texts
             )
-        except self._error as exc:
+        except self._template_error as exc:
             raise ConfigError(self._place, f"the chat template refuses the prompt: {exc}") from None
 
 
@@ -290,12 +287,11 @@ class TokenCounter:
         tokenizer: Tokenizer,
         render: Callable[[Prompt], str] = as_text,
         *,
-        way: str = REFERENCE,
+        method: str = REFERENCE,
         specials: int = 0,
     ) -> None:
-        """`specials`: number of tokens that the server adds to the text. `way`: method
-        of counting, for reports."""
-        self.way = way
+        """`specials`: number of tokens that the server adds. `method`: method of counting, for reports."""
+        self.method = method
         self.tokenizer = tokenizer
         self.words = fitting_words(tokenizer)
         self._render = render
@@ -306,8 +302,7 @@ class TokenCounter:
         return [len(p.ids) or n + self._specials for p, n in zip(prompts, counts, strict=True)]
 
     def overhead(self, like: Prompt) -> tuple[int, int]:
-        """Return the number of tokens before and after the user's text, with this
-        system prompt and history."""
+        """Return the numbers of tokens before and after the user's text, with the other parts of `like`."""
         sample = self.words.text(_SAMPLE)
         rendered = self._render(Prompt(text=sample, system=like.system, history=like.history))
         head, separator, _ = rendered.rpartition(sample)
@@ -329,5 +324,5 @@ def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
     if not isinstance(tokenizer, _HuggingFace) or not Path(text).is_dir():
         return TokenCounter(tokenizer)
     if chat:
-        return TokenCounter(tokenizer, ChatTemplate.load(Path(text), place).render, way=CHAT_TEMPLATE)
-    return TokenCounter(tokenizer, way=MODEL, specials=tokenizer.specials)
+        return TokenCounter(tokenizer, ChatTemplate.load(Path(text), place).render, method=CHAT_TEMPLATE)
+    return TokenCounter(tokenizer, method=MODEL, specials=tokenizer.specials)

@@ -301,6 +301,6 @@ def test_a_figure_is_not_valid_if_what_it_rests_on_is_not(
         agg_gen_tps=1.0,
         start_spread_s=0.0,
         joules=None,
-        findings=[Finding("late", 1.0, 0.0, "late", spoils).judged()],
+        findings=[Finding("late", 1.0, 0.0, "late", spoils).to_judged()],
     )
     assert invalid_columns(batch, Timing(by, 1.0, 1.0)) == figures

@@ -334,7 +334,7 @@ def test_a_path_that_the_server_has_not_is_what_it_is_told_by(tmp_path: Path, ur
     assert (nobody.place, list(tmp_path.iterdir())) == ("--target", []), "nothing is written"
     why, _ = refused_first(tmp_path / "r", RATE, url=f"{url}/nope")
     assert why.place == "target.model"
-    assert why.hint == f"the request was sent to {url}/nope/v1/models: is the path of the URL right?"
+    assert why.hint == f"check the path of --target: the request was sent to {url}/nope/v1/models"
     two = ("itl.max_rate=4", "itl.output_tokens=200")
     several, _ = refused_first(tmp_path / "r", RATE, *two, url=f"{url}/nope", tests=("ttft", "itl"))
     assert several.place == "target.model"

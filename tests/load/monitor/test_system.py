@@ -116,7 +116,7 @@ def test_a_server_in_the_senders_own_process_is_not_told_apart() -> None:
         block_until(lambda: len(watch.columns))
         watch.close()
     report = watch.report()
-    assert report.why_not["server"] == "it is served by a process of the sender"
+    assert report.why_not["server"] == "the target is served by a process of the sender"
     assert report.processes["server"] == []
     assert "sender_cpu" in watch.columns.known_series() and "server_cpu" not in watch.columns.known_series()
 
@@ -287,8 +287,9 @@ def test_only_sockets_that_the_target_reaches(
 
 def test_a_listener_that_is_hidden_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "net_connections", lambda kind: [listening("0.0.0.0", None)])
-    assert listening_pids("127.0.0.1", 8_080) == ([], "who listens on port 8080 is hidden from this user")
-    assert listening_pids("127.0.0.1", 81) == ([], "nobody listens on port 81")
+    hidden = "the process that listens on port 8080 is hidden from this user"
+    assert listening_pids("127.0.0.1", 8_080) == ([], hidden)
+    assert listening_pids("127.0.0.1", 81) == ([], "no process listens on port 81")
 
 
 @pytest.mark.parametrize(
@@ -336,9 +337,9 @@ class Broken(FakeNvml):
 @pytest.mark.parametrize(
     ("nvml", "reason"),
     [
-        (FakeNvml(fails="Driver Not Loaded"), "no NVML: Driver Not Loaded"),
-        (FakeNvml(), "NVML knows of no GPU"),
-        (Broken(FakeGpu()), "no NVML: GPU is lost"),
+        (FakeNvml(fails="Driver Not Loaded"), "NVML is not available: Driver Not Loaded"),
+        (FakeNvml(), "NVML reports no GPU"),
+        (Broken(FakeGpu()), "NVML is not available: GPU is lost"),
     ],
 )
 def test_without_a_gpu_there_is_a_reason(nvml: FakeNvml, reason: str) -> None:

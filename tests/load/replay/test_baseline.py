@@ -71,7 +71,7 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
 ) -> None:
     place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
     plan = make_plan(ScheduleOptions(source=place, **asked))
-    places = list(plan.baseline.places)
+    places = list(plan.baseline.source_rows)
     # Each row's prompt has a length of its own.
     assert places == [n - 10 for n in plan.requests.input][: len(places)]
     assert rows is None or places == rows
@@ -230,7 +230,7 @@ def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_ela
 def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    trace = Trace(Requests(), "har", answered=True, places=array("q", [0]))
+    trace = Trace(Requests(), "har", has_answer_times=True, source_rows=array("q", [0]))
     for place in ("-", str(fifo), "/dev/stdin"):
         assert find_recorded_answers(trace, place, 1) is None
     assert find_recorded_answers(trace, str(tmp_path), 1) is not None
@@ -300,4 +300,4 @@ def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
     assert result["baseline"] is None
     assert result["load"]["sent"] == len(ARRIVALS_MS)
     (note,) = [note for note in result["plan"]["notes"] if "comparison" in note]
-    assert note == f"no comparison with what was captured: {said}"
+    assert note == f"no comparison with the recorded answers: {said}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtap.load.options import BodyOptions, ScheduleOptions
-from llmtap.load.replay.perform import describe
+from llmtap.load.replay.perform import add_shape_and_turn
 from llmtap.load.replay.plan import make_plan
 from llmtap.workload.requests import Requests
 from tests.load.replay.support import replayed
@@ -115,7 +115,7 @@ def test_the_limit_of_a_recorded_request_is_the_one_in_its_body() -> None:
     requests = Requests(array("q", [0, 0, 0]), numbers, numbers, bodies=bodies)
     exchanges = [streamed() for _ in bodies]
     for row, x in enumerate(exchanges):
-        describe(x, row, requests)
+        add_shape_and_turn(x, row, requests)
     assert [x.shape.max_tokens for x in exchanges if x.shape is not None] == [7, None, 90]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.load.replay.findings import LIMITS, findings, unchecked
+from llmtap.load.replay.findings import LIMITS, check_gaps, findings
 from llmtap.load.replay.verdict import verdict_of, verdict_sentence
 from llmtap.load.run import TIME_UP
 from llmtap.metrics.histogram import Histogram
@@ -46,22 +46,22 @@ def result(**changes: Any) -> dict[str, Any]:
 
 def test_rows_of_the_trace_that_were_left_out_make_a_result_partial() -> None:
     [found] = findings(result(plan__rows=60, plan__rows_left_out=40))
-    assert (found.what, found.figure, found.partial, found.invalidates()) == ("left_out", 0.4, True, False)
+    assert (found.kind, found.figure, found.partial, found.invalidates()) == ("left_out", 0.4, True, False)
 
 
 def test_a_stopped_run_is_partial_and_estimated_lengths_are_a_caution() -> None:
     stopped = {"planned": 100, "unsent": 83, "stopped": "somebody stopped it", "sent_share": None}
     [found] = findings(result(load=stopped))
-    assert (found.what, found.figure, found.partial, found.invalidates()) == ("stopped", 0.83, True, False)
+    assert (found.kind, found.figure, found.partial, found.invalidates()) == ("stopped", 0.83, True, False)
     [found] = findings(result(plan__rows=30, plan__rows_estimated=30))
-    assert (found.what, found.share, found.partial, found.invalidates()) == ("estimated", 1.0, False, False)
+    assert (found.kind, found.share, found.partial, found.invalidates()) == ("estimated", 1.0, False, False)
 
 
 def test_a_generated_load_that_ends_with_its_duration_is_as_planned() -> None:
     ended = {"planned": 58, "unsent": 55, "stopped": TIME_UP, "sent_share": None}
     assert list(findings(result(load=ended))) == []
     [found] = findings(result(load=ended, plan__trace="a.csv"))
-    assert found.what == "stopped"
+    assert found.kind == "stopped"
 
 
 def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
@@ -93,10 +93,10 @@ def test_each_rule_alone_names_the_figures_that_it_concerns(
     changes: dict[str, Any], what: str, spoils: set[str], doubts: set[str]
 ) -> None:
     [found] = findings(result(**changes))
-    assert found.what == what
-    assert found.judged().limit == found.limit
-    assert spoils <= set(found.spoils) and doubts <= set(found.doubts)
-    assert bool(spoils) == bool(found.spoils) and bool(doubts) == bool(found.doubts)
+    assert found.kind == what
+    assert found.to_judged().limit == found.limit
+    assert spoils <= set(found.invalid_figures) and doubts <= set(found.doubtful_figures)
+    assert bool(spoils) == bool(found.invalid_figures) and bool(doubts) == bool(found.doubtful_figures)
 
 
 def judged(told: dict[str, Any]) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def test_a_small_share_that_is_late_is_a_caution(figure: str, name: str, late: i
     values = Histogram([20_000_000] * late + [4_000_000] * (n - late))
     [found] = findings(result(**{f"{figure}__n": n, f"{figure}__p99": 0.02}), **{name: values})
     assert found.share == late / n
-    assert f"{late} of them" in found.says
-    assert bool(found.spoils) == (late / n > 0.07)
+    assert f"{late} of them" in found.text
+    assert bool(found.invalid_figures) == (late / n > 0.07)
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,15 @@ def test_a_fast_server_is_measured_by_the_absolute_limit() -> None:
         result(metrics__ttft__p50=0.001, dispatch_lateness__p99=0.0021, sender__clock="kernel")
     )
     assert found.limit == LIMITS["lateness_p99"]
-    assert "2.1 ms" in found.says
+    assert "2.1 ms" in found.text
 
 
 def test_another_tokenizer_is_told_and_invalidates_only_where_the_load_was_another() -> None:
     told = {"input_counted": 1_000, "input_usage": 1_080, "input_apart": 80}
     [found] = findings(result(lengths=told))
-    assert (found.what, found.figure, found.limit) == ("prompt_tokens", 0.08, LIMITS["prompt_tokens"])
+    assert (found.kind, found.figure, found.limit) == ("prompt_tokens", 0.08, LIMITS["prompt_tokens"])
     assert not found.invalidates()
-    assert "the server counted 1,080 prompt tokens, we 1,000: prompt by prompt 8.0 % apart" in found.says
+    assert "the server counted 1,080 prompt tokens, we 1,000: prompt by prompt 8.0 % apart" in found.text
     # What is too long here and too short there does not cancel.
     [found] = findings(result(lengths={"input_counted": 1_000, "input_usage": 1_000, "input_apart": 120}))
     assert found.invalidates()
@@ -205,29 +205,29 @@ def test_uncertainty_of_a_server_that_sends_bursts_is_limited_by_its_time_per_to
     values = Histogram([26_000_000] * 8 + [24_000_000] * 92)
     changes = bursty | {"uncertainties": {"n": 100, "p99": 0.026}}
     [found] = findings(result(**changes), uncertainties=values)
-    assert (found.what, found.limit, found.share) == ("uncertainty", 0.025, 0.08)
-    assert "tbc" in found.spoils
-    assert "the limit by the TPOT p50" in found.says
+    assert (found.kind, found.limit, found.share) == ("uncertainty", 0.025, 0.08)
+    assert "tbc" in found.invalid_figures
+    assert "the limit by the TPOT p50" in found.text
     assert findings(result(**bursty, uncertainties={"n": 100, "p99": 0.025})) == []
-    assert unchecked(result(**changes)) == []
+    assert check_gaps(result(**changes)) == []
 
 
 def test_a_single_fast_token_is_limited_by_the_time_between_chunks() -> None:
     fast: dict[str, Any] = {"metrics__tbc": {"p50": 0.0008}, "metrics__tpot": {"p50": 0.0009}}
     [found] = findings(result(**fast, sender__clock="kernel"))
-    assert (found.what, found.limit) == ("uncertainty", 0.0008)
+    assert (found.kind, found.limit) == ("uncertainty", 0.0008)
 
 
 @pytest.mark.parametrize("tpot", [None, 0.0, 0.00002])
-def test_answers_in_one_read_leave_their_timestamps_unchecked(tpot: float | None) -> None:
+def test_answers_in_one_read_leave_their_timestamps_skipped_checks(tpot: float | None) -> None:
     held = result(sender__clock="kernel", metrics__tbc={"p50": 0.0}, metrics__tpot={"p50": tpot})
     assert findings(held) == []
-    [says] = unchecked(held)
+    [says] = check_gaps(held)
     assert says.startswith("whether several chunks got one timestamp")
-    assert unchecked(result(sender__clock="kernel")) == unchecked(result()) == []
+    assert check_gaps(result(sender__clock="kernel")) == check_gaps(result()) == []
     # Without streams there are no chunks.
     whole = {"metrics__ttft": {"n": 0, "p50": None}, "plan__body__stream": False}
-    assert unchecked(held | result(sender__clock="kernel", metrics__tbc={"p50": None}, **whole)) == []
+    assert check_gaps(held | result(sender__clock="kernel", metrics__tbc={"p50": None}, **whole)) == []
 
 
 @pytest.mark.parametrize("kind", ["reasoning_only", "tool_call_only", "refusal_only"])
@@ -238,14 +238,14 @@ def test_answers_without_content_are_a_caution_and_ttft_any_stands_for_ttft(kind
         metrics={"ttft": none, "ttft_any": {"n": 100, "p50": 0.1}, "tbc": {"p50": 0.02}},
     )  # fmt: skip
     [found] = findings(told)
-    assert (found.what, found.share, found.invalidates()) == ("no_content", 1.0, False)
+    assert (found.kind, found.share, found.invalidates()) == ("no_content", 1.0, False)
     told["dispatch_lateness"]["p99"] = 0.0049  # within 5 % of the TTFT-any
     assert len(findings(told)) == 1
 
 
 def test_answers_in_one_piece_are_a_caution() -> None:
     [found] = findings(result(answers__streamed=60))
-    assert (found.what, found.share, found.invalidates()) == ("whole", 0.4, False)
+    assert (found.kind, found.share, found.invalidates()) == ("whole", 0.4, False)
     assert findings(result(answers__streamed=60, plan__body={"stream": False})) == []
 
 

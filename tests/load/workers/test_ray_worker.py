@@ -114,7 +114,7 @@ def test_two_workers_send_one_schedule_once_and_figures_are_the_sum(ray: Any) ->
 
     found, truths = play(work(), BOUND_S)
     out, exchanges = found.out, found.exchanges
-    assert (len(out.done), out.lost, out.stopped) == (2, [], None)
+    assert (len(out.reports), out.lost_statuses, out.stopped) == (2, [], None)
     # The server's own books: each row came once.
     assert Counter(truth["id"] for truth in truths) == Counter(f"run-{row}" for row in range(n))
     assert Counter(x.relay for _, x in exchanges) == {"load0": n // 2, "load1": n // 2}
@@ -125,8 +125,8 @@ def test_two_workers_send_one_schedule_once_and_figures_are_the_sum(ray: Any) ->
     }
     assert (out.tally.summary.n, out.tally.lateness.n, out.tally.planned) == (n, n, n)
     assert (found.told[-1].sent, found.told[-1].ended, found.told[-1].left) == (n, n, 0)
-    assert all(done.cpu_ns > 0 and done.rss_bytes > 1 << 20 for done in out.done)
-    assert sum(done.connects + done.reuses for done in out.done) >= n
+    assert all(done.cpu_ns > 0 and done.rss_bytes > 1 << 20 for done in out.reports)
+    assert sum(done.connects + done.reuses for done in out.reports) >= n
 
 
 class Ahead:
@@ -211,7 +211,7 @@ def test_who_is_lost_is_told_and_nobody_waits(ray: Any) -> None:
 
     found = play(work(), BOUND_S)
     out = found.out
-    assert (out.lost, out.lost_rows, len(out.done)) == ([None], 3, 1)
+    assert (out.lost_statuses, out.lost_rows, len(out.reports)) == ([None], 3, 1)
     assert Counter(x.outcome.value for _, x in found.exchanges) == {"client_cancelled": 2}
     plan = out.tally.plan_dict()
     assert (plan["planned"], plan["sent"]) == (6, 2)

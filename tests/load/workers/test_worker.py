@@ -15,7 +15,7 @@ from llmtap.load.tally import LoadTally
 from llmtap.load.workers import worker
 from llmtap.load.workers.worker import work
 from llmtap.load.workers.worker_handle import (
-    Frames,
+    FrameDecoder,
     Progress,
     WorkerDone,
     WorkerReady,
@@ -38,7 +38,7 @@ class Pipes:
     def __init__(self) -> None:
         self.commands, self._say = os.pipe()
         self._hear, self.reports = os.pipe()
-        self._frames = Frames()
+        self._frames = FrameDecoder()
         self.heard: Messages = []
 
     def say(self, line: str) -> None:

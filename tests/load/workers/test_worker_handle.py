@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from llmtap.clock import ManualClock
 from llmtap.load.workers.worker_handle import (
-    _MOVED,
+    _TIMES,
     ClockReading,
-    Frames,
+    FrameDecoder,
     HostClock,
     Progress,
     WorkerDone,
@@ -48,8 +48,8 @@ def test_the_quickest_trip_is_right_within_half_of_it(
     assert found.rtt_ns == min(out_ns + back_ns for out_ns, back_ns in ways)
     assert abs(found.mono_ahead_ns - ahead_ns) <= (found.rtt_ns + 1) / 2
     assert abs(found.wall_ahead_ns - wall_ahead_ns) <= (found.rtt_ns + 1) / 2
-    assert found.to_ours_ns(found.to_theirs_ns(at_ns)) == at_ns
-    assert found.to_theirs_ns(at_ns) == at_ns + found.mono_ahead_ns
+    assert found.to_local_ns(found.to_host_ns(at_ns)) == at_ns
+    assert found.to_host_ns(at_ns) == at_ns + found.mono_ahead_ns
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_processes_of_one_host_share_their_clock_to_the_ns(
     trip = (0, 1_000 * US, reading(500 * US + ahead_ns, boot=theirs))
     clock = HostClock.from_trips(reading(0, boot=ours), [trip])
     assert clock.shared == shared
-    assert clock.to_theirs_ns(5) == (5 if shared else 5 + ahead_ns)
+    assert clock.to_host_ns(5) == (5 if shared else 5 + ahead_ns)
     assert clock.host == "there"
 
 
@@ -79,7 +79,7 @@ def test_an_exchange_moves_as_a_whole() -> None:
     clock = HostClock("there", False, HOUR_NS, -5_000_000_000)
     clock.convert(x)
     t, before = x.timeline, same.timeline
-    for name in _MOVED:
+    for name in _TIMES:
         ns = getattr(before, name)
         assert getattr(t, name) == (None if ns is None else ns - HOUR_NS)
     assert [a - b for a, b in zip(before.events.t_ns, t.events.t_ns, strict=True)] == [HOUR_NS] * len(
@@ -108,7 +108,7 @@ WHOLE = b"".join(frame(message) for message in MESSAGES)
 
 
 def heard(pieces: list[bytes]) -> list[WorkerReady | Progress | WorkerDone]:
-    frames = Frames()
+    frames = FrameDecoder()
     return [message for piece in pieces for message in frames.feed(piece)]
 
 

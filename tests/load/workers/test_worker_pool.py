@@ -82,7 +82,7 @@ def test_each_row_once_at_its_time() -> None:
     r = requests(arrivals, tenants=["a", "b", "c"] * 20, labels=["should-refuse", None] * 30)
     load = Load(ANSWER, r, processes=processes, tenant_header="X-Tenant", label_header="x-llmtap-label")
     out = play(load.run())
-    assert len(load.crew.pids) == len(out.done) == processes
+    assert len(load.crew.pids) == len(out.reports) == processes
     assert sorted(rows_of(load.server)) == list(range(n))
     assert sorted(row for row, _ in load.exchanges) == list(range(n))
     assert load.outcomes() == {"complete": n}
@@ -97,7 +97,7 @@ def test_each_row_once_at_its_time() -> None:
     assert sorted((call.head.get("x-tenant") or b"").decode() for call in load.server.calls) == sorted(
         "abc" * 20
     )
-    assert (out.stopped, out.lost, out.lost_rows) == (None, [], 0)
+    assert (out.stopped, out.lost_statuses, out.lost_rows) == (None, [], 0)
     assert sorted(out.tally.sent_ns) == sorted(x.timeline.arrival_ns for _, x in load.exchanges)
     assert plan(out) | {"lateness": None} == {
         "planned": n, "sent": n, "dropped": 0, "unsent": 0, "retries": {"n": 0, "reasons": {}},
@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_is_lost_and_nobody_waits_for_it() -> None:
 
     load = Load(held, requests([0, 0, 0, 0, HOUR_MS, HOUR_MS]), processes=2)
     out = play(load.run(meanwhile))
-    assert (out.lost, out.lost_rows, len(out.done)) == ([-signal.SIGKILL], 3, 1)
+    assert (out.lost_statuses, out.lost_rows, len(out.reports)) == ([-signal.SIGKILL], 3, 1)
     assert load.outcomes() == {"client_cancelled": 2}
     assert (plan(out)["planned"], plan(out)["sent"]) == (6, 2)
 

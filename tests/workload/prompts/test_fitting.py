@@ -19,7 +19,7 @@ from llmtap.workload.prompts.fitting import (
     ElasticPrompts,
     FittedSource,
     RowPrompts,
-    in_batches,
+    row_batches,
 )
 from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.prompts.prose import prose
@@ -100,8 +100,8 @@ def test_rows_have_exactly_their_tokens(
     made = RowPrompts(rows_of(inputs), counter, seed=seed, system=system).prompts(range(len(inputs)))
     for wanted, (prompt, fitted) in zip(inputs, made, strict=True):
         assert fitted.tokens == judge(prompt) == max(wanted, least)
-        assert (fitted.wanted, fitted.way, fitted.text) == (wanted, WAYS[name], prompt.text)
-        assert (fitted.exact, fitted.excess_tokens) == (wanted >= least, max(0, least - wanted))
+        assert (fitted.wanted_tokens, fitted.method, fitted.text) == (wanted, WAYS[name], prompt.text)
+        assert (fitted.is_exact, fitted.excess_tokens) == (wanted >= least, max(0, least - wanted))
         assert prompt.system == system
 
 
@@ -126,7 +126,7 @@ def test_blocks_are_shared_by_the_servers_count(counters: Counters, folder: Path
     for prompt, fitted in source.prompts(range(4)):
         rendered = counter._render(prompt)
         seen.append(list(counter.tokenizer.encode(rendered)))
-        assert len(seen[-1]) == fitted.tokens == fitted.wanted
+        assert len(seen[-1]) == fitted.tokens == fitted.wanted_tokens
 
     def whole_blocks_shared(a: int, b: int) -> int:
         alike = next(i for i, (x, y) in enumerate(zip(seen[a], seen[b], strict=False)) if x != y)
@@ -167,7 +167,7 @@ def test_where_words_are_several_tokens_atoms_fill_what_is_left() -> None:
     made = [fitted for _, fitted in source.prompts(range(5))]
     assert [fitted.tokens for fitted in made] == [100, 101, 102, 3, 3]
     assert made[0].text.endswith(" a")
-    assert [fitted.exact for fitted in made] == [True, True, True, True, False]
+    assert [fitted.is_exact for fitted in made] == [True, True, True, True, False]
     assert len(counter.asked) <= 5
 
 
@@ -217,7 +217,7 @@ def test_a_workloads_own_texts_get_their_lengths_and_keep_their_context(
     requests = rows_of([300, 301, 302, 303, 304, 200, 450, 299])
     made = ElasticPrompts(_Elastic(requests), requests, counter).prompts(range(8))
     assert [judge(prompt) for prompt, _ in made] == list(requests.input)
-    assert all(fitted.exact for _, fitted in made)
+    assert all(fitted.is_exact for _, fitted in made)
     assert len({prompt.system for prompt, _ in made}) == 1
     assert counter.tokenizer.counts([made[0][0].system]) == [40]
 
@@ -231,7 +231,7 @@ def test_a_completion_by_the_models_tokenizer_has_its_special_tokens(tmp_path: P
     tokenizer.save(str(folder / "tokenizer.json"))
     counter = load_counter(str(folder), chat=False, place="--tokenizer")
     [(prompt, fitted)] = RowPrompts(rows_of([50]), counter).prompts([0])
-    assert (fitted.tokens, fitted.way) == (50, "model tokenizer")
+    assert (fitted.tokens, fitted.method) == (50, "model tokenizer")
     assert len(tokenizer.encode(prompt.text).ids) == 50
     reference = load_counter(str(folder / "tokenizer.json"), chat=False, place="--tokenizer")
     assert reference.count([prompt]) == [49]
@@ -239,7 +239,7 @@ def test_a_completion_by_the_models_tokenizer_has_its_special_tokens(tmp_path: P
 
 @given(st.lists(st.integers(0, 200_000), max_size=600))
 def test_batches_are_bounded_and_lose_nobody(tokens: list[int]) -> None:
-    batches = list(in_batches(range(len(tokens)), tokens))
+    batches = list(row_batches(range(len(tokens)), tokens))
     assert [row for batch in batches for row in batch] == list(range(len(tokens)))
     for batch in batches:
         assert 1 <= len(batch) <= BATCH_ROWS

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from llmtap.workload.prompts.text import (
     COMMON,
     NAME_BYTES,
-    Numbers,
+    NumberedBytes,
     RowText,
     answer_tokens,
     count_tokens,
-    cut,
+    pieces_of,
     token_ids,
     tokenizer_json,
 )
@@ -53,20 +53,20 @@ def test_the_common_words_are_256_and_a_token_each_by_our_own_tokenizer() -> Non
 
 
 def test_one_version_sends_the_texts_of_the_versions_before() -> None:
-    assert COMMON.text(Numbers(0).block(7, 12)) == GOLDEN_BLOCK
-    assert COMMON.text(Numbers(42).row(7, 12)) == GOLDEN_ROW
+    assert COMMON.text(NumberedBytes(0).block(7, 12)) == GOLDEN_BLOCK
+    assert COMMON.text(NumberedBytes(42).row(7, 12)) == GOLDEN_ROW
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 255), st.integers(0, 100))
 def test_neighbours_differ_in_their_first_word(number: int, more: int, seed: int) -> None:
-    numbers = Numbers(seed)
+    numbers = NumberedBytes(seed)
     assert (numbers.row(number, 1) == numbers.row(number + more, 1)) == (more % 128 == 0)
     assert (numbers.row(number, 2) == numbers.row(number + more, 2)) == (more == 0)
 
 
 @given(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 2, st.integers(), st.booleans())
 def test_two_numbers_never_have_the_same_name(a: int, b: int, seed: int, both_blocks: bool) -> None:
-    numbers = Numbers(seed)
+    numbers = NumberedBytes(seed)
     other = numbers.block(b, NAME_BYTES) if both_blocks else numbers.row(abs(b), NAME_BYTES)
     assert (numbers.block(a, NAME_BYTES) == other) == (both_blocks and a == b)
     if not both_blocks:
@@ -146,7 +146,7 @@ def test_any_text_has_the_same_tokens_in_both_and_comes_back(judge: Any, text: s
     encoded = judge.encode(text)
     assert token_ids(text) == encoded.ids
     assert count_tokens(text) == len(encoded.ids)
-    assert "".join(cut(text)) == text
+    assert "".join(pieces_of(text)) == text
     assert judge.decode(encoded.ids) == text
 
 
