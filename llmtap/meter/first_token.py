@@ -1,4 +1,4 @@
-"""Answer `/api/v1/first_token`: the parts of one exchange's wait, beside those of the last hour.
+"""Answer `/api/v1/first_token`: the parts of one exchange's wait, compared with those of the last hour.
 
 `UsualPhases` is a sink of the pipeline. It counts the parts (`metrics/phases.py`) of the streams of each
 model in slices of five minutes. The number of models is bounded by `meter.models_max`.
@@ -45,7 +45,7 @@ class UsualPhases:
     """Parts of the wait for the first token in the last hour, by model."""
 
     def __init__(self, clock: Clock, recent: RecentExchanges) -> None:
-        """`recent`: the exchanges that a request can name."""
+        """`recent`: the exchanges whose id a request can name."""
         self._clock = clock
         self._recent = recent
         self._slices: Slices[_ByModel] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_slices, past=False)
@@ -67,17 +67,17 @@ class UsualPhases:
         for field in fields.keys() - {"id"}:
             raise BadQuery(field, "is an unknown field; known fields: id")
         if "id" not in fields:
-            raise BadQuery("id", "is missing: the id of an exchange, such as r0-1")
+            raise BadQuery("id", "is missing; expected the id of an exchange, such as r0-1")
         matches = self._recent.find(Query(limit=1, filters={"id": fields["id"]}))
         document = await asyncio.to_thread(self.answer(matches[0][1])) if matches else None
         body = msgspec.json.encode({"first_token": document})
         return web.Response(body=body, content_type="application/json")
 
     def answer(self, x: Exchange) -> Callable[[], dict[str, object]]:
-        """Return a function that makes the public JSON on an exchange. Any thread may call the function."""
+        """Return a function that makes the public JSON on an exchange. It can run in any thread."""
         now_ns = self._clock.mono_ns()
         self._slices.seal(now_ns)
-        slices = self._slices.window(0, now_ns)[:-1]  # without the open slice: `seal` emptied it
+        slices = self._slices.window(0, now_ns)[:-1]  # without the open slice, which is empty after `seal`
         seconds = (now_ns - self._slices.window_start_ns(0, now_ns)) / NS_PER_S
 
         def work() -> dict[str, object]:

@@ -1,11 +1,11 @@
 """Pair the exchanges of both sides of a gateway while they end, for the API, `/metrics` and the capture.
 
-`PairBook` is a sink of the pipeline, and stands before the recorder and the OTLP exporter: it passes an
-exchange on when its pair is known. It keeps a copy of each ended exchange, with hashes of prompt and text
-under a key of its own, until the exchange is in a pair or has none (`pairing/live.py`). It searches for pairs
+`PairBook` is a sink of the pipeline before the recorder and the OTLP exporter: it passes an exchange on to
+them when it knows the pair of the exchange, or that there is none. Until then it keeps a copy of the ended
+exchange, with hashes of prompt and text under a key of its own (`pairing/live.py`). It searches for pairs
 when the relays of the pair have reported, at most twice a second, so that a single event causes no work.
-During a long search, the event loop runs between the steps. Imported only with `[pair]`, because numpy takes
-20 MB.
+During a long search, the event loop runs between the steps. This module is imported only with `[pair]`,
+because numpy takes 20 MB.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ from llmtap.pairing.matching import KEYS, Pair
 from llmtap.pairing.summary import PairCounts, PairSummary, summarise_figures
 
 PROMPT_BLOCK_BYTES: Final = 1 << 30
-"""The whole prompt is one block, since only its last hash is compared."""
+"""Size that no prompt reaches: a prompt is one block, because only the hash of all of it is compared."""
 DELAYS_MAX: Final = 2_000_000
-"""Maximum number of delays of single tokens that are kept for the recent pairs: 16 MB."""
+"""Maximum number of delays of single tokens that are kept for the recent pairs, which take 16 MB."""
 ERROR: Final = "pairing"
 """Kind under which the errors of pairing are counted (`on_error`)."""
 PERIOD_NS: Final = 500_000_000
@@ -68,13 +68,13 @@ class _Request:
     """Data of a request until the end of its exchange."""
 
     shape: RequestShape
-    """Hash of the whole prompt."""
+    """Shape whose only block is the hash of the whole prompt."""
     text_is_captured: bool
     """Whether the recorder needs the text of the answer, too."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _EndedExchange:
     """An ended exchange that waits for its partners, and the other arguments of `on_end` of the sinks."""
 
     exchange: Exchange
@@ -104,9 +104,9 @@ class PairBook:
         self._streams = streams
         self._turns = turns
         self._on_error = on_error
-        self._work: Iterator[None] | None = None
-        """Remaining steps of the present search; None: the search is complete."""
-        self._searched_ns: int | None = None
+        self._search_steps: Iterator[None] | None = None
+        """Remaining steps of the present search; None: there is no search now."""
+        self._searched_until_ns: int | None = None
         """Time up to which all events were known at the latest search."""
         self.sinks: list[ExchangeSink] = []
         """Sinks that get each exchange once it is known whether the exchange has a pair."""
@@ -115,15 +115,15 @@ class PairBook:
         self._hasher = BlockHasher(key, size=PROMPT_BLOCK_BYTES, unit="bytes")
         self._requests: dict[str, _Request] = {}
         """Requests of the exchanges under way, by the id of the exchange."""
-        self._ended: dict[str, _Ended] = {}
+        self._ended_exchanges: dict[str, _EndedExchange] = {}
         """Exchanges that wait for their partners, by id."""
         self._matcher = LiveMatcher(options.exchanges_max)
         self.counts = PairCounts(
-            left=Counter({_reason(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
+            left=Counter({_leftover_label(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
         )
         self._undelivered_tokens = 0.0
-        self._recent: deque[MeasuredPair] = deque()
-        self._delays = 0
+        self._recent_pairs: deque[MeasuredPair] = deque()
+        self._delay_count = 0
         self._cells: dict[tuple[str, str], Buckets] = {}
         """Histogram of a figure of the pairs, by the name of the figure and the model."""
 
@@ -137,51 +137,51 @@ class PairBook:
         self._requests[x.id] = _Request(shape, text_is_captured)
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        ended = _Ended(x, m, key, met)
+        ended = _EndedExchange(x, m, key, met)
         if x.side is None:
             self._pass_on(ended)
             return
-        self._ended[x.id] = ended
+        self._ended_exchanges[x.id] = ended
         add = self._matcher.add_front if x.side == FRONT else self._matcher.add_back
         add(self._copy(x))
 
     def advance(self) -> None:
         """Pair the exchanges that can be paired now; called when a relay of the pair reports. Never
         raises."""
-        if self._work is not None:
-            return  # the event loop continues the search
-        known_ns, before_ns = self._relays.known_ns(), self._searched_ns
+        if self._search_steps is not None:
+            return  # a search is under way, which the event loop continues
+        known_ns, before_ns = self._relays.known_ns(), self._searched_until_ns
         if known_ns is None or (before_ns is not None and abs(known_ns - before_ns) < PERIOD_NS):
-            self._work = self._clean_up()
+            self._search_steps = self._clean_up()
         else:
-            self._searched_ns = known_ns
-            self._work = self._search(known_ns)
+            self._searched_until_ns = known_ns
+            self._search_steps = self._search(known_ns)
         self._continue()
 
     def close(self) -> None:
-        """Pair all remaining exchanges at the end of the meter, when none is under way any more. Never
+        """Pair all remaining exchanges at the end of the meter, when no exchange is under way any more. Never
         raises."""
-        work, self._work = self._work, None
+        work, self._search_steps = self._search_steps, None
         try:
             for _ in chain(work or (), self._settle(self._matcher.close())):
                 self._turns.pause()
         except Exception as error:
             self._on_error(ERROR, error)
 
-    def _continue(self, *, turn: bool = False) -> None:
+    def _continue(self, *, begins_round: bool = False) -> None:
         """Continue the search until the event loop must run, then go on in the next round of the loop.
-        `turn`: whether a round begins."""
-        if turn:
+        `begins_round`: whether this call is the first work of a round."""
+        if begins_round:
             self._turns.begin_turn()
         try:
-            for _ in self._work or ():
+            for _ in self._search_steps or ():
                 self._turns.pause()
                 if self._turns.loop_is_due and (loop := _running_loop()) is not None:
-                    loop.call_soon(partial(self._continue, turn=True))
+                    loop.call_soon(partial(self._continue, begins_round=True))
                     return
-        except Exception as error:  # the next search continues
+        except Exception as error:  # give up this search only; the next report of a relay begins another
             self._on_error(ERROR, error)
-        self._work = None
+        self._search_steps = None
 
     def _clean_up(self) -> Iterator[None]:
         """Pass on the exchanges that the matcher left out, and forget the requests of discarded exchanges."""
@@ -198,7 +198,7 @@ class PairBook:
             yield from self._settle(self._matcher.advance(known_ns, fronts, backs))
 
     def _open_exchanges(self, fronts: list[OpenExchange], backs: list[OpenExchange]) -> Iterator[None]:
-        """Append the exchanges under way on both sides, and forget the requests of discarded ones."""
+        """Append the exchanges under way to `fronts` or `backs`; forget the requests of discarded ones."""
         discarded = set(self._requests)
         for observer, _ in self._streams.open_exchanges():
             x = observer.exchange
@@ -212,7 +212,7 @@ class PairBook:
             self._requests.pop(id_, None)
 
     def _copy(self, x: Exchange) -> Exchange:
-        """Return a copy for the matcher, and remove the texts from the exchange that a capture may not
+        """Return a copy for the matcher, and remove from the exchange the texts that the capture must not
         store."""
         request = self._requests.pop(x.id, None)
         log = x.timeline.events
@@ -237,13 +237,13 @@ class PairBook:
                 if one.error is not None:
                     self._on_error(ERROR, one.error)
                 assert x.side is not None
-                self.counts.left[_reason(one.reason, x.side)] += 1
-                self._pass_on(self._ended.pop(x.id))
+                self.counts.left[_leftover_label(one.reason, x.side)] += 1
+                self._pass_on(self._ended_exchanges.pop(x.id))
             yield
 
     def _add_pair(self, pair: Pair) -> None:
         id_ = pair.front.id
-        front, backs = self._ended.pop(id_), [self._ended.pop(back.id) for back in pair.backs]
+        front, *backs = (self._ended_exchanges.pop(x.id) for x in (pair.front, *pair.backs))
         partners = (front.exchange.span_ids,)
         front.exchange.pair = PairMember(id_, partners=tuple(back.exchange.span_ids for back in backs))
         for back, match in zip(backs, pair.matches, strict=True):
@@ -283,12 +283,13 @@ class PairBook:
         """Keep the figures of a recent pair, but not its events, which take most of the memory."""
         for x in (figures.pair.front, *figures.pair.backs):
             x.timeline.events, x.text_blocks, x.shape = EventLog(), None, None
-        self._recent.append(figures)
-        self._delays += _delays_of(figures)
-        while len(self._recent) > self._options.pairs_kept or (self._delays > DELAYS_MAX and self._recent):
-            self._delays -= _delays_of(self._recent.popleft())
+        self._recent_pairs.append(figures)
+        self._delay_count += _delay_count_of(figures)
+        pairs = self._recent_pairs
+        while len(pairs) > self._options.pairs_kept or (self._delay_count > DELAYS_MAX and pairs):
+            self._delay_count -= _delay_count_of(pairs.popleft())
 
-    def _pass_on(self, ended: _Ended) -> None:
+    def _pass_on(self, ended: _EndedExchange) -> None:
         for sink in self.sinks:
             try:
                 sink.on_end(ended.exchange, ended.measured, ended.key, ended.met)
@@ -317,9 +318,9 @@ class PairBook:
             yield family, [((model,), *buckets.read()) for model, buckets in cells]
 
     def summarise(self, limit: int) -> Callable[[], LivePairs]:
-        """Return a function that makes the summary, with at most `limit` single pairs. Any thread may call
-        it."""
-        recent, counts, waiting = list(self._recent), copy.deepcopy(self.counts), len(self._matcher)
+        """Return a function that makes the summary, with at most `limit` single pairs. It can run in any
+        thread."""
+        recent, counts, waiting = list(self._recent_pairs), copy.deepcopy(self.counts), len(self._matcher)
 
         def work() -> LivePairs:
             summary = summarise_figures(recent, counts, SAME_CLOCK, clock_source="monotonic", comparable=True)
@@ -337,17 +338,17 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _reason(leftover: Leftover, side: str) -> str:
+def _leftover_label(leftover: Leftover, side: str) -> str:
     return f"{leftover.value}_{side}"
 
 
-def _delays_of(figures: MeasuredPair) -> int:
+def _delay_count_of(figures: MeasuredPair) -> int:
     return 0 if figures.token_delays_ns is None else len(figures.token_delays_ns)
 
 
 def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
-    """Yield the figures of a pair as JSON: seconds or tokens, each with its range; of `token`, the median of
-    the delays."""
+    """Yield the figures of a pair as JSON: seconds or tokens, each with its range. `token` is the median of
+    the delays of all tokens."""
     for figure in FIGURES:
         scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
         bounded = figures.values.get(figure.name, [])

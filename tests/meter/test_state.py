@@ -102,7 +102,7 @@ async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **abou
         meter.measure(1, BAD if i < 4 else GOOD, "a" if i % 2 else "b")
     if crash:
         await meter.state._write()
-        meter.state._stop_task()
+        meter.state._stop_periodic_task()
         meter.state._unlock()
     else:
         await meter.state.close()
@@ -112,7 +112,7 @@ async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **abou
 async def come(folder: Path, clock: ManualClock, **about: Any) -> Meter:
     meter = Meter(folder, clock, **about)
     await meter.state.start(takes_over=False)
-    meter.state._stop_task()
+    meter.state._stop_periodic_task()
     return meter
 
 
@@ -296,7 +296,7 @@ async def test_a_meter_that_is_replaced_sends_what_it_still_measures(tmp_path: P
     old.measure(10, BAD)
     book.update("old", relay_status(opened=11, measured=10, unsettled=1), clock.mono_ns())
     await new.state.start(takes_over=True)
-    new.state._stop_task()
+    new.state._stop_periodic_task()
     await new.state._turn()
     assert new.state._lock_fd is None, "the old one has the folder"
     new.measure(1)
@@ -306,7 +306,7 @@ async def test_a_meter_that_is_replaced_sends_what_it_still_measures(tmp_path: P
     assert new.state.is_read
     assert new.summary()["n"] == 11
     (relay,) = theirs.states(clock.mono_ns())
-    assert (relay.name, relay.connected, relay.elsewhere) == ("old", True, True)
+    assert (relay.name, relay.connected, relay.measured_elsewhere) == ("old", True, True)
     clock.advance(S)
     old.measure(1)
     book.update("old", relay_status(opened=11, measured=11), clock.mono_ns())
@@ -343,7 +343,7 @@ async def test_a_new_meter_that_dies_before_it_wrote_loses_nothing_and_counts_no
     old.measure(5)
     await old.state.close()
     name = names_in(tmp_path)[-1]
-    await new.state._look()
+    await new.state._absorb_new_files()
     kept = (tmp_path / name).read_bytes()
     await new.state._write()
     (tmp_path / name).write_bytes(kept)  # it dies between the write and the removal

@@ -209,7 +209,7 @@ class LiveFeed:
                     "open": p.live,
                     "subscribers": p.subscribers,
                     "missed": p.live_missed,
-                    "listen": p.relays.listen(),
+                    "listen": p.relays.listen_url(),
                 }
                 work = summary_of(p, SUMMARY_WINDOW, by=())
                 self._summary = await asyncio.to_thread(

@@ -263,7 +263,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
     lost = direct_lost_clients(
-        pipeline.relays.listen,
+        pipeline.relays.listen_url,
         lambda request: token is None and _is_loopback(request.headers.get(hdrs.HOST, "")),
     )
     app = web.Application(
@@ -307,7 +307,7 @@ class _Admin:
         return web.Response(text="ok\n")
 
     async def readyz(self, request: web.Request) -> web.Response:
-        if self._pipeline.relays.ready(self._pipeline.clock.mono_ns()):
+        if self._pipeline.relays.has_ready_relay(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
         reason = "no relay reports to the meter, or the upstream that it needs accepts no connection\n"
         return web.Response(status=503, text=reason)

@@ -195,7 +195,7 @@ class ExchangePipeline:
         # dozen frames.
         pause = self.turns.pause
         pause()
-        slo = self.slos.of(x.tenant)
+        slo = self.slos.class_of_tenant(x.tenant)
         reader = self.benefit if slo is None else self._readers.get(slo.name, self.benefit)
         m = measure(x, reader, judge_inferred=self.options.judge_inferred)
         pause()
