@@ -288,7 +288,7 @@ class Experiments:
         return "running" if self._is_on else "off"
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the experiment for another meter. It can run in any thread."""
+        """Return a thread-safe function that packs the experiment for another meter."""
         e = self.experiment
         arms = {name: arm.to_saved() for name, arm in self._arms.items()}
         packed = _encode(
@@ -531,7 +531,7 @@ class Experiments:
         self._unjudged_figures = unjudged
 
     def results(self) -> Callable[[], dict[str, object]]:
-        """Return a function that makes the public JSON of `/api/v1/experiment`. It can run in any thread."""
+        """Return a thread-safe function that makes the public JSON of `/api/v1/experiment`."""
         e = self.experiment
         if e is None:
             return lambda: {"state": "none"}

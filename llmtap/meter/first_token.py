@@ -74,7 +74,7 @@ class UsualPhases:
         return web.Response(body=body, content_type="application/json")
 
     def answer(self, x: Exchange) -> Callable[[], dict[str, object]]:
-        """Return a function that makes the public JSON on an exchange. It can run in any thread."""
+        """Return a thread-safe function that makes the public JSON on an exchange."""
         now_ns = self._clock.mono_ns()
         self._slices.seal(now_ns)
         slices = self._slices.window(0, now_ns)[:-1]  # without the open slice, which is empty after `seal`

@@ -318,8 +318,7 @@ class PairBook:
             yield family, [((model,), *buckets.read()) for model, buckets in cells]
 
     def summarise(self, limit: int) -> Callable[[], LivePairs]:
-        """Return a function that makes the summary, with at most `limit` single pairs. It can run in any
-        thread."""
+        """Return a thread-safe function that makes the summary, with at most `limit` single pairs."""
         recent, counts, waiting = list(self._recent_pairs), copy.deepcopy(self.counts), len(self._matcher)
 
         def work() -> LivePairs:

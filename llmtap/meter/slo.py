@@ -135,8 +135,7 @@ class SloBook:
         return met
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the windows, but not the counters, for another meter. It can run in
-        any thread."""
+        """Return a thread-safe function that packs the windows, but not the counters, for another meter."""
         terms, begin_ns, since_ns = self._terms, self._slices.begin_ns, dict(self._since_ns)
         slices = self._slices.export(self._clock.mono_ns())
 

@@ -63,7 +63,7 @@ class StatePart(Protocol):
     """Part of the state, such as windows or burn rates."""
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the part. It can run in any thread."""
+        """Return a thread-safe function that packs the part."""
 
     def clear(self) -> None:
         """Forget the figures that were exported."""

@@ -206,7 +206,7 @@ class LiveFeed:
                 self._summary_due = loop.time() + SUMMARY_S / 2
                 p = self._pipeline
                 about = {
-                    "open": p.live,
+                    "open": p.open_exchanges,
                     "subscribers": p.subscribers,
                     "missed": p.live_missed,
                     "listen": p.relays.listen_url(),

@@ -18,7 +18,7 @@ from llmtap.export.prometheus.catalogue import LAG, Value
 from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.windows import BY, names_of
+from llmtap.meter.pipeline.windows import BY, labels_of
 from llmtap.meter.relays import RelayState, UpstreamLoad
 from llmtap.meter.slo import FrozenSlos, SloCount
 from llmtap.meter.tenants import DEFAULT
@@ -162,7 +162,7 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
 
     def work() -> dict[str, object]:
         series = [
-            {**names_of(key), "n": summary.n, "histograms": summary.hdr_histograms()}
+            {**labels_of(key), "n": summary.n, "histograms": summary.hdr_histograms()}
             for key, summary in frozen.series(certain=certain)
         ]
         return {

@@ -174,7 +174,7 @@ class History:
         next(iter(self._levels.values())).open_step.add(x, m, met)
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the history for another meter. It can run in any thread."""
+        """Return a thread-safe function that packs the history for another meter."""
         self._advance()
         packed = _encode({name: level.export() for name, level in self._levels.items()})
         return lambda: packed
@@ -196,8 +196,8 @@ class History:
         return []
 
     def to_dict(self, step: str) -> Callable[[], dict[str, object]]:
-        """Return a function that makes public JSON of the complete steps. `step`: a key of STEPS. The
-        function can run in any thread."""
+        """Return a thread-safe function that makes public JSON of the complete steps. `step`: a key of
+        STEPS."""
         self._advance()
         level = self._levels[step]
         points, step_ns = list(level.points), level.step.step_ns

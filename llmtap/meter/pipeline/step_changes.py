@@ -58,7 +58,7 @@ class StepBook:
         )
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the detectors for another meter. It can run in any thread."""
+        """Return a thread-safe function that packs the detectors for another meter."""
         packed = pack_detectors({model: detector.export() for model, detector in self._detectors.items()})
         return lambda: packed
 

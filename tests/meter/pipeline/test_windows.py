@@ -196,7 +196,7 @@ def check_row(slices: Slices[list[int]], now: int, ends: list[int], start: int) 
         assert now - since >= min(now - start, level.window_ns - level.step_ns)
         held = [t for part in slices.window(i, now) for t in part]
         assert sorted(held) == sorted(t for t in ends if t >= since)
-    held = [t for part in slices.everything(now) for t in part]
+    held = [t for part in slices.all_data(now) for t in part]
     assert sorted(held) == sorted(ends)
 
 
@@ -221,7 +221,7 @@ def test_without_a_past_what_left_the_longest_window_is_gone() -> None:
         slices.current(now).append(now)
         while slices.tidy():
             pass
-    held = [t for part in slices.everything(19_900) for t in part]
+    held = [t for part in slices.all_data(19_900) for t in part]
     assert min(held) == 16_500
     assert len(slices) < 40
 
