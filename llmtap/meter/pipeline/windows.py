@@ -37,7 +37,7 @@ Merging = Generator[None, None, T]
 
 @dataclass(frozen=True, slots=True)
 class SliceLevel:
-    """Length of a window, and of its slices (step). A step divides its window and the steps of longer windows."""
+    """Length of a window, and of its slices (step). The step divides the window and all longer steps."""
 
     window_ns: int
     step_ns: int
