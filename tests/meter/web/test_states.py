@@ -417,7 +417,7 @@ async def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> Non
         await reads(page, "n 200")
         await online(page, False)
         await page.until(f"{STATUS}.dataset.state === 'failed'")
-        assert "the tap does not answer" in await page.look(f"{STATUS}.innerText")
+        assert "llmtap does not answer" in await page.look(f"{STATUS}.innerText")
         assert "n 200" in await shown(page)
         await online(page, True)
         await is_live(page)
