@@ -77,6 +77,7 @@ invalidates the data."""
 RATIO_CHECK_UNITS: Final = 64
 """Number of new units after which the sample ratio is checked again."""
 WORSE_CHECK_EXCHANGES: Final = 64
+"""Number of ended exchanges after which `stop_worse` is checked again."""
 UNITS_MAX: Final = 100_000
 """Maximum number of units (conversations or tenants) that are counted for the sample ratio, which take 10 MB.
 Later units are not counted."""
@@ -180,6 +181,7 @@ class _SavedExperiment(Struct, array_like=True):
     stage_since_ns: int
     """Wall time of the start of the stage."""
     between_stages: int
+    """Number of requests left out, since they arrived just after the start of the stage."""
     earlier_stages: list[dict[str, object]]
     stage_age_ns: int
     """Time for which the stage has run."""
@@ -201,7 +203,8 @@ class Experiments:
         self._switch_ns = clock.wall_ns()
         self._is_on = experiment is not None and experiment.enabled
         self._stop_report: dict[str, object] | None = None
-        self._configured = experiment
+        self._base_experiment = experiment
+        """Experiment as configured, without a stage; `experiment` has the shares of the present stage."""
         self._earlier_stages: list[dict[str, object]] = []
         self._begin_stage(0)
 
@@ -211,12 +214,12 @@ class Experiments:
         Figures of different stages are never added up. The shares change with the stage, so most units of one
         arm would come from another time than those of the other arm.
         """
-        experiment = None if self._configured is None else self._configured.at_stage(stage)
+        experiment = None if self._base_experiment is None else self._base_experiment.at_stage(stage)
         self.experiment = experiment
         self._stage_index = stage
         self._begin_stage_time()
         self._settled_ns = self._stage_mono_ns + SETTLE_NS if stage else 0
-        self._between_stages = 0
+        self._left_out_requests = 0
         self._unjudged_figures = [] if experiment is None else experiment.stop_worse
         """Figures of `stop_worse` that could not be judged at the latest check."""
         arms = [] if experiment is None else experiment.arms
@@ -241,7 +244,7 @@ class Experiments:
         """Whether the experiment is on, wall time of the latest switch in ns, and index of the stage."""
         return self._is_on, self._switch_ns, self._stage_index
 
-    def _is_after_settling(self, t_ns: int) -> bool:
+    def _is_settled_at(self, t_ns: int) -> bool:
         return t_ns >= self._settled_ns
 
     def _advance(self) -> None:
@@ -256,7 +259,7 @@ class Experiments:
         if self._sample_ratio_p <= RATIO_ALPHA:
             return
         arms = {name: arm.copy() for name, arm in self._arms.items()}
-        result = _experiment_result(e, arms, self._sample_ratio_p, self._has_units_max)
+        result = _experiment_result(e, arms, self._sample_ratio_p, self._has_reached_units_max)
         self._earlier_stages.append(
             {
                 "number": self._stage_index + 1,
@@ -303,7 +306,7 @@ class Experiments:
                 [] if self._known_units is None or self._units_are_exported else [*self._known_units],
                 arms,
                 self._stage_wall_ns,
-                self._between_stages,
+                self._left_out_requests,
                 self._earlier_stages,
                 self._clock.mono_ns() - self._stage_mono_ns,
                 self._figures_wall_ns,
@@ -313,7 +316,7 @@ class Experiments:
 
     def clear(self) -> None:
         self._units_are_exported = True
-        self._between_stages = 0
+        self._left_out_requests = 0
         for arm in self._arms.values():
             arm.clear()
 
@@ -337,7 +340,7 @@ class Experiments:
         self._absorb_switch(saved)
         if stage != self._stage_index:
             return [f"stage {stage + 1} of experiment {saved.name} (a later one has begun)"]
-        self._between_stages += saved.between_stages
+        self._left_out_requests += saved.between_stages
         for name, arm in self._arms.items():
             arm.merge_saved(saved.arms[name])
         if self._known_units is not None:
@@ -362,7 +365,7 @@ class Experiments:
     def _absorb_stage(self, saved: _SavedExperiment) -> int | None:
         """Begin the stage of a saved experiment if that stage is later than ours. Return the index of the
         saved stage; None if the saved experiment is not the configured one."""
-        stage = None if self._configured is None else self._configured.stage_of(saved.id)
+        stage = None if self._base_experiment is None else self._base_experiment.stage_of(saved.id)
         if stage is not None and stage >= self._stage_index:
             if stage > self._stage_index:
                 self._begin_stage(stage)
@@ -393,11 +396,11 @@ class Experiments:
 
     def join(self, word: int, send: Send) -> None:
         """Register a relay; `word`: the latest switch word that the relay has received (0: none)."""
-        if self.experiment is None or self._configured is None:
+        if self.experiment is None or self._base_experiment is None:
             return
         self._word_senders.append(send)
         experiment_id, on = read_switch(word)
-        stage = self._configured.stage_of(experiment_id) if word else None
+        stage = self._base_experiment.stage_of(experiment_id) if word else None
         is_later = stage is not None and stage > self._stage_index
         if stage is not None and is_later:
             self._begin_stage(stage)
@@ -417,7 +420,7 @@ class Experiments:
         """Count the assignment of a request to an arm, unless the configuration has no such arm, or the stage
         has just begun. `single`: whether the request is a unit of its own."""
         counts = self._arms.get(arm)
-        if counts is None or not self._is_after_settling(self._clock.mono_ns()):
+        if counts is None or not self._is_settled_at(self._clock.mono_ns()):
             return
         counts.assigned_requests += 1
         counts.single_requests += single
@@ -457,8 +460,8 @@ class Experiments:
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:
             return
-        if not self._is_after_settling(x.timeline.arrival_ns):
-            self._between_stages += 1
+        if not self._is_settled_at(x.timeline.arrival_ns):
+            self._left_out_requests += 1
             return
         if x.excluded == NO_ROOM:
             arm.exclusions[NO_ROOM] += 1
@@ -556,7 +559,7 @@ class Experiments:
         }
         arms = {name: arm.copy() for name, arm in self._arms.items()}
         ratio_p = self._sample_ratio_p if self._shares_known else None
-        capped = self._has_units_max
+        capped = self._has_reached_units_max
         return lambda: {**about, **_experiment_result(e, arms, ratio_p, capped)}
 
     def _arrivals_document(self) -> dict[str, object]:
@@ -564,7 +567,7 @@ class Experiments:
         return {"from": _rfc3339_text(first_ns), "to": _rfc3339_text(last_ns)}
 
     @property
-    def _has_units_max(self) -> bool:
+    def _has_reached_units_max(self) -> bool:
         return self._known_units is not None and len(self._known_units) >= UNITS_MAX
 
     def _stage_document(self, e: Experiment) -> dict[str, object] | None:
@@ -585,7 +588,7 @@ class Experiments:
             "share": share,
             "since": since,
             "sentence": sentence,
-            "between_stages": self._between_stages,
+            "between_stages": self._left_out_requests,
             "earlier": list(self._earlier_stages),
         }
 

@@ -143,7 +143,7 @@ class PairBook:
             return
         self._ended_exchanges[x.id] = ended
         add = self._matcher.add_front if x.side == FRONT else self._matcher.add_back
-        add(self._copy(x))
+        add(self._matcher_copy(x))
 
     def advance(self) -> None:
         """Pair the exchanges that can be paired now; called when a relay of the pair reports. Never
@@ -211,7 +211,7 @@ class PairBook:
         for id_ in discarded:
             self._requests.pop(id_, None)
 
-    def _copy(self, x: Exchange) -> Exchange:
+    def _matcher_copy(self, x: Exchange) -> Exchange:
         """Return a copy for the matcher, and remove from the exchange the texts that the capture must not
         store."""
         request = self._requests.pop(x.id, None)
@@ -251,19 +251,19 @@ class PairBook:
             back.exchange.pair = PairMember(id_, evidence=evidence, partners=partners)
         try:
             figures = figures_of(pair, SAME_CLOCK)
-            front.exchange.pair = replace(front.exchange.pair, figures=dict(_values_of(figures)))
+            front.exchange.pair = replace(front.exchange.pair, figures=dict(_figures_to_dict(figures)))
             for attempt, back in zip(figures.attempts, backs, strict=True):
                 assert back.exchange.pair is not None
                 back.exchange.pair = replace(back.exchange.pair, role=attempt.role.value)
             self.counts.add(figures)
-            self._record(figures, front.key.model)
-            self._keep(figures)
+            self._record_histograms(figures, front.key.model)
+            self._keep_recent(figures)
         except Exception as error:  # the pair is passed on without figures
             self._on_error(ERROR, error)
         for ended in (front, *backs):
             self._pass_on(ended)
 
-    def _record(self, figures: MeasuredPair, model: str) -> None:
+    def _record_histograms(self, figures: MeasuredPair, model: str) -> None:
         for name in PAIRS:
             delays_ns = figures.token_delays_ns if name == "token" else None
             values = (
@@ -279,7 +279,7 @@ class PairBook:
             cell.record_many([max(0, round(value)) for value in values])
         self._undelivered_tokens += sum(one.value for one in figures.values.get("tokens_undelivered", ()))
 
-    def _keep(self, figures: MeasuredPair) -> None:
+    def _keep_recent(self, figures: MeasuredPair) -> None:
         """Keep the figures of a recent pair, but not its events, which take most of the memory."""
         for x in (figures.pair.front, *figures.pair.backs):
             x.timeline.events, x.text_blocks, x.shape = EventLog(), None, None
@@ -345,7 +345,7 @@ def _delay_count_of(figures: MeasuredPair) -> int:
     return 0 if figures.token_delays_ns is None else len(figures.token_delays_ns)
 
 
-def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
+def _figures_to_dict(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
     """Yield the figures of a pair as JSON: seconds or tokens, each with its range. `token` is the median of
     the delays of all tokens."""
     for figure in FIGURES:
@@ -368,7 +368,7 @@ def _pair_to_dict(figures: MeasuredPair) -> dict[str, object]:
         "front": front.id,
         "model": front.model,
         "text": figures.text.value,
-        "figures": dict(_values_of(figures)),
+        "figures": dict(_figures_to_dict(figures)),
         "back": [
             {
                 "id": attempt.exchange.id,

@@ -217,7 +217,7 @@ async def _run(
     await receiver.start(listen_on(setup.socket) if sock is None else sock)
     socket_file = SocketFile(setup.socket)
     logging.getLogger("aiohttp.server").addFilter(_is_own_fault)
-    tls = AdminTls.of(setup.options)
+    tls = AdminTls.from_options(setup.options)
     app = admin_app(pipeline, setup.options.admin_token)
     runner = admin_runner(app, None if tls is None else tls.context)
     await runner.setup()

@@ -1,9 +1,9 @@
 """Compare the arms of an experiment that a capture recorded, as `/api/v1/experiment` compares running ones.
 
-`RecordedExperiment.of` finds the arms in a first reading of the rows; `add` takes the exchanges; `to_dict`
-returns the same JSON as `Experiments.results`, for `llmtap report CAPTURE --by arm`. A capture does not have
-the configuration: the control is the arm whose requests were not changed, and the shares of the arms are
-unknown. So the split is not tested, and differences of shares have an interval but no p.
+`RecordedExperiment.from_batches` finds the arms in a first reading of the rows; `add` adds an exchange;
+`to_dict` returns the same JSON as `Experiments.results`, for `llmtap report CAPTURE --by arm`. A capture does
+not have the configuration: the control is the arm whose requests were not changed, and the shares of the arms
+are unknown. So the sample ratio is not tested, and differences of shares have an interval but no p.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -57,13 +57,13 @@ class RecordedExperiment:
             start_wall_ns=0,
         )
         self._unit = "request" if single else "unit"
-        self._aa = len(unchanged) == len(names)
-        self._view = Experiments(experiment, SystemClock(), shares_known=False)
+        self._is_aa = len(unchanged) == len(names)
+        self._experiments = Experiments(experiment, SystemClock(), shares_known=False)
         self._moved_units = moved_units
         self._uncertainties_ns = Histogram()
 
     @classmethod
-    def of(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
+    def from_batches(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
         """Return the experiment of these rows, which have the columns `COLUMNS`. Return None if they have
         fewer than two arms or more than `ARMS_MAX`."""
         routes: dict[str, bool] = {}
@@ -86,13 +86,13 @@ class RecordedExperiment:
 
     def add(self, x: Exchange, reader: Benefit) -> None:
         if x.arm is not None and x.unit is not None:
-            self._view.on_assignment(x.arm, x.unit, False, own_headers=x.excluded == OWN_HEADER)
+            self._experiments.on_assignment(x.arm, x.unit, False, own_headers=x.excluded == OWN_HEADER)
             self._uncertainties_ns.record(x.uncertainty_ns)
-            self._view.on_end(x, measure(x, reader), _NO_SERIES, None)
+            self._experiments.on_end(x, measure(x, reader), _NO_SERIES, None)
 
     def to_dict(self, name: str, window: Mapping[str, Any]) -> dict[str, object]:
         """Return public JSON. `name`: name of the capture; `window`: its span, as of a Summary."""
-        results: dict[str, Any] = self._view.results()()
+        results: dict[str, Any] = self._experiments.results()()
         if self._least_uncertainty_ns:
             _widen(results, self._least_uncertainty_ns / NS_PER_S)
         return {
@@ -101,7 +101,7 @@ class RecordedExperiment:
             "name": name,
             "state": "recorded",
             "unit": self._unit,
-            "aa": self._aa,
+            "aa": self._is_aa,
             "since": window["start"],
             "until": window["end"],
             "switched_by": None,

@@ -93,7 +93,7 @@ class Reckoning:
         self._latest_status = status
         self._opened_count = self._dropped_count = 0
 
-    def final(self) -> RelayStatus | None:
+    def final_status(self) -> RelayStatus | None:
         """Return the latest status with the counts up to the latest frame; None if there was no status."""
         last = self._latest_status
         if last is None:

@@ -57,6 +57,7 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     otlp: OtlpOptions = OtlpOptions()
     tenants: TenantOptions = TenantOptions()
     salt: str = ""
+    """Key of the hashes that stand for tenants and API keys."""
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
     pair: PairOptions | None = None

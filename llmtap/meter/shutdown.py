@@ -62,7 +62,7 @@ class ShutdownListener:
         self._limit_s = drain_s + GRACE_S
         self._end_event = asyncio.Event()
         self._is_terminating = False
-        self._time_is_up = asyncio.Event()
+        self._end_now_event = asyncio.Event()
         self.is_orphaned = False
         self.successor: str | None = None
         """State folder of the meter that replaces this one."""
@@ -84,16 +84,16 @@ class ShutdownListener:
 
     async def wait_for_relays(self, receiver: Receiver) -> None:
         """Wait until all relays have disconnected, or the time limit is reached."""
-        self._loop.call_later(self._limit_s, self._time_is_up.set)
+        self._loop.call_later(self._limit_s, self._end_now_event.set)
         left = self._loop.create_task(receiver.wait_for_relays())
-        enough = self._loop.create_task(self._time_is_up.wait())
+        enough = self._loop.create_task(self._end_now_event.wait())
         await asyncio.wait((left, enough), return_when=asyncio.FIRST_COMPLETED)
         left.cancel()
         enough.cancel()
 
     def _on_term(self) -> None:
         if self._is_terminating:
-            self._time_is_up.set()
+            self._end_now_event.set()
         self._is_terminating = True
         self._end_event.set()
 
@@ -123,5 +123,5 @@ class ShutdownListener:
         self._loop.remove_reader(sys.stdin.fileno())
         log.error("event=supervisor_lost child=meter action='ends after its relays'")
         self.is_orphaned = self._is_terminating = True
-        self._loop.call_later(min(self._limit_s, ORPHAN_S), self._time_is_up.set)
+        self._loop.call_later(min(self._limit_s, ORPHAN_S), self._end_now_event.set)
         self._end_event.set()

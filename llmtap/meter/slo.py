@@ -128,7 +128,7 @@ class SloBook:
         else:
             more = SloCount(1, met)
         key = (REQUESTED if slo is None else slo.name, tenant)
-        counts = self._slices.current(self._clock.mono_ns())
+        counts = self._slices.open_data(self._clock.mono_ns())
         for table in (counts, self._total_counts):
             table[key] = table.get(key, SloCount()).plus(more)
         self._slices.tidy()
@@ -169,7 +169,7 @@ class SloBook:
                     table[key] = table.get(key, SloCount()).plus(SloCount(*counts))
             return table
 
-        self._slices.current(self._clock.mono_ns())
+        self._slices.open_data(self._clock.mono_ns())
         slices = [(start_ns + shift_ns, level, table_of(rows)) for start_ns, level, rows in saved.slices]
         self._slices.absorb(saved.begin_ns + shift_ns, slices)
         return [f"burn rates of slo.{name} (it was changed or removed)" for name in changed]

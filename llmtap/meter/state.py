@@ -149,7 +149,7 @@ class MeterState:
         await asyncio.wait([task], timeout=DISK_S)
         if not task.done():
             self._late_tasks.append(task)
-            self._fail(kind, self._folder, f"the disk has not answered within {DISK_S:g} s")
+            self._report_problem(kind, self._folder, f"the disk has not answered within {DISK_S:g} s")
 
     async def _begin(self, *, takes_over: bool) -> None:
         if not takes_over:
@@ -223,7 +223,7 @@ class MeterState:
                 self._unlock()
             self._next_read_ns = now_ns + WRITE_NS
             self._refusal = problem_of(exc)
-            self._fail("state_not_read", self._folder, self._refusal)
+            self._report_problem("state_not_read", self._folder, self._refusal)
             return
         self._refusal = None
         if self._lock_fd is None:
@@ -234,7 +234,7 @@ class MeterState:
         contained = contained_files(files)
         for name, saved in files.items():
             if isinstance(saved, str):
-                self._fail("state_not_read", self._folder / name, saved)
+                self._report_problem("state_not_read", self._folder / name, saved)
             elif name not in contained:
                 self._absorb_file(self._folder / name, saved)
         # `meter.state` is not removed, since the next write replaces the file.
@@ -315,7 +315,7 @@ class MeterState:
             try:
                 left_out = part.absorb(saved.parts[name], shift_ns, self._pipeline.labels)
             except Exception as exc:  # a damaged file must not stop the meter
-                self._fail("state_not_read", path, f"its part {name} cannot be decoded: {exc}")
+                self._report_problem("state_not_read", path, f"its part {name} cannot be decoded: {exc}")
                 continue
             for text in set(left_out) - self._left_out_texts:
                 log.info("event=state_left_out file=%s what=%r", path, text)
@@ -333,7 +333,7 @@ class MeterState:
         self._written_switch_state = self._pipeline.experiments.switch_state
         if self._lock_fd is None:
             problem = self._refusal or "another meter uses the folder"
-            self._fail("state_not_written", self._folder, problem)
+            self._report_problem("state_not_written", self._folder, problem)
             return
         await self._save(self._folder, FILE, ended=ended, absorbed=self._used_files, remove=self._used_files)
 
@@ -406,12 +406,12 @@ class MeterState:
         try:
             left = await asyncio.to_thread(work)
         except Exception as exc:  # such as a full disk
-            self._fail("state_not_written", folder / name, problem_of(exc))
+            self._report_problem("state_not_written", folder / name, problem_of(exc))
             return False
         self._used_files = [name for name in left if name != FILE]
         return True
 
-    def _fail(self, kind: str, path: Path, problem: str) -> None:
+    def _report_problem(self, kind: str, path: Path, problem: str) -> None:
         """Count a problem, and log the first of its kind."""
         if "Hint: " not in problem:
             hint = "the meter continues without it" if kind == "state_not_read" else "check meter.state"

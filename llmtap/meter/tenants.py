@@ -66,7 +66,7 @@ class Labels:
             return key
         if not trusted:
             return tenant, model if model == UNKNOWN else OTHER, key[2]
-        return self._place((tenant, self.model(model), key[2]))
+        return self._give_place((tenant, self.model(model), key[2]))
 
     def model(self, name: str) -> str:
         """Return the label value of a model."""
@@ -77,7 +77,7 @@ class Labels:
             self._models.add(name)
         return name
 
-    def _place(self, key: tuple[str, str, str]) -> tuple[str, str, str]:
+    def _give_place(self, key: tuple[str, str, str]) -> tuple[str, str, str]:
         """Give a series a place if the limit allows it. Return the label values under which it is counted."""
         if key in self._series or len(self._series) < self._series_max:
             self._series.add(key)
@@ -112,7 +112,7 @@ class Tenants:
     def __init__(self, options: TenantOptions, salt: str) -> None:
         self._names = options.names
         self._salt = blake2b(salt.encode(), digest_size=32).digest()
-        self._finders = [self._compile(rule) for rule in options.rules]
+        self._finders = [self._compile_rule(rule) for rule in options.rules]
 
     def identify(self, head: RequestHead, path: str, body: ReadBody) -> str:
         """Return the tenant of a request; no content of the request makes it raise."""
@@ -135,7 +135,7 @@ class Tenants:
         """Return the name of an API key: `key-0f1e2d3c`."""
         return f"key-{self.hash_of(key)}"
 
-    def _compile(self, rule: TenantRule) -> Finder:
+    def _compile_rule(self, rule: TenantRule) -> Finder:
         find = self._value_finder(rule)
         if rule.name is not None:
             return _named_finder(find, rule.name)
@@ -144,12 +144,12 @@ class Tenants:
     def _value_finder(self, rule: TenantRule) -> Finder:
         if rule.header is not None:
             name = rule.header.lower().encode()
-            return lambda head, path, body: self._text(sole_value(head.headers, name))
+            return lambda head, path, body: self._decode_name(sole_value(head.headers, name))
         if rule.api_key:
             return lambda head, path, body: self._name_of_request_key(head)
         if rule.body is not None:
             steps = rule.body.split(".")
-            return lambda head, path, body: self._clean(_value_at(body(), steps))
+            return lambda head, path, body: self._clean_name(_value_at(body(), steps))
         assert rule.path is not None
         match = re.compile(rule.path).match
         return lambda head, path, body: self._path_value(match(path))
@@ -172,12 +172,12 @@ class Tenants:
     def _path_value(self, match: "re.Match[str] | None") -> str | None:
         if match is None:
             return None
-        return self._clean(match[1]) if match.re.groups else DEFAULT
+        return self._clean_name(match[1]) if match.re.groups else DEFAULT
 
-    def _text(self, value: bytes | None) -> str | None:
-        return None if value is None else self._clean(value.decode("utf-8", "replace"))
+    def _decode_name(self, value: bytes | None) -> str | None:
+        return None if value is None else self._clean_name(value.decode("utf-8", "replace"))
 
-    def _clean(self, value: object) -> str | None:
+    def _clean_name(self, value: object) -> str | None:
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):

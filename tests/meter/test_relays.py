@@ -131,7 +131,7 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
                     )
                 )  # fmt: skip
     ledger.acknowledge(batch)
-    final = reckoning.final()
+    final = reckoning.final_status()
     assert result
     assert final is not None
     assert reckoning.running == len(ledger.live)

@@ -66,7 +66,7 @@ class AdminConnection(asyncio.Protocol):
         try:
             await loop.connect_accepted_socket(lambda: self, sock, ssl=tls, ssl_handshake_timeout=limit_s)
         except OSError:  # ssl.SSLError and TimeoutError are OSErrors
-            self._owner.limits["tls_handshake"] += 1
+            self._owner.limit_counts["tls_handshake"] += 1
         finally:
             self._opening_task = None
             if self.transport is None:
@@ -137,9 +137,9 @@ class _UnsentAnswer:
 class AdminConnections:
     """All connections of an admin port, and the answers that are being sent."""
 
-    def __init__(self, limits: Counter[str]) -> None:
-        """`limits`: counts how often each limit was reached, by its name."""
-        self.limits = limits
+    def __init__(self, limit_counts: Counter[str]) -> None:
+        """`limit_counts`: counts how often each limit was reached, by its name."""
+        self.limit_counts = limit_counts
         self._open_connections: dict[object, AdminConnection] = {}
         """Connections by the object of aiohttp that handles them."""
         self._unsent_answers: dict[_UnsentAnswer, None] = {}
@@ -156,7 +156,7 @@ class AdminConnections:
         False if no connection is idle."""
         if len(self._open_connections) >= self.connections_max:
             idle = [one for one in self._open_connections.values() if not one.open_requests]
-            self.limits["connections"] += 1
+            self.limit_counts["connections"] += 1
             if not idle:
                 return False
             min(idle, key=lambda one: one.wait_start_s).abort()
@@ -180,7 +180,7 @@ class AdminConnections:
         for connection in list(self._open_connections.values()):
             limit = connection.exceeded_limit(now_s)
             if limit is not None:
-                self.limits[limit] += 1
+                self.limit_counts[limit] += 1
                 connection.abort()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(SWEEP_S, self._sweep) if self._open_connections else None
@@ -228,7 +228,7 @@ class AdminConnections:
                         await response.write(part)
                 await response.write_eof()
         except TimeoutError:
-            self.limits["send_timeout"] += 1
+            self.limit_counts["send_timeout"] += 1
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
@@ -242,7 +242,7 @@ class AdminConnections:
         while len(self._unsent_answers) > 1 and self._unsent_bytes() > ANSWERS_BYTES_MAX:
             oldest = next(iter(self._unsent_answers))
             del self._unsent_answers[oldest]
-            self.limits["answer_bytes"] += 1
+            self.limit_counts["answer_bytes"] += 1
             if oldest.transport is not None:
                 oldest.transport.abort()
 
@@ -275,7 +275,7 @@ class AdminRunner(web.AppRunner):
 
     def note_shortage(self, error: OSError) -> None:
         """Count a connection that waits, because the system has no file descriptor or memory for it."""
-        self._connections.limits["accept_failed"] += 1
+        self._connections.limit_counts["accept_failed"] += 1
 
     async def cleanup(self) -> None:
         await super().cleanup()

@@ -235,7 +235,7 @@ class LiveFeed:
     def _events_of(self, batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
         out = []
         for x, m, _ in batch:
-            about = self._pipeline.recent.describe(x, m)
+            about = self._pipeline.recent_exchanges.describe(x, m)
             data = recent_api.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
             out.append(_frame_event("exchange", data))
         return b"".join(out)

@@ -371,7 +371,7 @@ class _Admin:
         fields = read_fields(request.query.items())
         key = ("exchanges", *sorted(fields.items()))
         query = Query.parse(fields)
-        recent = self._pipeline.recent
+        recent = self._pipeline.recent_exchanges
 
         def begin() -> Callable[[], bytes]:
             matches = recent.find(query)

@@ -26,7 +26,7 @@ class AdminTls:
         self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
 
     @classmethod
-    def of(cls, options: MeterOptions) -> "AdminTls | None":
+    def from_options(cls, options: MeterOptions) -> "AdminTls | None":
         """Return the TLS context of the options; None if they set no certificate."""
         if options.admin_tls_certificate is None or options.admin_tls_key is None:
             return None

@@ -53,8 +53,8 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "admin_limits": dict(p.admin_limits),
         "reading_limits": dict(p.reading_limits),
         "live_missed_exchanges": p.live_missed,
-        "silent_streams": {**_NO_SILENT_STREAMS, **p.silences.latest.by_tenant},
-        "silence_not_judged_streams": p.silences.latest.not_judged,
+        "silent_streams": {**_NO_SILENT_STREAMS, **p.silences.latest_report.by_tenant},
+        "silence_not_judged_streams": p.silences.latest_report.not_judged,
         "ttft_step_ratio": p.steps.ratios(),
         "smooth_goodput_tokens_per_second": {
             name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None

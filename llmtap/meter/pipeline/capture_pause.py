@@ -33,7 +33,7 @@ class PauseWatch:
 
     def __init__(self, memory_bytes: int, spool: str, to: str) -> None:
         self._memory_bytes = memory_bytes
-        self._places = {"spool": spool, "to": to}
+        self._folder_texts = {"spool": spool, "to": to}
         self._start: tuple[int, int, int] | None = None
         """Time, waiting bytes and dropped exchanges at the start of the pause; None: not paused."""
         self.pause: CapturePause | None = None
@@ -64,7 +64,7 @@ class PauseWatch:
         )
 
     def _sentence(self, reason: str, rows: int, lost: int, lasts_s: float | None) -> str:
-        cause, remedy = (text.format(**self._places) for text in CAUSES[reason])
+        cause, remedy = (text.format(**self._folder_texts) for text in CAUSES[reason])
         memory = format_bytes(self._memory_bytes)
         if lost:
             state = (

@@ -383,7 +383,7 @@ class Streams:
         self._assemblers.remove(assembler)
 
     def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/api/v1/streams", self._answer)
+        app.router.add_get("/api/v1/streams", self._handle_request)
 
     async def find(self, query: StreamsQuery) -> list[_StreamCopy]:
         copies: list[_StreamCopy] = []
@@ -411,7 +411,7 @@ class Streams:
             key=lambda one: -one[0].exchange.timeline.arrival_ns,
         )
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _handle_request(self, request: web.Request) -> web.Response:
         query = StreamsQuery.parse(read_fields(request.query.items()))
         async with self._lock:  # so that the copies of only one answer are in memory
             copies = await self.find(query)

@@ -102,10 +102,10 @@ class ExchangePipeline:
         self._class_benefits = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
         url = options.upstream_metrics
         self.upstream = None if url is None else UpstreamLoad(url)
-        self.recent = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
+        self.recent_exchanges = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
         self.experiments = Experiments(experiment, clock)
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
-        self.usual_phases = UsualPhases(clock, self.recent)
+        self.usual_phases = UsualPhases(clock, self.recent_exchanges)
         self.steps = StepBook(clock)
         self.front_sinks: list[ExchangeSink] = [
             self.windows,
@@ -119,7 +119,7 @@ class ExchangePipeline:
         repeat requests that the front has counted."""
         if experiment is not None:
             self.front_sinks.append(self.experiments)
-        self.sinks: list[ExchangeSink] = [self.recent, _ExchangeLog()]
+        self.sinks: list[ExchangeSink] = [self.recent_exchanges, _ExchangeLog()]
         """Sinks that get every exchange."""
         self.last_sinks = self.sinks
         """Sinks that get every exchange, but only when its pair is known, if exchanges are paired."""

@@ -44,7 +44,7 @@ class Receiver:
     async def wait_for_relays(self) -> None:
         """Wait until no relay is connected; apps with the middleware do not count."""
         while (one := next((c for c in self._connections if not c.guest), None)) is not None:
-            await one.lost.wait()
+            await one.lost_event.wait()
 
     async def close(self) -> None:
         """Close the socket and all connections, and wait for their end."""
@@ -54,7 +54,7 @@ class Receiver:
         for connection in leaving:
             connection.close()
         for connection in leaving:
-            await connection.lost.wait()
+            await connection.lost_event.wait()
 
 
 class _Connection(asyncio.Protocol):
@@ -74,7 +74,7 @@ class _Connection(asyncio.Protocol):
         self.guest = False
         """Whether the meter does not wait for this vantage: an app, or a relay that another meter
         measures."""
-        self.lost = asyncio.Event()
+        self.lost_event = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, since uvloop's transports are not subclasses of asyncio's.
@@ -150,7 +150,7 @@ class _Connection(asyncio.Protocol):
         # readable.
         transport, acks = self._transport, bytes(self._acks)
         self._acks.clear()
-        if transport is None or self.lost.is_set() or transport.is_closing():
+        if transport is None or self.lost_event.is_set() or transport.is_closing():
             return
         sent = 0
         if not transport.get_write_buffer_size():
@@ -174,7 +174,7 @@ class _Connection(asyncio.Protocol):
     def _leave(self) -> None:
         """Remove the relay, and end or discard its open exchanges."""
         self._all_connections.discard(self)
-        self.lost.set()
+        self.lost_event.set()
         if self._assembler is None:
             return
         self._pipeline.experiments.leave(self._send_control_word)
@@ -185,7 +185,7 @@ class _Connection(asyncio.Protocol):
         if self._closed_by_meter or again:
             self._assembler.discard()
         else:
-            final = reckoning.final()
+            final = reckoning.final_status()
             self._assembler.lose()
             if final is not None:
                 self._pipeline.on_relay_left(self._relay, final)

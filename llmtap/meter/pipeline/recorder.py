@@ -76,6 +76,7 @@ class _RequestData:
         self.body = body
         """The body; None if the capture needs no redacted text of it."""
         self.keys: Keys | None = None
+        """Keys by which the conversation of the request is found."""
         self._memory = memory
         self._counted_bytes = 0
 
@@ -145,7 +146,7 @@ class Recorder:
         self._request_memory = _RequestMemory()
         self._rows: list[Exchange] = []
         self._row_bytes = 0
-        self._oldest_ns = 0
+        self._oldest_row_ns = 0
         self._empty_batch = to_batch([], capture=info.capture, level=options.level)[0]
         self._batches: deque[Any] = deque()
         self._batch_bytes = 0
@@ -163,16 +164,16 @@ class Recorder:
         self._meter_id = secrets.token_hex(4)
         self._is_complete = False
         self._is_open = False
-        self._open_at_ns = 0
+        self._next_open_ns = 0
         self._waits_for_folder = waits
         self._must_step_aside = False
         self._flushes_requested = 0  # number so far, counted by the loop
         self._flushes_done = 0  # number so far, counted by the thread
         self._aside_folder: Path | None = None
-        self._pause = PauseWatch(
+        self._pause_watch = PauseWatch(
             options.memory_bytes, str(spool_folder(options)), redact_url(options.to or "")
         )
-        self._stop = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -261,7 +262,7 @@ class Recorder:
             waiting=self._waiting,
             dropped={**self._dropped_by_reason, **deleted},
             unshaped=self._unread_requests + self._cut_prompts + skipped,
-            pause=self._pause.pause,
+            pause=self._pause_watch.pause,
             **{name: getattr(store, name) for name in _STORE_FIELDS}
             | ({} if self._is_open else {"problem": "folder"}),
         )
@@ -291,7 +292,7 @@ class Recorder:
         """
         self._is_complete = whole
         end_ns = self._clock.mono_ns() + round(timeout_s * 1e9)
-        self._stop.set()
+        self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         left = self._waiting
@@ -319,9 +320,9 @@ class Recorder:
         self._dropped_by_reason[reason] = self._dropped_by_reason.get(reason, 0) + n
 
     def _run(self) -> None:
-        while not self._stop.wait(TURN_S):
+        while not self._stop_event.wait(TURN_S):
             self._turn()
-        self._open_at_ns = 0  # if the folder could not be opened, try again now
+        self._next_open_ns = 0  # if the folder could not be opened, try again now
         self._turn(last=True)
 
     def _turn(self, *, last: bool = False) -> None:
@@ -329,7 +330,7 @@ class Recorder:
         flush = requested > self._flushes_done
         try:
             self._process_inbox()
-            due_ns = self._oldest_ns + self._options.flush
+            due_ns = self._oldest_row_ns + self._options.flush
             if self._rows and (last or flush or self._clock.mono_ns() >= due_ns):
                 self._encode()
             if self._must_step_aside:
@@ -345,7 +346,7 @@ class Recorder:
                 self._store.tick()
         except Exception as error:  # an error of the capture must not affect the measurement
             self._count_error(error)
-        self._pause.update(
+        self._pause_watch.update(
             self._store.problem if self._is_open else "folder",
             self._clock.mono_ns(),
             rows=self._waiting,
@@ -363,20 +364,20 @@ class Recorder:
         options = aside_of(self._options, spool_folder(self._options), os.getpid())
         self._store = Store(options, self._info, self._clock)
         self._aside_folder = spool_folder(options)
-        self._open_at_ns = 0
+        self._next_open_ns = 0
         self._is_open = False
         self._open()
 
     def _open(self) -> bool:
         now_ns = self._clock.mono_ns()
-        if now_ns < self._open_at_ns:
+        if now_ns < self._next_open_ns:
             return False
         try:
             self._store.open()
         except LlmtapError as exc:
-            if not self._open_at_ns and not self._waits_for_folder:
+            if not self._next_open_ns and not self._waits_for_folder:
                 log.error("event=capture_not_opened error=%r", str(exc))
-            self._open_at_ns = now_ns + RETRY_OPEN_NS
+            self._next_open_ns = now_ns + RETRY_OPEN_NS
             return False
         self._is_open = True
         return True
@@ -389,14 +390,14 @@ class Recorder:
                 if headers is not None:
                     self._read_request(x, headers, body)
                 else:
-                    self._finish(x)
+                    self._finish_exchange(x)
             except Exception as error:
                 self._count_error(error)
                 x.text = None  # discard the text: the error possibly prevented its redaction
             if headers is not None:
                 continue
             if not self._rows:
-                self._oldest_ns = self._clock.mono_ns()
+                self._oldest_row_ns = self._clock.mono_ns()
             self._row_bytes += _bytes_of(x)
             self._rows.append(x)
             if len(self._rows) >= ROWS_MAX:
@@ -421,7 +422,7 @@ class Recorder:
         data.keys = self._sessions.keys(headers, prompt)
         data.count_memory(x)
 
-    def _finish(self, x: Exchange) -> None:
+    def _finish_exchange(self, x: Exchange) -> None:
         data, x.capture_data = x.capture_data, None
         if not isinstance(data, _RequestData):
             x.text = None

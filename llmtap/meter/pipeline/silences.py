@@ -69,10 +69,10 @@ _decode: Final = msgspec.msgpack.Decoder(dict[str, _SavedSilences]).decode
 class SilenceReport:
     """Result of an inspection of all open streams."""
 
-    running: int = 0
+    running_streams: int = 0
     not_judged: int = 0
     """Number of streams whose answers are not understood."""
-    silent: list[SilentStream] = field(default_factory=list)
+    silent_streams: list[SilentStream] = field(default_factory=list)
     by_tenant: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number of silent streams by kind and label of the tenant."""
 
@@ -87,7 +87,7 @@ class SilenceBook:
         self, clock: Clock, threshold_ns: int, streams: Streams, relays: RelayBook, labels: Labels
     ) -> None:
         self.threshold_ns = threshold_ns
-        self.latest = SilenceReport()
+        self.latest_report = SilenceReport()
         self._clock = clock
         self._streams = streams
         self._relays = relays
@@ -97,7 +97,7 @@ class SilenceBook:
         self._lock = asyncio.Lock()
 
     def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/api/v1/silences", self._answer)
+        app.router.add_get("/api/v1/silences", self._handle_request)
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         if x.stream:
@@ -141,14 +141,14 @@ class SilenceBook:
         return past
 
     async def refresh(self) -> SilenceReport:
-        """Return a new report on all open streams, and keep it as `latest`."""
+        """Return a new report on all open streams, and keep it as `latest_report`."""
         async with self._lock:
             report = SilenceReport()
             for n_done, one in enumerate(self._streams.open_exchanges(), 1):
                 self._inspect(one, report)
                 if n_done % STREAMS_PER_ROUND == 0:
                     await asyncio.sleep(0)
-            self.latest = report
+            self.latest_report = report
             return report
 
     def _inspect(self, one: OpenExchange, report: SilenceReport) -> None:
@@ -160,13 +160,13 @@ class SilenceBook:
             return
         now_ns = self._relays.processed_ns(x.relay, self._clock.mono_ns())
         if t.last_token_ns is not None and now_ns - since_ns < self.threshold_ns:
-            report.running += 1
+            report.running_streams += 1
             return
         # The next call can set `last_token_ns`, so the time of the last token is read again after it.
         now = observer.running_state()
         if not now.stream:
             return
-        report.running += 1
+        report.running_streams += 1
         if not now.understood:
             report.not_judged += 1
             return
@@ -176,7 +176,7 @@ class SilenceBook:
         if silent_ns < self.threshold_ns:
             return
         report.by_tenant[kind.value, self._labels.tenant(x.tenant, trusted=False)] += 1
-        report.silent.append(
+        report.silent_streams.append(
             SilentStream(
                 x.id,
                 SilenceGroup(kind, x.tenant, x.model, self._relays.upstream(x.relay)),
@@ -188,13 +188,13 @@ class SilenceBook:
             )
         )
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _handle_request(self, request: web.Request) -> web.Response:
         fields = read_fields(request.query.items())
         limit = read_number("limit", fields.pop("limit", str(STREAMS_DEFAULT)), STREAMS_MAX)
         for name in fields:
             raise BadQuery(name, "is an unknown field; known fields: limit")
         report = await self.refresh()
-        models = {_model_label(stream.group.model) for stream in report.silent}
+        models = {_model_label(stream.group.model) for stream in report.silent_streams}
         # Copy the counts, which change while a thread reads them.
         past = {name: self._counts_by_model[name].copy() for name in models & self._counts_by_model.keys()}
 
@@ -206,13 +206,13 @@ class SilenceBook:
     def _to_dict(
         self, report: SilenceReport, past: Mapping[str, SilenceCounts], limit: int
     ) -> dict[str, object]:
-        longest = nlargest(limit, report.silent, key=lambda stream: stream.silent_ns)
+        longest = nlargest(limit, report.silent_streams, key=lambda stream: stream.silent_ns)
         return {
             "threshold": self.threshold_ns / NS_PER_S,
-            "running": report.running,
+            "running": report.running_streams,
             "not_judged": report.not_judged,
-            "count": len(report.silent),
-            "groups": _groups_to_dicts(report.silent),
+            "count": len(report.silent_streams),
+            "groups": _groups_to_dicts(report.silent_streams),
             "streams": [_stream_to_dict(stream, past) for stream in longest],
         }
 

@@ -126,7 +126,7 @@ class Slices(Generic[T]):
         step_ns = self._levels[level].step_ns
         return max(0, (start_ns - self._begin_ns + step_ns // 2) // step_ns * step_ns)
 
-    def current(self, now_ns: int) -> T:
+    def open_data(self, now_ns: int) -> T:
         """Return the data of the open slice, to which new exchanges are added."""
         since_ns = now_ns - self._begin_ns
         open_ = self._open_slice
@@ -140,14 +140,14 @@ class Slices(Generic[T]):
 
     def seal(self, now_ns: int) -> None:
         """Make the open slice final, for a reader in another thread, and begin a new slice."""
-        self.current(now_ns)
+        self.open_data(now_ns)
         self._sealed_slices.append(self._open_slice)
         self._open_slice = _Slice(self._open_slice.start_ns, 0, self._make())
         self._idle_since_ns = -1
 
     def window(self, level: int, now_ns: int) -> list[T]:
         """Return the data of the slices of a window, oldest first; only those of the newest slice change."""
-        self.current(now_ns)
+        self.open_data(now_ns)
         first_ns = self._window_offset_ns(level, now_ns - self._begin_ns)
         return [s.data for s in self._sealed_slices if s.start_ns >= first_ns] + [self._open_slice.data]
 
@@ -157,7 +157,7 @@ class Slices(Generic[T]):
 
     def all_data(self, now_ns: int) -> list[T]:
         """Return the data of all slices since the start, oldest first."""
-        self.current(now_ns)
+        self.open_data(now_ns)
         past = [] if self._past_data is None else [self._past_data]
         return past + [s.data for s in self._sealed_slices] + [self._open_slice.data]
 
@@ -350,7 +350,7 @@ class Windows:
         return len(self._slices)
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        tile = self._slices.current(self._clock.mono_ns())
+        tile = self._slices.open_data(self._clock.mono_ns())
         summary = tile.parts.get(key)
         if summary is None:
             summary = tile.parts[key] = Summary(self._objectives.get(key.slo))
@@ -369,19 +369,19 @@ class Windows:
 
     def count_opened(self, n: int = 1) -> None:
         """Count `n` exchanges that began; -1 subtracts an exchange that turned out to be no model traffic."""
-        self._slices.current(self._clock.mono_ns()).sums["opened"] += n
+        self._slices.open_data(self._clock.mono_ns()).sums["opened"] += n
 
     def count_skipped(self, n: int) -> None:
-        self._slices.current(self._clock.mono_ns()).sums["skipped"] += n
+        self._slices.open_data(self._clock.mono_ns()).sums["skipped"] += n
 
     def record_lag(self, lag_ns: int) -> None:
-        tile = self._slices.current(self._clock.mono_ns())
+        tile = self._slices.open_data(self._clock.mono_ns())
         tile.lag_ns = max(tile.lag_ns, lag_ns)
         self._tidy(TIDY_STEPS_PER_STATUS)
 
     def tidy(self) -> None:
         """Do all merging that is possible now."""
-        self._slices.current(self._clock.mono_ns())
+        self._slices.open_data(self._clock.mono_ns())
         while self._slices.tidy():
             pass
 
@@ -409,7 +409,7 @@ class Windows:
     def freeze(self, window: str) -> "FrozenWindow":
         """Return the present content of a window. `window`: a name of WINDOWS, or `all` (since the start)."""
         now_ns = self._clock.mono_ns()
-        if self._slices.current(now_ns).sums["n"]:
+        if self._slices.open_data(now_ns).sums["n"]:
             self._slices.seal(now_ns)
         if window == WHOLE_TIME:
             tiles, start_ns = self._slices.all_data(now_ns), self._slices.begin_ns
@@ -470,7 +470,7 @@ class Windows:
                 tile.parts[key] = _merged_parts([part, tile.parts[key]]) if key in tile.parts else part
             return tile
 
-        self._slices.current(self._clock.mono_ns())
+        self._slices.open_data(self._clock.mono_ns())
         slices = [(one.start_ns + shift_ns, one.level, tile_of(one)) for one in saved.slices]
         self._slices.absorb(saved.begin_ns + shift_ns, slices)
         changed = "goodput of changed objectives, and goodput rates ([slo] or the reader of [meter] changed)"
