@@ -385,7 +385,7 @@ class Experiments:
         self._send_switch_word()
 
     def switch(self, on: bool, by: str = "api") -> None:
-        """Switch the experiment on or off at all relays, now and when one connects. `by`: who did it."""
+        """Switch the experiment on or off at all relays, now and when one connects. `by`: who switched."""
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         if on and not self._is_on:

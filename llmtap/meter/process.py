@@ -162,7 +162,7 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
             waits=setup.takes_over,
         )
         recorder.start()
-    except Exception as exc:  # measure without a capture
+    except Exception as exc:  # an error of the capture must not affect the measurement
         pipeline.on_error("capture", exc)
         return None
     pipeline.attach_recorder(recorder)
@@ -182,7 +182,7 @@ def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExpor
             back_server=setup.back_server,
             reader=pipeline.benefit,
         )
-    except Exception as exc:  # measure without an exporter
+    except Exception as exc:  # an error of the exporter must not affect the measurement
         pipeline.on_error("otlp", exc)
         return None
     pipeline.last_sinks.append(exporter)
@@ -246,7 +246,7 @@ async def _run(
         # Close the admin port, because the other meter answers all requests from now on.
         closing = loop.create_task(runner.cleanup())
         if recorder is not None:
-            recorder.give_way()  # before the state, because the other meter waits for the folder
+            recorder.give_way()  # before the state, because the other meter waits for it
         if state is not None:
             await state.hand_over(ending.successor)
     elif ending.is_orphaned:

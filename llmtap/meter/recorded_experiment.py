@@ -49,7 +49,7 @@ class RecordedExperiment:
             ExperimentOptions(
                 name="recorded",
                 unit="request" if single else "conversation",
-                aa=True,  # else, the arms would need changes: these were made before the capture
+                aa=True,  # so that arms need no changes, which a capture does not record
                 control=control,
                 arms=[Arm(name=name) for name in names],
             ),
@@ -91,7 +91,7 @@ class RecordedExperiment:
             self._experiments.on_end(x, measure(x, reader), _NO_SERIES, None)
 
     def to_dict(self, name: str, window: Mapping[str, Any]) -> dict[str, object]:
-        """Return public JSON. `name`: name of the capture; `window`: its span, as of a Summary."""
+        """Return public JSON. `name`: name of the capture; `window`: its start and end, as in a Summary."""
         results: dict[str, Any] = self._experiments.results()()
         if self._least_uncertainty_ns:
             _widen(results, self._least_uncertainty_ns / NS_PER_S)

@@ -35,7 +35,7 @@ DEATHS: Final = {
     MIDDLEWARE: "the application died, so the client got an incomplete response or none",
     PASSIVE: "llmtap watch died: the traffic was not affected, but the rest of it was not seen",
 }
-"""Reason of the exchanges that a vantage lost when it died (`lost`), by kind of vantage."""
+"""Text on the exchanges that were lost because their vantage died (`lost`), by kind of vantage."""
 RELAYS_MAX: Final = 64
 """Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition
 without limit."""
@@ -89,7 +89,7 @@ class Reckoning:
         self._dropped_count += dropped
 
     def update(self, status: RelayStatus) -> None:
-        """Replace the counts by those of a status, which stands between two frames."""
+        """Replace the counts by those of a status: these are exact at its place between two frames."""
         self._latest_status = status
         self._opened_count = self._dropped_count = 0
 
@@ -220,7 +220,7 @@ class RelayBook:
                 relay.connected,
             )
             for relay in self._relays.values()
-            # A relay that another meter measures has its account from that meter.
+            # Skip a relay that is connected to another meter: that meter sends the account itself.
             if relay.status is not None and not (relay.measured_elsewhere and relay.connected)
         ]
 
@@ -320,7 +320,7 @@ SCRAPE_TIMEOUT_S: Final = 4.0
 
 class UpstreamLoad:
     def __init__(self, url: str) -> None:
-        """`url`: address of the metrics. It may contain a key, so it is never reported."""
+        """`url`: address of the metrics. It can contain a key, so it is never reported."""
         self._url = url
         self.values: dict[str, float] = {}
         """Values by the names of `net.server_metrics.SERIES`; empty after a failure."""

@@ -61,13 +61,13 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
     pair: PairOptions | None = None
-    """Set if the exchanges of two vantages are paired."""
+    """Options of pairing; None: no exchanges are paired."""
     dialects: dict[str, DialectTable] = {}
     servers: dict[str, tuple[str, int]] = {}
     """Host and port of the upstream by arm; the key "" is for exchanges without such an arm. Empty if no
     export needs them."""
     back_server: tuple[str, int] | None = None
-    """Host and port of the engine behind a gateway, as in `servers`."""
+    """Host and port of the engine behind a gateway; None: there is none, or no export needs it."""
     capture: CaptureOptions = CaptureOptions()
     capture_id: str = ""
     capture_salt: str = ""
@@ -91,7 +91,8 @@ def _fixed_settings(setup: MeterSetup) -> dict[str, object]:
     """Return the settings that a running meter cannot change. With an inherited socket, `options.admin`
     has no effect and is left out."""
     settings = msgspec.structs.asdict(setup)
-    for name in ("changeable", "capture_after", "takes_over"):  # the latter two matter at the start only
+    # `capture_after` and `takes_over` matter only at the start of a meter.
+    for name in ("changeable", "capture_after", "takes_over"):
         del settings[name]
     if setup.admin_fd is not None:
         settings["options"] = {**msgspec.structs.asdict(setup.options), "admin": None}

@@ -126,8 +126,8 @@ class MeterState:
         self._periodic_task = asyncio.get_running_loop().create_task(self._run())
 
     async def hand_over(self, folder: str) -> None:
-        """Write the state for the meter that replaces this one and uses `folder`; write the figures that are
-        added later for it, too."""
+        """Write the state for the meter that replaces this one, which has the state folder `folder`. Figures
+        that are added later are written for that meter, too."""
         await self._run_limited("state_not_written", self._leave_to(Path(folder)))
 
     async def close(self) -> None:
@@ -208,7 +208,7 @@ class MeterState:
         except Exception as error:  # an error of the state must not affect the measurement
             self._pipeline.on_error("state", error)
 
-    # ---------------------------------------------------------------- reading
+    # ---------------------------------------------------------------- reading of files
 
     async def _absorb_new_files(self) -> None:
         """Read the files that other meters have left in the folder."""
@@ -326,7 +326,7 @@ class MeterState:
             self._pipeline.crashes += not saved.ended
             log.info("event=state_read file=%s age_s=%.1f version=%s", path, age_ns / 1e9, saved.version)
 
-    # ---------------------------------------------------------------- writing
+    # ---------------------------------------------------------------- writing of files
 
     async def _write(self, *, ended: bool = False) -> None:
         self._next_write_ns = self._clock.mono_ns() + WRITE_NS
@@ -377,7 +377,7 @@ class MeterState:
         packers: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> bool:
         """Write a file, and remove the files `remove` from our folder. Return False if the file cannot be
-        written. `packers`: functions that pack the parts, by name; None: those of an export now."""
+        written. `packers`: functions that pack the parts, by name; None: export the parts now."""
         if packers is None:
             packers = {name: part.export() for name, part in self._parts.items()}
         saved = SavedState(
@@ -405,7 +405,7 @@ class MeterState:
 
         try:
             left = await asyncio.to_thread(work)
-        except Exception as exc:  # such as a full disk
+        except Exception as exc:  # for example, the disk is full
             self._report_problem("state_not_written", folder / name, problem_of(exc))
             return False
         self._used_files = [name for name in left if name != FILE]

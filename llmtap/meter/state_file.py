@@ -43,7 +43,7 @@ class SavedState(msgspec.Struct, array_like=True):
 
 
 class StateError(LlmtapError):
-    """A file or folder of the state cannot be used. The caller puts its path before the message."""
+    """A file or folder of the state cannot be used. The caller puts the path before the message."""
 
 
 def check_folder(folder: Path) -> None:

@@ -65,7 +65,7 @@ class AdminConnection(asyncio.Protocol):
         limit_s = None if tls is None else 2 * HEAD_S
         try:
             await loop.connect_accepted_socket(lambda: self, sock, ssl=tls, ssl_handshake_timeout=limit_s)
-        except OSError:  # ssl.SSLError and TimeoutError are OSErrors
+        except OSError:  # also ssl.SSLError and TimeoutError, its subclasses
             self._owner.limit_counts["tls_handshake"] += 1
         finally:
             self._opening_task = None

@@ -139,7 +139,7 @@ class LiveFeed:
             headers={
                 hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8",
                 hdrs.CACHE_CONTROL: "no-store",
-                "X-Accel-Buffering": "no",  # for nginx in front of the admin port: do not buffer
+                "X-Accel-Buffering": "no",  # an nginx in front of the admin port must not buffer events
             }
         )
         try:

@@ -141,14 +141,15 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
         if request.content_type != "application/json":
             kind = request.content_type
             raise web.HTTPUnsupportedMediaType(reason=f"expected Content-Type: application/json, got {kind}")
-        if (request.content_length or 0) > BODY_BYTES_MAX:
-            raise web.HTTPRequestEntityTooLarge(BODY_BYTES_MAX, request.content_length or 0)
+        if (n_bytes := request.content_length or 0) > BODY_BYTES_MAX:
+            problem = f"the body has {n_bytes} bytes; the limit is {BODY_BYTES_MAX}"
+            raise web.HTTPRequestEntityTooLarge(BODY_BYTES_MAX, n_bytes, reason=problem)
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
             wanted = msgspec.json.decode(body, type=_SwitchRequest)
         except TimeoutError:
-            raise web.HTTPRequestTimeout from None
+            raise web.HTTPRequestTimeout(reason=f"the body took longer than {BODY_S:g} s") from None
         except msgspec.MsgspecError as exc:
             raise BadQuery(
                 "enabled", f'expected {{"enabled": true}} or {{"enabled": false}}: {exc}'

@@ -54,7 +54,7 @@ class CooperativeYield:
         self._mono_ns = mono_ns
         self.cpu_ns = cpu_ns
         self._cpu_read_ns = 0  # time of the latest reading of the CPU clock
-        self._cpu_at_read_ns = 0  # CPU time at that reading
+        self._cpu_at_read_ns = 0  # CPU time at the latest reading
         self._yield_cpu = give
         self._turn_start_ns = 0
         self._no_yield_until_ns = 0

@@ -121,7 +121,7 @@ def read_reading(field: str, value: str) -> Reading:
 
 
 def read_side(field: str, value: str) -> str:
-    """Return a side of a gateway. Raises BadQuery."""
+    """Return a query parameter that is a side of a gateway. Raises BadQuery."""
     if value not in (FRONT, BACK):
         raise BadQuery(field, f"expected {FRONT} or {BACK}, got {short_repr(value)}")
     return value

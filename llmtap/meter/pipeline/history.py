@@ -104,7 +104,7 @@ class _Step:
             setattr(self, name, getattr(self, name) + value)
 
     def point(self, seconds: float) -> _Point:
-        """Return the FIGURES; None for those without a value."""
+        """Return the values of FIGURES; None for a figure without samples. `seconds`: length of the step."""
         latencies = (
             None if ns is None else ns / NS_PER_S
             for histogram in (self.ttft, self.itl)

@@ -35,8 +35,8 @@ class Receiver:
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening unix socket."""
         loop = asyncio.get_running_loop()
-        # Do not use create_unix_server: since Python 3.13, its server removes the file when it closes. Only
-        # `SocketFile` may remove it.
+        # Do not use create_unix_server: since Python 3.13, its server removes the file when it closes,
+        # although it can be the file of another meter (`SocketFile`).
         self._server = await loop.create_server(
             lambda: _Connection(self._pipeline, self._connections), sock=sock
         )

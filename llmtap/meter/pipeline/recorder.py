@@ -167,8 +167,8 @@ class Recorder:
         self._next_open_ns = 0
         self._waits_for_folder = waits
         self._must_step_aside = False
-        self._flushes_requested = 0  # number so far, counted by the loop
-        self._flushes_done = 0  # number so far, counted by the thread
+        self._flushes_requested = 0  # number since the start, counted by the loop
+        self._flushes_done = 0  # number since the start, counted by the thread
         self._aside_folder: Path | None = None
         self._pause_watch = PauseWatch(
             options.memory_bytes, str(spool_folder(options)), redact_url(options.to or "")
@@ -482,7 +482,7 @@ class Recorder:
             self._owes_counts = not self._store.append(self._empty_batch, ledger)
 
     def _give_up(self) -> None:
-        """Count the rows that could not be written as dropped, in the last ledger."""
+        """Count the rows that could not be written as dropped, so that the last ledger reports them."""
         reason = self._store.problem or "closing"
         while self._batches:
             batch = self._batches.popleft()

@@ -183,7 +183,7 @@ class Slices(Generic[T]):
         return True
 
     def _window_offset_ns(self, level: int, since_ns: int) -> int:
-        """Return the start of a window; both times are since the start of the data."""
+        """Return the start of a window that ends at `since_ns`, also counted from the start of the data."""
         step_ns = self._levels[level].step_ns
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 
@@ -280,7 +280,7 @@ _JUDGED_SUMS: Final = ("counted", "met", "benefit_n")
 
 
 class _SavedSlice(Struct, array_like=True):
-    """A packed slice; `start_ns` is monotonic."""
+    """A packed slice; `start_ns` is a monotonic time."""
 
     start_ns: int
     level: int
@@ -563,7 +563,7 @@ class FrozenWindow:
 
 
 def window_name(text: str) -> str | None:
-    """Return the name of the window with this name or length (`all`, `60s`); None if there is no such one."""
+    """Return the name of the window with this name or length (`all`, `60s`); None if there is none."""
     if text in WINDOWS or text == WHOLE_TIME:
         return text
     try:
