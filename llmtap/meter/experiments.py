@@ -72,15 +72,13 @@ TITLES: Final[Mapping[str, str]] = {
 """Names of the compared metrics and shares in tables, the most important ones first."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RATIO_ALPHA: Final = 0.001
-"""Significance level of the sample-ratio alarm. It is low, because the alarm is checked all the time and
-invalidates the data."""
+"""Significance level of the sample-ratio alarm. It is low, because the alarm invalidates all data."""
 RATIO_CHECK_UNITS: Final = 64
 """Number of new units after which the sample ratio is checked again."""
 WORSE_CHECK_EXCHANGES: Final = 64
 """Number of ended exchanges after which `stop_worse` is checked again."""
 UNITS_MAX: Final = 100_000
-"""Maximum number of units (conversations or tenants) that are counted for the sample ratio, which take 10 MB.
-Later units are not counted."""
+"""Maximum number of units (conversations or tenants) that count for the sample ratio; they take 10 MB."""
 
 _FAILED: Final = frozenset(
     {
@@ -93,8 +91,7 @@ _FAILED: Final = frozenset(
 )
 
 SETTLE_NS: Final = 10 * NS_PER_S
-"""Time after the start of a stage whose requests are left out: a relay possibly still assigns requests by the
-shares of the previous stage."""
+"""Time after the start of a stage whose requests are left out: relays possibly use the previous shares."""
 
 log = logging.getLogger(__name__)
 Send = Callable[[int], None]
@@ -626,8 +623,7 @@ def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int
 def _experiment_result(
     e: Experiment, arms: dict[str, _Arm], ratio_p: float | None, capped: bool
 ) -> dict[str, object]:
-    """Return the comparison of the arms as public JSON. `ratio_p`: p of the sample ratio; None if the shares
-    of the arms are unknown."""
+    """Return the comparison of the arms as public JSON. `ratio_p`: p of the sample ratio, or None."""
     control = arms[e.control]
     others = {name: arm for name, arm in arms.items() if name != e.control}
     # Compare the shares of labelled requests only if there are any. This choice does not bias the comparison,
@@ -678,8 +674,7 @@ def _experiment_result(
 
 
 def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, object]]:
-    """Yield a caution for each arm in which several chunks arrive at once: its differences of the metrics
-    BURST_SENSITIVE are misleading."""
+    """Yield a caution for each arm in which several chunks arrive at once, which distorts BURST_SENSITIVE."""
     usual = _events_per_read(arms[control])
     for name, arm in arms.items():
         n = _events_per_read(arm)

@@ -146,8 +146,7 @@ class PairBook:
         add(self._matcher_copy(x))
 
     def advance(self) -> None:
-        """Pair the exchanges that can be paired now; called when a relay of the pair reports. Never
-        raises."""
+        """Pair the exchanges that can be paired now; called at each report of a relay. Never raises."""
         if self._search_steps is not None:
             return  # a search is under way, which the event loop continues
         known_ns, before_ns = self._relays.known_ns(), self._searched_until_ns
@@ -159,8 +158,7 @@ class PairBook:
         self._continue()
 
     def close(self) -> None:
-        """Pair all remaining exchanges at the end of the meter, when no exchange is under way any more. Never
-        raises."""
+        """Pair all remaining exchanges at the end of the meter, when none is under way. Never raises."""
         work, self._search_steps = self._search_steps, None
         try:
             for _ in chain(work or (), self._settle(self._matcher.close())):
@@ -212,8 +210,7 @@ class PairBook:
             self._requests.pop(id_, None)
 
     def _matcher_copy(self, x: Exchange) -> Exchange:
-        """Return a copy for the matcher, and remove from the exchange the texts that the capture must not
-        store."""
+        """Return a copy for the matcher; remove texts from the exchange that the capture must not store."""
         request = self._requests.pop(x.id, None)
         log = x.timeline.events
         timeline = replace(x.timeline, events=replace(log, chars=log.chars[:]))
@@ -227,8 +224,7 @@ class PairBook:
         return ours
 
     def _settle(self, decided: Iterable[Pair | Unpaired | None]) -> Iterator[None]:
-        """Count the pairs and the unpaired exchanges that the matcher has decided, and pass them to the
-        sinks."""
+        """Count pairs and unpaired exchanges, as decided by the matcher, and pass them to the sinks."""
         for one in decided:
             if isinstance(one, Pair):
                 self._add_pair(one)
@@ -346,8 +342,7 @@ def _delay_count_of(figures: MeasuredPair) -> int:
 
 
 def _figures_to_dict(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
-    """Yield the figures of a pair as JSON: seconds or tokens, each with its range. `token` is the median of
-    the delays of all tokens."""
+    """Yield the figures of a pair as JSON, with ranges, in s or tokens. `token`: median of all delays."""
     for figure in FIGURES:
         scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
         bounded = figures.values.get(figure.name, [])

@@ -56,11 +56,9 @@ NICE = 5
 (benchmarks/relay/README.md)."""
 READY_CHECK_S = 0.05
 READY_CHECKS_MAX = 100
-"""Maximum number of checks for a ready relay before the admin port opens (5 s in all). Relays report twice a
-second."""
+"""Maximum number of checks for a ready relay before the admin port opens: 5 s, or ten reports of a relay."""
 RECORDER_S = 4.0
-"""Time limit for the last files of the capture, shorter than the supervisor's time limit for this process.
-The next start recovers the rest."""
+"""Time limit for the last files of the capture (the supervisor's is longer); a start recovers other files."""
 
 log = logging.getLogger(__name__)
 

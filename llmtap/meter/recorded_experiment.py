@@ -110,8 +110,7 @@ class RecordedExperiment:
 
     @property
     def _least_uncertainty_ns(self) -> int:
-        """Uncertainty that every time of the capture has at least, as at the level `coarse`; 0 if it is
-        small."""
+        """Least uncertainty of all times of the capture, large at the level `coarse`; 0 if it is small."""
         least_ns = self._uncertainties_ns.min or 0
         return least_ns if least_ns >= _UNCERTAINTY_NS_MIN else 0
 

@@ -37,8 +37,7 @@ DEATHS: Final = {
 }
 """Text on the exchanges that were lost because their vantage died (`lost`), by kind of vantage."""
 RELAYS_MAX: Final = 64
-"""Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition
-without limit."""
+"""Maximum number of relays, including disconnected ones, so that a crash loop cannot fill `/metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,7 @@ class Reckoning:
             self._opened_count += 1
 
     def count_settled(self, *, dropped: bool) -> None:
-        """Count an exchange that is over; `dropped`: the relay stopped reporting it, since the channel was
-        full."""
+        """Count an exchange that is over; `dropped`: the channel was full, so its end was not reported."""
         self.running -= 1
         self._dropped_count += dropped
 
@@ -237,8 +235,7 @@ class RelayBook:
         self._forget_oldest()
 
     def has_ready_relay(self, now_ns: int) -> bool:
-        """Return whether a relay is connected, reported lately, accepts connections and did not report its
-        upstream as down."""
+        """Return whether a connected relay reported lately, accepts connections, and has no upstream down."""
         return any(
             r.connected
             and not r.measured_elsewhere
@@ -279,8 +276,7 @@ def _is_connected(relay: _Relay, now_ns: int) -> bool:
 
 
 def _status_at(relay: _Relay, now_ns: int) -> RelayStatus | None:
-    """Return the latest status. The open exchanges of a dead relay are added as lost, since the relay
-    cannot report them any more."""
+    """Return the latest status. Open exchanges of a dead relay, which it cannot report, are added as lost."""
     status, lost = relay.status, relay.open_at_disconnect
     if relay.connected or not lost or now_ns - relay.disconnect_ns <= GONE_NS:
         return status

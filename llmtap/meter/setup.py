@@ -64,8 +64,7 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Options of pairing; None: no exchanges are paired."""
     dialects: dict[str, DialectTable] = {}
     servers: dict[str, tuple[str, int]] = {}
-    """Host and port of the upstream by arm; the key "" is for exchanges without such an arm. Empty if no
-    export needs them."""
+    """Host and port of the upstream by arm ("": of all other exchanges); empty if no export needs them."""
     back_server: tuple[str, int] | None = None
     """Host and port of the engine behind a gateway; None: there is none, or no export needs it."""
     capture: CaptureOptions = CaptureOptions()

@@ -202,8 +202,7 @@ class FrozenSlos:
         return {name: _sum_tables(tables) for name, tables in self._windows.items()}
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
-        """Return burn rates of all tenants together, by class and window, without windows in which no
-        exchange was counted."""
+        """Return burn rates of all tenants together, by class and window; none if no exchange counted."""
         rates = {}
         for window, counts in self.windows().items():
             for name, slo in self.classes.items():

@@ -120,8 +120,7 @@ class MeterState:
         return self._is_read
 
     async def start(self, *, takes_over: bool) -> None:
-        """Read the state, and begin the regular reads and writes. `takes_over`: whether this meter replaces
-        one that still holds the folder."""
+        """Read the state, and begin regular reads and writes. `takes_over`: another meter holds the folder."""
         await self._run_limited("state_not_read", self._begin(takes_over=takes_over))
         self._periodic_task = asyncio.get_running_loop().create_task(self._run())
 
@@ -278,8 +277,7 @@ class MeterState:
                     path.unlink()
 
     def _lock(self) -> bool:
-        """Take the lock of the folder. Return False if another meter holds the lock. Raises StateError and
-        OSError."""
+        """Take the lock of the folder; return False if another meter holds it. Raises StateError, OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(self._folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -22,11 +22,9 @@ from aiohttp.typedefs import Handler
 from llmtap.net.listener import Listener, bind, name_of
 
 CONNECTIONS_MAX: Final = 256
-"""Maximum number of open connections, or half of the limit of open files if that is less. A dashboard has six
-connections, a scraper has one."""
+"""Maximum number of connections, or half of the limit of open files. A dashboard has six, a scraper one."""
 HEAD_S: Final = 20.0
-"""Time for a TLS handshake, and from the first byte of a request to the end of its head, as
-`relay.head_timeout`."""
+"""Time limit of a TLS handshake, and of a request's head from its first byte, as `relay.head_timeout`."""
 IDLE_S: Final = 75.0
 """Time without a request after which a connection is closed, as `relay.keepalive_timeout`."""
 SEND_S: Final = 60.0
@@ -323,8 +321,7 @@ class SharedWork:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
-        """Return the result of `begin()()`. `begin` runs on the event loop, the function that it returns in
-        a thread."""
+        """Return the result of `begin()()`: `begin` runs on the loop, the function it returns in a thread."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.ensure_future(self._run(key, begin))

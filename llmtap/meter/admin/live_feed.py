@@ -35,8 +35,7 @@ BATCH_S: Final = 0.05
 SUMMARY_S: Final = 1.0
 SUMMARY_WINDOW: Final = next(iter(WINDOWS))
 KEEPALIVE_S: Final = 15.0
-"""Time without events after which a comment is sent, because proxies close connections that are silent for 30
-to 60 s."""
+"""Time without events after which a comment is sent, because proxies close connections silent for 30 s."""
 TENURE_S: Final = 60.0
 """Time after which a new subscriber can replace the oldest subscriber, if there are SUBSCRIBERS_MAX. Browsers
 subscribe again by themselves, so no client can occupy all places permanently."""

@@ -196,8 +196,7 @@ def accepts_gzip(request: web.Request) -> bool:
 
 
 def _unzip_slices(zipped: bytes) -> Iterator[bytes]:
-    """Yield a decompressed body in slices, so that only the compressed body is in memory while a client
-    reads slowly."""
+    """Yield a decompressed body in slices, so that only its compressed form is in memory for a slow client."""
     with gzip.GzipFile(fileobj=io.BytesIO(zipped)) as file:
         while part := file.read(SLICE_BYTES):
             yield part

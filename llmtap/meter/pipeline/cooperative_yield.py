@@ -7,19 +7,15 @@ from typing import Final
 from llmtap.channel.frames import Frame
 
 TURN_NS: Final = 50_000
-"""Time between two yields: about the time that a relay takes for an event, so that a relay waits no longer
-than that."""
+"""Time between two yields: about as long as a relay works on an event, so that its events wait no longer."""
 LONG_YIELD_NS: Final = 2_000_000
-"""If a yield takes longer, a process that never sleeps uses the same CPU. The meter then keeps the CPU for
-NO_YIELD_NS."""
+"""If a yield takes longer, a process that never sleeps uses the CPU: do not yield again for NO_YIELD_NS."""
 NO_YIELD_NS: Final = 100_000_000
 """Time without yields after a long yield, or from a batch on that waited for longer than BEHIND_NS."""
 BEHIND_NS: Final = 50_000_000
-"""Age of a batch from which the meter is behind. Frames come every 10 ms (`llmtap/channel/`), so this batch
-waited for the CPU."""
+"""Age of a batch from which the meter is behind: relays send a batch every 10 ms (`llmtap/channel/`)."""
 LOOP_TURN_NS: Final = 10_000_000
-"""Time of work on a batch before the event loop runs. An answer of the admin port takes about five rounds of
-the loop."""
+"""Time of work on a batch before the event loop runs. An answer of the admin port needs about five rounds."""
 CPU_EVERY_NS: Final = 1_000_000
 """Minimum time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
 

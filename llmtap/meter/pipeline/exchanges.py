@@ -171,8 +171,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     before: int | None = None
     """Only exchanges with a lower number than this are returned."""
     events_start: int = 0
-    """First event to return of exchange `before` - 1, whose earlier events were in the previous answer; 0 if
-    there is no such exchange."""
+    """First event to return of exchange `before` - 1, if the previous answer had only its earlier events."""
     filters: dict[str, object] = {}
 
     @classmethod
@@ -217,8 +216,7 @@ class RecentExchanges:
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
         self._trace_url = trace_url
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
-        """Entries: number, size in bytes when the exchange was added, exchange, and settings of the reader of
-        its benefit."""
+        """Entries: number, size in bytes when it was added, exchange, settings of its benefit's reader."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0

@@ -175,8 +175,7 @@ class ExchangePipeline:
         return observer
 
     def _observe_paired(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
-        """Pass a complete request to the capture and the pairs. Return whether one of them needs the text of
-        the answer."""
+        """Pass a complete request to capture and pairs. Return whether one needs the text of the answer."""
         is_captured = self.recorder is not None and self.recorder.observe_request(x, head, body)
         if self.pairs is None or x.side is None:
             return is_captured
@@ -257,8 +256,7 @@ class ExchangePipeline:
             self.recorder.note_relay_left(relay, final.opened, final.dropped)
 
     def on_error(self, kind: str, error: BaseException | str, n: int = 1) -> None:
-        """Count `n` errors of a kind, each of which affected one exchange or batch. Log the first of each
-        kind."""
+        """Count `n` errors of a kind, each of one exchange or batch, and log the first error of each kind."""
         count = self.errors.get(kind, 0)
         self.errors[kind] = count + n
         if not count:

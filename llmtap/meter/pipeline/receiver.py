@@ -72,8 +72,7 @@ class _Connection(asyncio.Protocol):
         self._work: Iterator[None] | None = None
         """Remaining processing of the bytes read so far; None: all are processed."""
         self.guest = False
-        """Whether the meter does not wait for this vantage: an app, or a relay that another meter
-        measures."""
+        """Whether the end of the meter does not wait for this vantage, an app or another meter's relay."""
         self.lost_event = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -117,8 +116,7 @@ class _Connection(asyncio.Protocol):
             self._leave()
 
     def _process_unread(self) -> Iterator[None]:
-        """Process the unread bytes. Yields when the event loop must run. Raises ValueError for invalid
-        bytes."""
+        """Process the unread bytes; yield when the event loop must run. Raises ValueError on invalid data."""
         turns = self._pipeline.turns
         while self._unread_data:
             for batch_no, frames in self._batches.feed(self._unread_data.popleft()):

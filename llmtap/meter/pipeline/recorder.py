@@ -55,8 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class _RequestMemory:
-    """Number of bytes of request data that are kept until the end of their exchange. The event loop and the
-    recorder's thread change it."""
+    """Size of the request data that wait for the end of their exchange; event loop and thread change it."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -281,8 +280,7 @@ class Recorder:
         return self._flushes_done < self._flushes_requested or self._store.state().files_waiting > 0
 
     def give_way(self) -> None:
-        """Release the folder to another recorder of the capture; write later exchanges to a second folder,
-        next to it."""
+        """Release the folder to another recorder; write later exchanges to a second folder next to it."""
         self._must_step_aside = True
 
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
@@ -514,6 +512,5 @@ def _relay_number(relay: str) -> int:
 
 
 def _bytes_of(x: Exchange) -> int:
-    """Return the memory of an exchange with its captured text, but without the data of its request, which
-    `_RequestMemory` counts."""
+    """Return the memory of an exchange without the data of its request, which `_RequestMemory` counts."""
     return memory_bytes(x) - memory_bytes(x.capture_data)

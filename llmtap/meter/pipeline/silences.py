@@ -57,8 +57,7 @@ class SilentStream:
 class _SavedSilences(msgspec.Struct, array_like=True):
     streams: int
     kinds: dict[SilenceKind, tuple[list[int], list[int]]]
-    """Number of silences in each cell of the grid of durations, by kind: those that a token ended, and those
-    that ended in another way."""
+    """Silences by kind and cell of the grid of durations: those that a token ended, and all others."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

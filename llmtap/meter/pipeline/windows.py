@@ -235,8 +235,7 @@ TIDY_STEPS_PER_EXCHANGE: Final = 4
 """Number of steps of merging after each exchange. Four are enough, because an exchange makes at most one
 Summary, which is merged at most once on each level."""
 TIDY_STEPS_PER_STATUS: Final = 16
-"""Number of steps of merging at each status of a relay, twice a second, which finish the merging when
-exchanges stop."""
+"""Number of steps of merging at each status of a relay. They finish the merging when exchanges stop."""
 WHOLE_TIME: Final = "all"
 """Name of the window since the start of the meter."""
 
@@ -334,8 +333,7 @@ class Windows:
     def __init__(
         self, clock: Clock, objectives: Mapping[str, Objectives] | None = None, *, terms: str = ""
     ) -> None:
-        """`terms`: text of all options by which exchanges are judged, to compare with those of another
-        meter."""
+        """`terms`: text of all options by which exchanges are judged, to compare it with another meter's."""
         self._clock = clock
         self._objectives = objectives or {}
         self._terms = terms
@@ -548,8 +546,7 @@ class FrozenWindow:
         return out
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
-        """Yield each series with its merged Summary, in order of the keys. `certain`: whether to leave out
-        uncertain exchanges."""
+        """Yield each series with its merged Summary, by key; `certain`: without uncertain exchanges."""
         by_key = _parts_by_key(self.tiles)
         for key in [key for key in by_key if key.uncertain]:
             parts = by_key.pop(key)
