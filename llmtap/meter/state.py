@@ -120,7 +120,7 @@ class MeterState:
         return self._is_read
 
     async def start(self, *, takes_over: bool) -> None:
-        """Read the state, and begin regular reads and writes. `takes_over`: another meter holds the folder."""
+        """Read the state, and begin regular reads and writes. `takes_over`: a meter still holds the folder."""
         await self._run_limited("state_not_read", self._begin(takes_over=takes_over))
         self._periodic_task = asyncio.get_running_loop().create_task(self._run())
 

@@ -196,7 +196,7 @@ def accepts_gzip(request: web.Request) -> bool:
 
 
 def _unzip_slices(zipped: bytes) -> Iterator[bytes]:
-    """Yield a decompressed body in slices, so that only its compressed form is in memory for a slow client."""
+    """Yield a decompressed body in slices, so that a slow client keeps only compressed data in memory."""
     with gzip.GzipFile(fileobj=io.BytesIO(zipped)) as file:
         while part := file.read(SLICE_BYTES):
             yield part
