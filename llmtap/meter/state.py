@@ -120,7 +120,7 @@ class MeterState:
         return self._is_read
 
     async def start(self, *, takes_over: bool) -> None:
-        """Read the state, and begin regular reads and writes. `takes_over`: a meter still holds the folder."""
+        """Read the state, and begin regular reads and writes. `takes_over`: a meter has the folder so far."""
         await self._run_limited("state_not_read", self._begin(takes_over=takes_over))
         self._periodic_task = asyncio.get_running_loop().create_task(self._run())
 
@@ -302,7 +302,7 @@ class MeterState:
         age_ns = self._clock.wall_ns() - saved.wall_ns
         if age_ns > AGE_NS_MAX:
             log.warning(
-                "event=state_not_read file=%s error='it is too old' age_hours=%.1f age_hours_max=%d",
+                "event=state_not_read file=%s error='the file is too old' age_hours=%.1f age_hours_max=%d",
                 path,
                 age_ns / 3_600e9,
                 AGE_NS_MAX // (3_600 * NS_PER_S),
@@ -313,7 +313,7 @@ class MeterState:
             try:
                 left_out = part.absorb(saved.parts[name], shift_ns, self._pipeline.labels)
             except Exception as exc:  # a damaged file must not stop the meter
-                self._report_problem("state_not_read", path, f"its part {name} cannot be decoded: {exc}")
+                self._report_problem("state_not_read", path, f"the part {name!r} cannot be decoded: {exc}")
                 continue
             for text in set(left_out) - self._left_out_texts:
                 log.info("event=state_left_out file=%s what=%r", path, text)

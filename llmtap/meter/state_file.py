@@ -91,25 +91,25 @@ def read_state(path: Path) -> SavedState | None:
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise StateError("it is not a regular file")
+            raise StateError("the path is not a regular file")
         if status.st_uid != os.geteuid():
-            raise StateError(f"it belongs to user {status.st_uid}, and the meter runs as user {os.geteuid()}")
+            raise StateError(f"user {status.st_uid} owns the file, and the meter runs as user {os.geteuid()}")
         if status.st_size > FILE_BYTES_MAX:
-            raise StateError(f"it has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}")
+            raise StateError(f"the file has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}")
         data = file.read(status.st_size)
     head, _, rest = data.partition(b"\n")
     if not head.startswith(_MAGIC):
-        raise StateError("it is not a state file of llmtap")
+        raise StateError("the file is not a state file of llmtap")
     number = head.removeprefix(_MAGIC).decode(errors="replace")
     if number != str(FORMAT):
-        raise StateError(f"another version of llmtap wrote it (format {number}; this one reads {FORMAT})")
+        raise StateError(f"another version of llmtap wrote the file (format {number}, expected {FORMAT})")
     digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
     if blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
-        raise StateError("it is damaged: its checksum is wrong")
+        raise StateError("the file is damaged: its checksum is wrong")
     try:
         return msgspec.msgpack.decode(body, type=SavedState)
     except msgspec.MsgspecError as exc:
-        raise StateError(f"it cannot be decoded: {exc}") from None
+        raise StateError(f"the file cannot be decoded: {exc}") from None
 
 
 def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:

@@ -434,12 +434,12 @@ async def test_two_meters_never_share_a_folder(tmp_path: Path, caplog: pytest.Lo
 
 GOOD_HEAD = b"llmtap state %d\n" % FORMAT
 BROKEN = [
-    (b"", "it is not a state file of llmtap"),
-    (b"[relay]\n", "it is not a state file of llmtap"),
-    (b"llmtap state 0\nxyz", "another version of llmtap wrote it (format 0; this one reads 3)"),
-    (b"llmtap state 99\n", "another version of llmtap wrote it (format 99; this one reads 3)"),
-    (GOOD_HEAD, "it is damaged: its checksum is wrong"),
-    (GOOD_HEAD + b"x" * 1_000, "it is damaged: its checksum is wrong"),
+    (b"", "the file is not a state file of llmtap"),
+    (b"[relay]\n", "the file is not a state file of llmtap"),
+    (b"llmtap state 0\nxyz", "another version of llmtap wrote the file (format 0, expected 3)"),
+    (b"llmtap state 99\n", "another version of llmtap wrote the file (format 99, expected 3)"),
+    (GOOD_HEAD, "the file is damaged: its checksum is wrong"),
+    (GOOD_HEAD + b"x" * 1_000, "the file is damaged: its checksum is wrong"),
 ]
 
 
@@ -479,7 +479,7 @@ async def test_an_old_file_is_not_read(tmp_path: Path, caplog: pytest.LogCapture
     clock.advance(MINUTE)
     assert (await come(tmp_path, clock)).summary()["n"] == 0
     assert "event=state_not_read" in caplog.text
-    assert "error='it is too old' age_hours=6.0 age_hours_max=6" in caplog.text
+    assert "error='the file is too old' age_hours=6.0 age_hours_max=6" in caplog.text
 
 
 async def test_a_part_that_cannot_be_decoded_is_left_out(
@@ -495,7 +495,7 @@ async def test_a_part_that_cannot_be_decoded_is_left_out(
     assert meter.summary()["n"] == 0
     assert meter.burn_rates()["gold", "1h"] == pytest.approx(2.0)
     assert meter.pipeline.errors == {"state_not_read": 2}
-    assert "its part windows cannot be decoded" in caplog.text
+    assert "the part 'windows' cannot be decoded" in caplog.text
 
 
 @contextmanager
@@ -674,7 +674,7 @@ async def test_a_folder_or_file_of_another_user_is_refused(
         assert meter.pipeline.errors == {"state_not_read": 1}
         assert meter.summary()["n"] == 0
     assert f"user {os.getuid()} owns the folder, and the meter runs as user 12345. Hint: " in caplog.text
-    assert f"it belongs to user {os.getuid()}, and the meter runs as user 12345" in caplog.text
+    assert f"user {os.getuid()} owns the file, and the meter runs as user 12345" in caplog.text
 
 
 def plant_fifo(path: Path) -> None:
