@@ -171,6 +171,7 @@ class _SavedExperiment(Struct, array_like=True):
     is_on: bool
     switched_by: str
     since_ns: int
+    """Wall time of the latest switch."""
     ratio_p: float
     stop_report: dict[str, object] | None
     units: list[int]

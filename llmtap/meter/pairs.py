@@ -102,7 +102,7 @@ class PairBook:
         self._options = options
         self._relays = relays
         self._streams = streams
-        self._turns = turns
+        self._cpu_yield = turns
         self._on_error = on_error
         self._search_steps: Iterator[None] | None = None
         """Remaining steps of the present search; None: there is no search now."""
@@ -162,7 +162,7 @@ class PairBook:
         work, self._search_steps = self._search_steps, None
         try:
             for _ in chain(work or (), self._settle(self._matcher.close())):
-                self._turns.pause()
+                self._cpu_yield.pause()
         except Exception as error:
             self._on_error(ERROR, error)
 
@@ -170,11 +170,11 @@ class PairBook:
         """Continue the search until the event loop must run, then go on in the next round of the loop.
         `begins_round`: whether this call is the first work of a round."""
         if begins_round:
-            self._turns.begin_turn()
+            self._cpu_yield.begin_turn()
         try:
             for _ in self._search_steps or ():
-                self._turns.pause()
-                if self._turns.loop_is_due and (loop := _running_loop()) is not None:
+                self._cpu_yield.pause()
+                if self._cpu_yield.loop_is_due and (loop := _running_loop()) is not None:
                     loop.call_soon(partial(self._continue, begins_round=True))
                     return
         except Exception as error:  # give up this search only; the next report of a relay begins another

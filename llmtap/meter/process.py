@@ -124,7 +124,7 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
         from llmtap.meter.pairs import PairBook
 
         pipeline.pair_with(
-            PairBook(setup.pair, pipeline.relays, pipeline.streams, pipeline.turns, pipeline.on_error)
+            PairBook(setup.pair, pipeline.relays, pipeline.streams, pipeline.cpu_yield, pipeline.on_error)
         )
     return pipeline, encode
 
@@ -335,7 +335,7 @@ class OfflineMeter:
         self._on_exchange = on_exchange
         self._clock = ManualClock(wall_offset_ns=0)
         real = SystemClock()
-        self._turns = CooperativeYield(real.mono_ns, lambda: None, real.thread_cpu_ns)
+        self._cpu_yield = CooperativeYield(real.mono_ns, lambda: None, real.thread_cpu_ns)
         self._recorder: Recorder | None = None
         self._pipeline: ExchangePipeline | None = None
         self._assembler: Assembler | None = None
@@ -348,7 +348,7 @@ class OfflineMeter:
             self._begin()
             assert self._assembler is not None
         self._clock.now_ns = max(self._clock.now_ns, now_ns)
-        assembler, turns = self._assembler, self._turns
+        assembler, turns = self._assembler, self._cpu_yield
         # `turns` measures the CPU time of each exchange, so that its limit applies as in a meter process.
         for _ in assembler.work(turns.pace(frames, None, assembler.charge), turns):
             turns.begin_turn()

@@ -57,7 +57,7 @@ class RelayAccount(msgspec.Struct, array_like=True):
     hello: Hello
     status: RelayStatus
     connected: bool
-    """Whether the relay is connected, so that more exchanges may come."""
+    """Whether the relay is connected, so that more exchanges can come."""
 
 
 class Reckoning:
@@ -87,7 +87,7 @@ class Reckoning:
         self._dropped_count += dropped
 
     def update(self, status: RelayStatus) -> None:
-        """Replace the counts by those of a status: these are exact at its place between two frames."""
+        """Replace the counts by those of a status, which includes all frames before it."""
         self._latest_status = status
         self._opened_count = self._dropped_count = 0
 
@@ -261,7 +261,7 @@ class RelayBook:
         ]
 
     def to_dict(self, now_ns: int) -> dict[str, object]:
-        """Return the latest status of each relay as public JSON, by name; no counts before the first."""
+        """Return public JSON by name of the relay: its latest status; no counts before the first status."""
         return dict(_relay_documents(self._relays, now_ns))
 
     def _forget_oldest(self) -> None:
@@ -322,6 +322,7 @@ class UpstreamLoad:
         """Values by the names of `net.server_metrics.SERIES`; empty after a failure."""
         self.failures = 0
         self.problem: str | None = None
+        """Reason why the latest scrape failed; None if it succeeded."""
 
     async def run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)

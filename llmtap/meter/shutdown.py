@@ -2,7 +2,7 @@
 
 | event | meaning | the meter waits for its relays |
 |---|---|---|
-| SIGTERM | the proxy ends; an init system may signal the whole group at once | `drain_s` and a grace |
+| SIGTERM | the proxy ends; an init system can signal the whole group at once | `drain_s` and a grace |
 | HANDOVER_LINE on stdin | another meter takes over; the relays of this one drain | the same |
 | SIGTERM again | end now | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |

@@ -228,7 +228,7 @@ class MeterState:
         if self._lock_fd is None:
             return
         if not had_lock:
-            # Write `meter.state` at once, without `ended`: it shows a later meter if this one has crashed.
+            # Write `meter.state` at once, without `ended`: the next meter then sees if this one has crashed.
             self._next_write_ns = now_ns
         contained = contained_files(files)
         for name, saved in files.items():

@@ -155,11 +155,11 @@ class Tenants:
         return lambda head, path, body: self._path_value(match(path))
 
     def _hashed_finder(self, find: Finder) -> Finder:
-        def hashed(head: RequestHead, path: str, body: ReadBody) -> str | None:
+        def find_hashed(head: RequestHead, path: str, body: ReadBody) -> str | None:
             value = find(head, path, body)
             return None if value is None else f"id-{self.hash_of(value.encode())}"
 
-        return hashed
+        return find_hashed
 
     def _name_of_request_key(self, head: RequestHead) -> str | None:
         for name in _KEY_HEADERS:

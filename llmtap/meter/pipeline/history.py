@@ -166,7 +166,7 @@ class History:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._anchor = WallAnchor.sample(clock)
+        self._wall_anchor = WallAnchor.sample(clock)
         self._levels = {name: _Level(step, clock.mono_ns()) for name, step in STEPS.items()}
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
@@ -200,7 +200,7 @@ class History:
         self._advance()
         level = self._levels[step]
         points, step_ns = list(level.points), level.step.step_ns
-        end_ns = self._anchor.to_wall_ns(level.index * step_ns)
+        end_ns = self._wall_anchor.to_wall_ns(level.index * step_ns)
 
         def work() -> dict[str, object]:
             columns = zip(*points, strict=True) if points else ([] for _ in FIGURES)

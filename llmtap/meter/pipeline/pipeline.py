@@ -86,7 +86,7 @@ class ExchangePipeline:
         self.benefit = options.benefit
         self.relays = RelayBook()
         self.streams = Streams(clock)
-        self.turns = CooperativeYield(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
+        self.cpu_yield = CooperativeYield(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
         tenants = TenantOptions() if tenants is None else tenants
         self.tenants = Tenants(tenants, salt)
         self.slos = SloBook(slos or {}, clock)
@@ -195,7 +195,7 @@ class ExchangePipeline:
         self.open_exchanges -= 1
         # Pause several times, so that relays get the CPU: this function takes as long as the handling of a
         # dozen frames.
-        pause = self.turns.pause
+        pause = self.cpu_yield.pause
         pause()
         slo = self.slos.class_of_tenant(x.tenant)
         reader = self.benefit if slo is None else self._class_benefits.get(slo.name, self.benefit)

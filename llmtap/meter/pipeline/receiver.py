@@ -89,7 +89,7 @@ class _Connection(asyncio.Protocol):
     def _process_batches(self) -> None:
         """Process the bytes read so far, until the event loop must run. If bytes are left, stop reading and
         continue in the next round of the loop."""
-        work, turns = self._work, self._pipeline.turns
+        work, turns = self._work, self._pipeline.cpu_yield
         if work is None:
             return  # `close` has discarded the work
         turns.begin_turn()
@@ -117,7 +117,7 @@ class _Connection(asyncio.Protocol):
 
     def _process_unread(self) -> Iterator[None]:
         """Process the unread bytes; yield when the event loop must run. Raises ValueError on invalid data."""
-        turns = self._pipeline.turns
+        turns = self._pipeline.cpu_yield
         while self._unread_data:
             for batch_no, frames in self._batches.feed(self._unread_data.popleft()):
                 self._pipeline.frames += len(frames)

@@ -56,6 +56,7 @@ class SilentStream:
 
 class _SavedSilences(msgspec.Struct, array_like=True):
     streams: int
+    """Number of finished streams."""
     kinds: dict[SilenceKind, tuple[list[int], list[int]]]
     """Silences by kind and cell of the grid of durations: those that a token ended, and all others."""
 

@@ -42,7 +42,7 @@ class StepBook:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._anchor = WallAnchor.sample(clock)
+        self._wall_anchor = WallAnchor.sample(clock)
         self._detectors: dict[str, StepDetector] = {}
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
@@ -137,7 +137,7 @@ class StepBook:
         return f"The TTFT of {name} has no step beside {span} before, at the same load and prompt length."
 
     def _wall_s(self, mono_ns: int) -> float:
-        return self._anchor.to_wall_ns(mono_ns) / NS_PER_S
+        return self._wall_anchor.to_wall_ns(mono_ns) / NS_PER_S
 
     def _time_text(self, mono_ns: int, now_ns: int) -> str:
         at, now = (datetime.fromtimestamp(self._wall_s(ns), UTC) for ns in (mono_ns, now_ns))

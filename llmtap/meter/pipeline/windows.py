@@ -337,7 +337,7 @@ class Windows:
         self._clock = clock
         self._objectives = objectives or {}
         self._terms = terms
-        self._anchor = WallAnchor.sample(clock)
+        self._wall_anchor = WallAnchor.sample(clock)
         self._slices: Slices[_Tile] = Slices(LEVELS, clock.mono_ns(), _Tile, _merge_tiles, past=True)
         self._terms_ns = self._slices.begin_ns
         """Monotonic time since which the sums of `_JUDGED_SUMS` are counted; new `terms` begin them anew."""
@@ -480,7 +480,7 @@ class Windows:
                 break
 
     def _date_text(self, mono_ns: int) -> str:
-        seconds = self._anchor.to_wall_ns(mono_ns) / NS_PER_S
+        seconds = self._wall_anchor.to_wall_ns(mono_ns) / NS_PER_S
         return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
