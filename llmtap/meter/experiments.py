@@ -675,7 +675,7 @@ def _experiment_result(
 
 
 def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, object]]:
-    """Yield a caution for each arm in which several chunks arrive at once, which distorts BURST_SENSITIVE."""
+    """Yield a caution for each arm with several chunks per read: they distort the metrics BURST_SENSITIVE."""
     usual = _events_per_read(arms[control])
     for name, arm in arms.items():
         n = _events_per_read(arm)

@@ -109,7 +109,7 @@ class PairBook:
         self._searched_until_ns: int | None = None
         """Time up to which all events were known at the latest search."""
         self.sinks: list[ExchangeSink] = []
-        """Sinks that get each exchange once it is known whether the exchange has a pair."""
+        """Sinks that get each exchange as soon as it is known whether the exchange has a pair."""
         key = secrets.token_bytes(16)
         self._text_key = key
         self._hasher = BlockHasher(key, size=PROMPT_BLOCK_BYTES, unit="bytes")
