@@ -150,11 +150,11 @@ async def test_the_next_meter_has_steps_of_ttft_and_silences(tmp_path: Path) -> 
     new = await come(tmp_path, clock)
     assert new.pipeline.steps.to_dict() == old.pipeline.steps.to_dict()
     assert new.pipeline.steps.ratios()["tiny"] == pytest.approx(1.6, rel=0.05)
-    past, before = (meter.pipeline.silences._past["tiny"].to_dict() for meter in (new, old))
+    past, before = (meter.pipeline.silences._counts_by_model["tiny"].to_dict() for meter in (new, old))
     assert past == before
     assert past["streams"] == 30
     new.measure(5, model="tiny")
-    assert new.pipeline.silences._past["tiny"].streams == 35
+    assert new.pipeline.silences._counts_by_model["tiny"].streams == 35
     assert not new.pipeline.errors
 
 
@@ -454,7 +454,7 @@ async def test_a_file_that_cannot_be_read_is_put_aside(
     await meter.state.close()
     assert (tmp_path / f"{FILE}.bad").read_bytes() == data
     assert (await come(tmp_path, ManualClock())).summary()["n"] == 1
-    assert f"{tmp_path / FILE}: {problem}. Hint: the meter goes on without it" in caplog.text
+    assert f"{tmp_path / FILE}: {problem}. Hint: the meter continues without it" in caplog.text
 
 
 async def test_any_flipped_byte_and_any_cut_is_noticed(tmp_path: Path) -> None:
@@ -789,13 +789,13 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
         assert meter.pipeline.errors == {"state_not_read": 1, "state_not_written": 2}
         monkeypatch.setattr(module, "DISK_S", PATIENCE_S)
         answers.set()
-        await asyncio.wait(meter.state._late)
+        await asyncio.wait(meter.state._late_tasks)
         assert (await come(tmp_path, clock)).summary()["n"] == 21
     finally:
         answers.set()
 
 
-LAYOUT = "5e0e7a982294dab2"
+LAYOUT = "8150bfe53fead231"
 """Digest of the fields of all that a file contains."""
 
 
@@ -822,7 +822,7 @@ def test_a_change_of_the_layout_needs_another_format() -> None:
         (one.__name__, [f"{name}: {type_}" for name, type_ in one.__annotations__.items()]) for one in structs
     ]
     names = [
-        SeriesKey._fields, slo.SloCount._fields, summary._COUNTERS, history._SUMS, history.FIGURES,
+        SeriesKey._fields, slo.SloCount._fields, summary._COUNTERS, history._SUM_FIELDS, history.FIGURES,
         list(history.STEPS.values()), windows.LEVELS, slo._LEVELS, experiments._COUNTS, experiments._COUNTERS,
         metrics_experiment._SUMS, list(SilenceKind), EDGES_NS,
     ]  # fmt: skip

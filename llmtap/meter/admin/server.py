@@ -414,7 +414,7 @@ class _Admin:
         """Make files of the exchanges captured so far, and wait for them at most FLUSH_S."""
         if request.content_type in _FORM_TYPES:
             raise web.HTTPUnsupportedMediaType(
-                reason=f"expected a POST without a body, got a body of type {request.content_type}"
+                reason=f"expected a POST without a body, got content of type {request.content_type}"
             )
         recorder = self._pipeline.recorder
         if recorder is None:

@@ -76,7 +76,7 @@ def test_bodies_under_way_are_bounded_together_and_what_is_not_kept_is_counted(
     assembler.lose()
     uploads(7)
     assert t.errors == {"body_memory": 1, "DecodeError": 1}
-    assert t.live == 1
+    assert t.open_exchanges == 1
 
 
 def test_limits_of_reading_are_counted_by_name_from_zero() -> None:
@@ -248,7 +248,7 @@ def test_requests_to_mcp_servers_are_timed_apart_and_their_bodies_are_not_read(
     family = b"llmtap_mcp_request_duration_seconds"
     assert b"%b_count{%b} 1.0" % (family, labels.encode()) in text
     assert b"%b_sum{%b} 0.08" % (family, labels.encode()) in text
-    assert (every.exchanges, t.live, t.errors) == ([], 0, {})
+    assert (every.exchanges, t.open_exchanges, t.errors) == ([], 0, {})
     clock.now_ns += S
     summary = summary_of(t)()
     assert (summary["n"], summary["load"]["offered_rps"]) == (0, 0)
