@@ -313,7 +313,7 @@ async def test_the_charts_begin_with_what_the_meter_kept_before_the_page_was_ope
       history.begin(kept);
       history.add(new Date(1000 * (kept.end + 1)), { ttft_p50: 9 });
       history.begin(kept);
-      const { t, series } = history.drawn();
+      const { t, series } = history.toDraw();
       return [t.length, t.at(-2) - t.at(-3), series.ttft_p50.slice(-2), series.achieved_rps[0]];
     })"""
 

@@ -63,7 +63,7 @@ def recorded(
             "streams": [],
         },
         "events": {x["id"]: x for x in with_events["exchanges"]},
-        "first_tokens": {x.id: tally.usual_phases.answer(x)() for _, x, _ in found},
+        "first_tokens": {x.id: tally.usual_phases.describe(x)() for _, x, _ in found},
     }
     copied: dict[str, Any] = json.loads(msgspec.json.encode(documents))
     return copied
