@@ -804,8 +804,7 @@ def _difference_document(d: Difference, scale: float) -> dict[str, object]:
 
 
 def _is_worse(d: Difference, alpha: float) -> bool:
-    """Return whether the arm's value is higher, which is worse for all figures of `stop_worse`. The error
-    probability of all checks together is alpha."""
+    """Return whether the arm's value is higher, which is worse. Error probability of all checks: alpha."""
     if d.p is not None:
         return d.p <= alpha and d.estimate > 0
     return d.anytime is not None and d.anytime[0] > 0

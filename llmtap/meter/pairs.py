@@ -292,8 +292,6 @@ class PairBook:
             except Exception as error:  # an error of a sink affects this exchange only
                 self._on_error("listener", error)
 
-    # ---------------------------------------------------------------- /metrics and the API
-
     def values(self) -> dict[str, Value]:
         """Return the counts of `/metrics`, by name in `catalogue.SELF`."""
         counts = self.counts

@@ -284,8 +284,7 @@ async def _run(
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
     """Return whether a log record of aiohttp reports a fault of llmtap. Others are not logged: malformed
-    requests, which can contain a key, and connections that closed before the answer (uvloop's RuntimeError).
-    """
+    requests, which can contain a key, and connections closed before their answer (uvloop's RuntimeError)."""
     error = record.exc_info[1] if record.exc_info else None
     is_closed = isinstance(error, RuntimeError) and "the handler is closed" in str(error)
     return not (is_closed or isinstance(error, HttpProcessingError))

@@ -64,8 +64,7 @@ class RecordedExperiment:
 
     @classmethod
     def from_batches(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
-        """Return the experiment of these rows, which have the columns `COLUMNS`. Return None if they have
-        fewer than two arms or more than `ARMS_MAX`."""
+        """Return the experiment of rows with the columns `COLUMNS`; None without 2 to `ARMS_MAX` arms."""
         routes: dict[str, bool] = {}
         units: set[str] = set()
         assignments: set[tuple[str, str]] = set()

@@ -185,8 +185,7 @@ class RelayBook:
         return None if relay is None else relay.hello.side or None
 
     def known_ns(self) -> int | None:
-        """Return the time up to which all events of the connected relays of a pair are known; None if one of
-        them has not reported."""
+        """Return the time up to which all events of a pair's relays are known; None if one never reported."""
         reported = [
             0 if relay.status is None else relay.status.t_ns
             for relay in self._relays.values()

@@ -80,15 +80,12 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Whether another meter keeps the admin port and the state until a relay of this meter is ready."""
 
     def serves(self, wanted: "MeterSetup") -> bool:
-        """Return whether a meter with this setup can continue with `wanted`: only `Changeable` settings
-        differ.
-        """
+        """Return whether a meter with this setup can continue with `wanted`: only `changeable` differs."""
         return _fixed_settings(self) == _fixed_settings(wanted)
 
 
 def _fixed_settings(setup: MeterSetup) -> dict[str, object]:
-    """Return the settings that a running meter cannot change. With an inherited socket, `options.admin`
-    has no effect and is left out."""
+    """Return settings that a running meter cannot change. An inherited socket replaces `options.admin`."""
     settings = msgspec.structs.asdict(setup)
     # `capture_after` and `takes_over` matter only at the start of a meter.
     for name in ("changeable", "capture_after", "takes_over"):

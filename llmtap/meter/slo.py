@@ -47,8 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class SloCount(NamedTuple):
-    """Numbers of exchanges of one class and tenant: judged ones (`counted`), those of them that met their
-    objectives (`good`), and two kinds that are not judged."""
+    """Exchanges of a class and tenant: judged (`counted`), met their objectives (`good`), and not judged."""
 
     counted: int = 0
     good: int = 0

@@ -125,8 +125,7 @@ class MeterState:
         self._periodic_task = asyncio.get_running_loop().create_task(self._run())
 
     async def hand_over(self, folder: str) -> None:
-        """Write the state for the meter that replaces this one, which has the state folder `folder`. Figures
-        that are added later are written for that meter, too."""
+        """Write the state, and later figures, to `folder`, the state folder of the meter that replaces us."""
         await self._run_limited("state_not_written", self._leave_to(Path(folder)))
 
     async def close(self) -> None:
@@ -192,8 +191,7 @@ class MeterState:
             self._periodic_task.cancel()
 
     async def _turn(self, *, ended: bool = False) -> None:
-        """Read the files of other meters, and write the state if that is due. `ended`: whether this meter
-        ends, so that this write is its last one."""
+        """Read the files of other meters; write the state if that is due, or for the last time (`ended`)."""
         try:
             if self._next_folder is not None:
                 if ended or self._clock.mono_ns() >= self._next_write_ns:
@@ -206,8 +204,6 @@ class MeterState:
                 await self._write(ended=ended)
         except Exception as error:  # an error of the state must not affect the measurement
             self._pipeline.on_error("state", error)
-
-    # ---------------------------------------------------------------- reading of files
 
     async def _absorb_new_files(self) -> None:
         """Read the files that other meters have left in the folder."""
@@ -323,8 +319,6 @@ class MeterState:
         if path.name == FILE:
             self._pipeline.crashes += not saved.ended
             log.info("event=state_read file=%s age_s=%.1f version=%s", path, age_ns / 1e9, saved.version)
-
-    # ---------------------------------------------------------------- writing of files
 
     async def _write(self, *, ended: bool = False) -> None:
         self._next_write_ns = self._clock.mono_ns() + WRITE_NS

@@ -150,8 +150,7 @@ class AdminConnections:
         return asyncio.get_running_loop().time()
 
     def admit(self, connection: AdminConnection) -> bool:
-        """Register a new connection; at the limit, close the connection that has been idle longest. Return
-        False if no connection is idle."""
+        """Register a new connection; at the limit, close the longest idle one; return False without one."""
         if len(self._open_connections) >= self.connections_max:
             idle = [one for one in self._open_connections.values() if not one.open_requests]
             self.limit_counts["connections"] += 1

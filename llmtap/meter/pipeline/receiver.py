@@ -87,8 +87,7 @@ class _Connection(asyncio.Protocol):
             self._process_batches()
 
     def _process_batches(self) -> None:
-        """Process the bytes read so far, until the event loop must run. If bytes are left, stop reading and
-        continue in the next round of the loop."""
+        """Process the bytes read so far. If the event loop must run, stop and go on in its next round."""
         work, turns = self._work, self._pipeline.cpu_yield
         if work is None:
             return  # `close` has discarded the work

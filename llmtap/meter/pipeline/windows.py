@@ -79,8 +79,7 @@ class Slices(Generic[T]):
         self._past_data: T | None = make() if past else None
         self._merge_job: tuple[int, int, int, int, Merging[T]] | None = None
         self._idle_since_ns = -1
-        """Start of the open slice at the latest call of `tidy` with nothing to merge. Until the next slice
-        begins, `tidy` need not search again."""
+        """Start of the slice in which `tidy` found nothing to merge: it searches again in the next slice."""
 
     def __len__(self) -> int:
         return len(self._sealed_slices) + 1
@@ -232,8 +231,7 @@ LEVELS: Final = tuple(
     for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
 )
 TIDY_STEPS_PER_EXCHANGE: Final = 4
-"""Number of steps of merging after each exchange. Four are enough, because an exchange makes at most one
-Summary, which is merged at most once on each level."""
+"""Number of merge steps after each exchange: enough for one Summary, which is merged once on each level."""
 TIDY_STEPS_PER_STATUS: Final = 16
 """Number of steps of merging at each status of a relay. They finish the merging when exchanges stop."""
 WHOLE_TIME: Final = "all"
