@@ -449,7 +449,7 @@ def _recorded_experiment(capture: "Capture") -> "RecordedExperiment | None":
     """Return the experiment whose arms the capture recorded; None without arms to compare."""
     from llmtap.meter.recorded_experiment import COLUMNS, RecordedExperiment
 
-    return RecordedExperiment.of(capture.batches(COLUMNS))
+    return RecordedExperiment.from_batches(capture.batches(COLUMNS))
 
 
 def _trace_batches(path: str, source_format: str | None) -> "Iterator[pa.RecordBatch]":

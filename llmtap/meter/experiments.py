@@ -2,11 +2,11 @@
 
 Relays assign requests to arms. The pipeline calls `on_assignment` with each assignment and `on_end` with each
 finished exchange; `results()` compares each arm with the control as JSON for the admin API, with the
-statistics of `metrics/experiment.py`. `switch` sends the switch word to every relay; an arm that is worse
-than the control may switch the experiment off (`stop_worse`). A restarted meter learns the state from a
-relay. An exchange counts in the arm that it was assigned to, even if the arm's change could not be made or
-failed: exclusions would bias the comparison. Only requests for which a relay had no room (`NO_ROOM`) are
-counted separately.
+statistics of `metrics/experiment.py`. `switch` sends the switch word to every relay. An arm that is worse
+than the control can switch the experiment off (`stop_worse`). A restarted meter learns from a relay whether
+the experiment is on. An exchange counts in the arm that it was assigned to, even if the arm's change could
+not be made or failed: exclusions would bias the comparison. Only requests for which a relay had no memory
+left (`NO_ROOM`) are counted separately.
 """
 
 import logging
@@ -44,26 +44,26 @@ from llmtap.metrics.statistics import Interval, anytime_p, marks, multinomial_e_
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
 
-_COMPARED: Final = shown_on(Surface.EXPERIMENT)
-_SINGLE: Final = tuple(
-    metric for metric in _COMPARED if metric.answers is Answers.STREAMS and not metric.pooled
+_COMPARED_METRICS: Final = shown_on(Surface.EXPERIMENT)
+_SINGLE_VALUE_METRICS: Final = tuple(
+    metric for metric in _COMPARED_METRICS if metric.answers is Answers.STREAMS and not metric.pooled
 )
-_single_values: Final = values_of(_SINGLE)
+_single_values: Final = values_of(_SINGLE_VALUE_METRICS)
 METRICS: Final[Mapping[str, float]] = {
-    **{metric.name: NS_PER_S if metric.unit is Unit.SECONDS else 1 for metric in _COMPARED},
+    **{metric.name: NS_PER_S if metric.unit is Unit.SECONDS else 1 for metric in _COMPARED_METRICS},
     "tokens_per_chunk": 1,
     "output_tokens": 1,
 }
-"""Metrics by which arms are compared, with the number of recorded units in a second or a token. `itl` is
-option B-even, only for streams whose tokens per chunk are known; `tbc` (option A) is available for all
-streams."""
+"""Metrics by which arms are compared, each with the divisor that converts recorded to reported values:
+NS_PER_S from ns to seconds, 1 for tokens. `itl` is option B-even, only for streams whose tokens per chunk are
+known; `tbc` (option A) is available for all streams."""
 SHARES: Final = ("refused", "failed", "cancelled")
 LABEL_SHARES: Final = tuple(name for name, _ in ERRORS.values())
-"""Shares of labelled requests, which are compared once a request has a label."""
+"""Shares of labelled requests; the arms are compared by these only if at least one request has a label."""
 LABEL_ALPHA: Final = 0.05
-"""Tables of labels have 95 % intervals, also where `alpha` of the experiment is another one."""
+"""Significance level of the intervals in tables of labels (95 %), whatever `alpha` the experiment has."""
 TITLES: Final[Mapping[str, str]] = {
-    **{metric.name: metric.title for metric in _COMPARED},
+    **{metric.name: metric.title for metric in _COMPARED_METRICS},
     "tokens_per_chunk": "tokens per chunk",
     "output_tokens": "output tokens",
     **{share: f"{share}, share" for share in SHARES},
@@ -72,17 +72,17 @@ TITLES: Final[Mapping[str, str]] = {
 """Names of the compared metrics and shares in tables, the most important ones first."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RATIO_ALPHA: Final = 0.001
-"""Significance level of the sample-ratio alarm. Low, since the alarm is checked all the time and invalidates
-the data."""
-RATIO_EVERY: Final = 64
-WORSE_EVERY: Final = 64
+"""Significance level of the sample-ratio alarm. It is low, because the alarm invalidates all data."""
+RATIO_CHECK_UNITS: Final = 64
+"""Number of new units after which the sample ratio is checked again."""
+WORSE_CHECK_EXCHANGES: Final = 64
+"""Number of ended exchanges after which `stop_worse` is checked again."""
 UNITS_MAX: Final = 100_000
-"""Maximum number of units (conversations or tenants) that are counted for the sample ratio: 10 MB. Later
-units are not counted."""
+"""Maximum number of units (conversations or tenants) that count for the sample ratio; they take 10 MB."""
 
 _FAILED: Final = frozenset(
     {
-        Outcome.CLIENT_ERROR,  # an arm's change may make the request invalid
+        Outcome.CLIENT_ERROR,  # counts as a failure, because an arm's change can make the request invalid
         Outcome.UPSTREAM_ERROR,
         Outcome.UPSTREAM_RESET,
         Outcome.UPSTREAM_TIMEOUT,
@@ -91,7 +91,7 @@ _FAILED: Final = frozenset(
 )
 
 SETTLE_NS: Final = 10 * NS_PER_S
-"""Time after the begin of a stage whose requests are left out: a relay may not have its shares yet."""
+"""Time after the start of a stage whose requests are left out: relays possibly use the previous shares."""
 
 log = logging.getLogger(__name__)
 Send = Callable[[int], None]
@@ -100,13 +100,13 @@ Send = Callable[[int], None]
 @dataclass(slots=True)
 class _Arm:
     sample: ArmSample
-    assigned: int = 0
+    assigned_requests: int = 0
     own_headers: int = 0
     """Number of requests whose client itself sent a header field of another arm."""
-    single: int = 0
+    single_requests: int = 0
     """Number of requests that are a unit of their own, since they belong to no conversation."""
     units: int = 0
-    excluded: Counter[str] = field(default_factory=Counter)
+    exclusions: Counter[str] = field(default_factory=Counter)
     """Number of requests without the arm's change, by reason."""
     outcomes: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
@@ -114,6 +114,7 @@ class _Arm:
     chunking: Counter[str] = field(default_factory=Counter)
     uncertainty_ns: int = 0
     figures: dict[str, Figure] = field(default_factory=dict)
+    """Copies of the sample's figures by metric; only `copy` sets them."""
     forgotten_units: int = 0
     """Number of units whose own sums were dropped because the sample is full."""
 
@@ -140,7 +141,7 @@ class _Arm:
     def copy(self) -> "_Arm":
         return replace(
             self,
-            excluded=self.excluded.copy(),
+            exclusions=self.exclusions.copy(),
             outcomes=self.outcomes.copy(),
             refusals=self.refusals.copy(),
             labels=self.labels.copy(),
@@ -150,11 +151,13 @@ class _Arm:
         )
 
 
-_COUNTS: Final = ("assigned", "own_headers", "single", "units")
-_COUNTERS: Final = ("excluded", "outcomes", "refusals", "labels", "chunking")
+_COUNTS: Final = ("assigned_requests", "own_headers", "single_requests", "units")
+_COUNTERS: Final = ("exclusions", "outcomes", "refusals", "labels", "chunking")
 
 
 class _SavedArm(Struct, array_like=True):
+    """Fields of an `_Arm`: `counts` has those of `_COUNTS`, `counters` those of `_COUNTERS`."""
+
     counts: list[int]
     counters: list[dict[str, int]]
     uncertainty_ns: int
@@ -164,18 +167,22 @@ class _SavedArm(Struct, array_like=True):
 class _SavedExperiment(Struct, array_like=True):
     id: int
     name: str
-    """Empty: there was no experiment."""
+    """Empty if no experiment was configured."""
     is_on: bool
     switched_by: str
     since_ns: int
+    """Wall time of the latest switch."""
     ratio_p: float
     stop_report: dict[str, object] | None
     units: list[int]
     arms: dict[str, _SavedArm]
     stage_since_ns: int
+    """Wall time of the start of the stage."""
     between_stages: int
+    """Number of requests left out, since they arrived just after the start of the stage."""
     earlier_stages: list[dict[str, object]]
     stage_age_ns: int
+    """Time for which the stage has run."""
     figures_wall_ns: tuple[int, int] | None = None
 
 
@@ -185,95 +192,96 @@ _decode: Final = msgpack.Decoder(_SavedExperiment).decode
 
 class Experiments:
     def __init__(self, experiment: Experiment | None, clock: Clock, *, shares_known: bool = True) -> None:
-        """`shares_known`: the weights of the arms are those by which requests were assigned. Otherwise, the
-        split is not tested, and differences of shares have no p."""
+        """`shares_known`: whether requests were assigned by the weights of the arms. If this is not known (as
+        in a capture), the sample ratio is not tested, and differences of shares have no p."""
         self._clock = clock
         self._shares_known = shares_known
-        self._sends: list[Send] = []
-        self._by = "config"
-        self._since_ns = clock.wall_ns()
+        self._word_senders: list[Send] = []
+        self._switched_by = "config"
+        self._switch_ns = clock.wall_ns()
         self._is_on = experiment is not None and experiment.enabled
         self._stop_report: dict[str, object] | None = None
-        self._configured = experiment
+        self._base_experiment = experiment
+        """Experiment as configured, without a stage; `experiment` has the shares of the present stage."""
         self._earlier_stages: list[dict[str, object]] = []
         self._begin_stage(0)
 
     def _begin_stage(self, stage: int) -> None:
         """Begin an empty comparison with the shares of a stage.
 
-        Figures of stages are never added up: the arms would have different parts of the traffic of each time.
+        Figures of different stages are never added up. The shares change with the stage, so most units of one
+        arm would come from another time than those of the other arm.
         """
-        experiment = None if self._configured is None else self._configured.at_stage(stage)
+        experiment = None if self._base_experiment is None else self._base_experiment.at_stage(stage)
         self.experiment = experiment
-        self._stage = stage
+        self._stage_index = stage
         self._begin_stage_time()
-        self._settled_ns = self._stage_ns + SETTLE_NS if stage else 0
-        self._between_stages = 0
-        self._unjudged = [] if experiment is None else experiment.stop_worse
-        """Figures of `stop_worse` that could not be judged at the last check."""
+        self._settled_ns = self._stage_mono_ns + SETTLE_NS if stage else 0
+        self._left_out_requests = 0
+        self._unjudged_figures = [] if experiment is None else experiment.stop_worse
+        """Figures of `stop_worse` that could not be judged at the latest check."""
         arms = [] if experiment is None else experiment.arms
         single = experiment is None or experiment.unit == "request"
         self._arms = {
             arm.name: _Arm(ArmSample((*METRICS, *SHARES, *LABEL_SHARES), single=single)) for arm in arms
         }
-        self._units: set[int] | None = None if single else set()
-        self._counted_exchanges = 0
-        self._ratio_p = 1.0
+        self._known_units: set[int] | None = None if single else set()
+        self._counted_units = 0
+        self._sample_ratio_p = 1.0
         self._ended_exchanges = 0
         self._figures_wall_ns: tuple[int, int] | None = None
         """Arrivals of the first and the last exchange in the figures."""
-        self._is_rest = False
-        """Whether the units were already exported, so that later exports contain only additions."""
+        self._units_are_exported = False
+        """Whether an export has contained the units, so that later exports contain only new figures."""
 
     def _begin_stage_time(self) -> None:
-        self._stage_ns, self._stage_since_ns = self._clock.mono_ns(), self._clock.wall_ns()
+        self._stage_mono_ns, self._stage_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
 
     @property
-    def switched(self) -> tuple[bool, int, int]:
-        """State of the switch, wall time in ns since which it holds, and number of the stage."""
-        return self._is_on, self._since_ns, self._stage
+    def switch_state(self) -> tuple[bool, int, int]:
+        """Whether the experiment is on, wall time of the latest switch in ns, and index of the stage."""
+        return self._is_on, self._switch_ns, self._stage_index
 
-    def _is_of_stage(self, t_ns: int) -> bool:
+    def _is_settled_at(self, t_ns: int) -> bool:
         return t_ns >= self._settled_ns
 
     def _advance(self) -> None:
         """Begin the next stage if this one lasted long enough, each figure of `stop_worse` could be judged,
         and the units are split as configured."""
         e = self.experiment
-        if e is None or self._stage + 1 >= len(e.stages) or self.state != "running":
+        if e is None or self._stage_index + 1 >= len(e.stages) or self.state != "running":
             return
-        if self._unjudged or self._clock.mono_ns() - self._stage_ns < e.stage_time:
+        if self._unjudged_figures or self._clock.mono_ns() - self._stage_mono_ns < e.stage_time:
             return
-        self._watch_ratio()
-        if self._ratio_p <= RATIO_ALPHA:
+        self._check_sample_ratio()
+        if self._sample_ratio_p <= RATIO_ALPHA:
             return
         arms = {name: arm.copy() for name, arm in self._arms.items()}
-        result = _experiment_result(e, arms, self._ratio_p, self._is_capped)
+        result = _experiment_result(e, arms, self._sample_ratio_p, self._has_reached_units_max)
         self._earlier_stages.append(
             {
-                "number": self._stage + 1,
-                "share": e.stages[self._stage],
-                "from": _rfc3339_text(self._stage_since_ns),
+                "number": self._stage_index + 1,
+                "share": e.stages[self._stage_index],
+                "from": _rfc3339_text(self._stage_wall_ns),
                 "to": _rfc3339_text(self._clock.wall_ns()),
                 "units": {name: arm.units for name, arm in self._arms.items()},
                 "differences": result["differences"],
                 "sample_ratio": result["sample_ratio"],
             }
         )
-        self._begin_stage(self._stage + 1)
-        log.warning(
-            "event=experiment_stage name=%s stage=%d share=%g", e.name, self._stage + 1, e.stages[self._stage]
-        )
-        self._send_word()
+        self._begin_stage(self._stage_index + 1)
+        stage, share = self._stage_index + 1, e.stages[self._stage_index]
+        log.warning("event=experiment_stage name=%s stage=%d share=%g", e.name, stage, share)
+        self._send_switch_word()
 
-    def _send_word(self) -> None:
+    def _send_switch_word(self) -> None:
         assert self.experiment is not None
-        for send in self._sends:
+        for send in self._word_senders:
             send(switch_word(self.experiment.id, self._is_on))
 
     @property
     def state(self) -> str:
-        """State of the experiment: `none`, `off`, `running` or `on_end`."""
+        """State of the experiment: `none` (not configured), `off`, `running` or `ended`."""
         if self.experiment is None:
             return "none"
         if self.experiment.has_ended(self._clock.wall_ns()):
@@ -281,7 +289,7 @@ class Experiments:
         return "running" if self._is_on else "off"
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the experiment for another meter. Any thread may call the function."""
+        """Return a thread-safe function that packs the experiment for another meter."""
         e = self.experiment
         arms = {name: arm.to_saved() for name, arm in self._arms.items()}
         packed = _encode(
@@ -289,35 +297,35 @@ class Experiments:
                 0 if e is None else e.id,
                 "" if e is None else e.name,
                 self._is_on,
-                self._by,
-                self._since_ns,
-                self._ratio_p,
+                self._switched_by,
+                self._switch_ns,
+                self._sample_ratio_p,
                 self._stop_report,
-                [] if self._units is None or self._is_rest else [*self._units],
+                [] if self._known_units is None or self._units_are_exported else [*self._known_units],
                 arms,
-                self._stage_since_ns,
-                self._between_stages,
+                self._stage_wall_ns,
+                self._left_out_requests,
                 self._earlier_stages,
-                self._clock.mono_ns() - self._stage_ns,
+                self._clock.mono_ns() - self._stage_mono_ns,
                 self._figures_wall_ns,
             )
         )
         return lambda: packed
 
     def clear(self) -> None:
-        self._is_rest = True
-        self._between_stages = 0
+        self._units_are_exported = True
+        self._left_out_requests = 0
         for arm in self._arms.values():
             arm.clear()
 
     def keep_units(self) -> None:
-        """Export the units again, since the units that were exported before `clear` could not be written."""
-        self._is_rest = False
+        """Include the units in the next export again, because the export before `clear` was not written."""
+        self._units_are_exported = False
         for arm in self._arms.values():
             arm.sample.keep_units()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the packed experiment of another meter. Return texts on the parts that could not be added.
+        """Add the packed experiment of another meter. Return a text for each part that could not be added.
 
         Raises msgspec.MsgspecError.
         """
@@ -328,14 +336,14 @@ class Experiments:
         if stage is None:
             return [f"experiment {saved.name} (it was changed or removed, or it had a key of its own)"]
         self._absorb_switch(saved)
-        if stage != self._stage:
+        if stage != self._stage_index:
             return [f"stage {stage + 1} of experiment {saved.name} (a later one has begun)"]
-        self._between_stages += saved.between_stages
+        self._left_out_requests += saved.between_stages
         for name, arm in self._arms.items():
             arm.merge_saved(saved.arms[name])
-        if self._units is not None:
-            self._units.update(saved.units)
-        self._ratio_p = min(self._ratio_p, saved.ratio_p)
+        if self._known_units is not None:
+            self._known_units.update(saved.units)
+        self._sample_ratio_p = min(self._sample_ratio_p, saved.ratio_p)
         if self._stop_report is None and not self._is_on:
             self._stop_report = saved.stop_report
         if saved.figures_wall_ns is not None:
@@ -353,67 +361,71 @@ class Experiments:
             self._absorb_switch(saved)
 
     def _absorb_stage(self, saved: _SavedExperiment) -> int | None:
-        """Begin the stage of a saved experiment if it is a later one. Return its number; None if it is of
-        another experiment."""
-        stage = None if self._configured is None else self._configured.stage_of(saved.id)
-        if stage is not None and stage >= self._stage:
-            if stage > self._stage:
+        """Begin the stage of a saved experiment if that stage is later than ours. Return the index of the
+        saved stage; None if the saved experiment is not the configured one."""
+        stage = None if self._base_experiment is None else self._base_experiment.stage_of(saved.id)
+        if stage is not None and stage >= self._stage_index:
+            if stage > self._stage_index:
                 self._begin_stage(stage)
             self._earlier_stages = saved.earlier_stages
-            if self._by == "config" or saved.since_ns >= self._since_ns:  # the switch was not used here since
-                # The time without a meter does not count.
-                self._stage_ns = self._clock.mono_ns() - saved.stage_age_ns
-                self._stage_since_ns = saved.stage_since_ns
-                self._settled_ns = self._stage_ns + SETTLE_NS if stage else 0
+            if self._switched_by == "config" or saved.since_ns >= self._switch_ns:
+                # Nobody has switched the experiment at this meter since the saved state was written, so
+                # continue the saved stage. The time without a meter does not count.
+                self._stage_mono_ns = self._clock.mono_ns() - saved.stage_age_ns
+                self._stage_wall_ns = saved.stage_since_ns
+                self._settled_ns = self._stage_mono_ns + SETTLE_NS if stage else 0
         return stage
 
     def _absorb_switch(self, saved: _SavedExperiment) -> None:
-        if self._by == "config" or self._since_ns < saved.since_ns:  # otherwise, it was used here later
-            self._is_on, self._by, self._since_ns = saved.is_on, saved.switched_by, saved.since_ns
-        self._send_word()
+        # Keep our own state if somebody has switched the experiment here after the saved state was written.
+        if self._switched_by == "config" or self._switch_ns < saved.since_ns:
+            self._is_on, self._switched_by, self._switch_ns = saved.is_on, saved.switched_by, saved.since_ns
+        self._send_switch_word()
 
     def switch(self, on: bool, by: str = "api") -> None:
-        """Send the switch word to every relay, now and when it connects."""
+        """Switch the experiment on or off at all relays, now and when one connects. `by`: who switched."""
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         if on and not self._is_on:
             self._begin_stage_time()
             self._stop_report = None
-        self._is_on, self._by, self._since_ns = on, by, self._clock.wall_ns()
-        self._send_word()
+        self._is_on, self._switched_by, self._switch_ns = on, by, self._clock.wall_ns()
+        self._send_switch_word()
 
     def join(self, word: int, send: Send) -> None:
-        """Register a relay; `word`: the switch word that it received last (0: none)."""
-        if self.experiment is None or self._configured is None:
+        """Register a relay; `word`: the latest switch word that the relay has received (0: none)."""
+        if self.experiment is None or self._base_experiment is None:
             return
-        self._sends.append(send)
+        self._word_senders.append(send)
         experiment_id, on = read_switch(word)
-        stage = self._configured.stage_of(experiment_id) if word else None
-        is_later = stage is not None and stage > self._stage
+        stage = self._base_experiment.stage_of(experiment_id) if word else None
+        is_later = stage is not None and stage > self._stage_index
         if stage is not None and is_later:
             self._begin_stage(stage)
-        if stage == self._stage and self._by == "config" and on != self._is_on:
+        if stage == self._stage_index and self._switched_by == "config" and on != self._is_on:
             self.switch(on, "relay")
         elif is_later:
-            self._send_word()
+            self._send_switch_word()
         else:
             send(switch_word(self.experiment.id, self._is_on))
 
     def leave(self, send: Send) -> None:
-        """Remove a relay; `send`: the function that `join` got."""
-        if send in self._sends:
-            self._sends.remove(send)
+        """Remove a relay; `send`: the function with which it was registered (`join`)."""
+        if send in self._word_senders:
+            self._word_senders.remove(send)
 
     def on_assignment(self, arm: str, unit: str, single: bool, *, own_headers: bool = False) -> None:
-        """Count an assignment. Assignments by another configuration are not counted."""
+        """Count the assignment of a request to an arm, unless the configuration has no such arm, or the stage
+        has just begun. `single`: whether the request is a unit of its own."""
         counts = self._arms.get(arm)
-        if counts is None or not self._is_of_stage(self._clock.mono_ns()):
+        if counts is None or not self._is_settled_at(self._clock.mono_ns()):
             return
-        counts.assigned += 1
-        counts.single += single
+        counts.assigned_requests += 1
+        counts.single_requests += single
         if own_headers:
             assert self.experiment is not None
-            if not counts.own_headers and self._shares_known:  # not for an experiment that a capture recorded
+            # Log the first such request only, and none if the experiment is read from a capture.
+            if not counts.own_headers and self._shares_known:
                 log.warning(
                     "event=experiment_own_headers name=%s arm=%s stripped=%s further=counted",
                     self.experiment.name,
@@ -421,24 +433,24 @@ class Experiments:
                     self.experiment.strip_headers,
                 )
             counts.own_headers += 1
-        if self._units is not None:
+        if self._known_units is not None:
             number = int(unit, 16)
-            if number in self._units or len(self._units) >= UNITS_MAX:
+            if number in self._known_units or len(self._known_units) >= UNITS_MAX:
                 return
-            self._units.add(number)
+            self._known_units.add(number)
         counts.units += 1
-        self._counted_exchanges += 1
-        if self._counted_exchanges % RATIO_EVERY == 0 and self._shares_known:
-            self._watch_ratio()
+        self._counted_units += 1
+        if self._counted_units % RATIO_CHECK_UNITS == 0 and self._shares_known:
+            self._check_sample_ratio()
 
-    def _watch_ratio(self) -> None:
+    def _check_sample_ratio(self) -> None:
         assert self.experiment is not None
-        was_alarming = self._ratio_p <= RATIO_ALPHA
+        was_alarming = self._sample_ratio_p <= RATIO_ALPHA
         units = {name: arm.units for name, arm in self._arms.items()}
         # Keep the smallest p so far. The p-value is anytime-valid (from an e-value), so an alarm stays valid
         # when later data look better.
-        self._ratio_p = min(self._ratio_p, _ratio_p(units, self.experiment.shares))
-        if self._ratio_p <= RATIO_ALPHA and not was_alarming:
+        self._sample_ratio_p = min(self._sample_ratio_p, _sample_ratio_p(units, self.experiment.shares))
+        if self._sample_ratio_p <= RATIO_ALPHA and not was_alarming:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
@@ -446,11 +458,11 @@ class Experiments:
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:
             return
-        if not self._is_of_stage(x.timeline.arrival_ns):
-            self._between_stages += 1
+        if not self._is_settled_at(x.timeline.arrival_ns):
+            self._left_out_requests += 1
             return
         if x.excluded == NO_ROOM:
-            arm.excluded[NO_ROOM] += 1
+            arm.exclusions[NO_ROOM] += 1
             return
         arm.outcomes[x.outcome.value] += 1
         if (label := label_key(x)) is not None:
@@ -459,7 +471,7 @@ class Experiments:
         if refused:
             arm.refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
         if x.excluded is not None and x.excluded != OWN_HEADER:
-            arm.excluded[x.excluded] += 1
+            arm.exclusions[x.excluded] += 1
         arm.uncertainty_ns = max(arm.uncertainty_ns, x.uncertainty_ns)
         self._extend_figures(x.arrival_wall_ns, x.arrival_wall_ns)
         values = dict(_metric_values(x, m))
@@ -470,7 +482,7 @@ class Experiments:
             values[labelled[0]] = (labelled[1],)
         arm.sample.add(int(x.unit, 16), values, x.request_bytes)
         self._ended_exchanges += 1
-        if self._ended_exchanges % WORSE_EVERY == 0:
+        if self._ended_exchanges % WORSE_CHECK_EXCHANGES == 0:
             self._stop_worse()
             self._advance()
         if x.stream:
@@ -482,9 +494,9 @@ class Experiments:
             arm.chunking["single_token_chunks"] += sum(1 for size in sizes if size == 1)
 
     def _stop_worse(self) -> None:
-        """End the experiment if an arm is worse than the control. Error probability: at most alpha.
+        """Switch the experiment off if an arm is worse than the control. Error probability: at most alpha.
 
-        Note which figures cannot be judged yet.
+        Store the names of the figures that cannot be judged yet in `_unjudged_figures`.
         """
         e = self.experiment
         if e is None or not e.stop_worse or self.state != "running":
@@ -517,11 +529,10 @@ class Experiments:
                 units = min(arm.units, control.units)
                 if units < FIRST_LOOK or d is None or (d.p is None and d.anytime is None):
                     unjudged.append(figure)
-        self._unjudged = unjudged
+        self._unjudged_figures = unjudged
 
     def results(self) -> Callable[[], dict[str, object]]:
-        """Return a function that makes the public JSON of `/api/v1/experiment`. Any thread may call the
-        function."""
+        """Return a thread-safe function that makes the public JSON of `/api/v1/experiment`."""
         e = self.experiment
         if e is None:
             return lambda: {"state": "none"}
@@ -529,9 +540,9 @@ class Experiments:
             "name": e.name,
             "state": self.state,
             "enabled": self._is_on,
-            "switched_by": self._by,
-            "figures": self._figures_document(),
-            "since": _rfc3339_text(self._since_ns),
+            "switched_by": self._switched_by,
+            "figures": self._arrivals_document(),
+            "since": _rfc3339_text(self._switch_ns),
             "until": _rfc3339_text(e.until_wall_ns),
             "unit": e.unit,
             "aa": e.aa,
@@ -545,52 +556,52 @@ class Experiments:
             "stage": self._stage_document(e),
         }
         arms = {name: arm.copy() for name, arm in self._arms.items()}
-        ratio_p = self._ratio_p if self._shares_known else None
-        capped = self._is_capped
+        ratio_p = self._sample_ratio_p if self._shares_known else None
+        capped = self._has_reached_units_max
         return lambda: {**about, **_experiment_result(e, arms, ratio_p, capped)}
 
-    def _figures_document(self) -> dict[str, object]:
+    def _arrivals_document(self) -> dict[str, object]:
         first_ns, last_ns = self._figures_wall_ns or (None, None)
         return {"from": _rfc3339_text(first_ns), "to": _rfc3339_text(last_ns)}
 
     @property
-    def _is_capped(self) -> bool:
-        return self._units is not None and len(self._units) >= UNITS_MAX
+    def _has_reached_units_max(self) -> bool:
+        return self._known_units is not None and len(self._known_units) >= UNITS_MAX
 
     def _stage_document(self, e: Experiment) -> dict[str, object] | None:
         if not e.stages:
             return None
         arm = next(name for name in self._arms if name != e.control)
-        share, n, since = e.stages[self._stage], len(e.stages), _rfc3339_text(self._stage_since_ns)
-        sentence = f"Stage {self._stage + 1} of {n}: {arm} gets {100 * share:.4g} % of the units"
+        share, n, since = e.stages[self._stage_index], len(e.stages), _rfc3339_text(self._stage_wall_ns)
+        sentence = f"Stage {self._stage_index + 1} of {n}: {arm} gets {100 * share:.4g} % of the units"
         if self.state != "running":
             sentence += ", but the experiment does not run now."
-        elif self._stage + 1 == n:
+        elif self._stage_index + 1 == n:
             sentence += f" since {since}."
         else:
             sentence += f" since {since}. {self._next_stage_text(e)}"
         return {
-            "number": self._stage + 1,
+            "number": self._stage_index + 1,
             "of": n,
             "share": share,
             "since": since,
             "sentence": sentence,
-            "between_stages": self._between_stages,
+            "between_stages": self._left_out_requests,
             "earlier": list(self._earlier_stages),
         }
 
     def _next_stage_text(self, e: Experiment) -> str:
-        following = f"The next stage ({100 * e.stages[self._stage + 1]:.4g} %)"
-        if self._ratio_p <= RATIO_ALPHA:
+        following = f"The next stage ({100 * e.stages[self._stage_index + 1]:.4g} %)"
+        if self._sample_ratio_p <= RATIO_ALPHA:
             return f"{following} does not begin, because the units are not split as configured."
-        left_ns = e.stage_time - (self._clock.mono_ns() - self._stage_ns)
+        left_ns = e.stage_time - (self._clock.mono_ns() - self._stage_mono_ns)
         text = f"{following} begins if no arm is worse"
         if left_ns > 0:
             text += f", at {_rfc3339_text(self._clock.wall_ns() + left_ns)} or later"
-        if self._unjudged:
+        if self._unjudged_figures:
             text += (
-                f". These figures cannot be judged yet: {', '.join(self._unjudged)} (each needs {FIRST_LOOK}"
-                " units in each arm; a high percentile needs more)"
+                f". These figures cannot be judged yet: {', '.join(self._unjudged_figures)} (each needs"
+                f" {FIRST_LOOK} units in each arm; a high percentile needs more)"
             )
         return f"{text}."
 
@@ -602,7 +613,7 @@ def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int
         yield "output_tokens", (x.tokens.output,)
     if not x.stream or x.reading is Reading.INFERRED:
         return
-    for metric, value in zip(_SINGLE, _single_values(m), strict=True):
+    for metric, value in zip(_SINGLE_VALUE_METRICS, _single_values(m), strict=True):
         if value is not None:
             yield metric.name, (round(value),)
     yield "tbc", m.tbc_ns
@@ -613,11 +624,11 @@ def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int
 def _experiment_result(
     e: Experiment, arms: dict[str, _Arm], ratio_p: float | None, capped: bool
 ) -> dict[str, object]:
-    """Return the comparison of the arms. `ratio_p`: None if the shares of the arms are unknown."""
+    """Return the comparison of the arms as public JSON. `ratio_p`: p of the sample ratio, or None."""
     control = arms[e.control]
     others = {name: arm for name, arm in arms.items() if name != e.control}
-    # Clients set labels independently of the arm. The number of comparisons may therefore depend on whether
-    # there are labels.
+    # Compare the shares of labelled requests only if there are any. This choice does not bias the comparison,
+    # because clients set labels independently of the arm.
     labelled = any(arm.figures[share].n for arm in arms.values() for share in LABEL_SHARES)
     shares = (*SHARES, *LABEL_SHARES) if labelled else SHARES
     compared = [name for name in TITLES if name in METRICS or name in shares]
@@ -637,13 +648,13 @@ def _experiment_result(
                     findings.append({"arm": arm_name, "metric": metric, "p": p})
     units = {name: arm.units for name, arm in arms.items()}
     if ratio_p is not None:
-        ratio_p = min(ratio_p, _ratio_p(units, e.shares))
+        ratio_p = min(ratio_p, _sample_ratio_p(units, e.shares))
     return {
         "arms": {arm.name: _arm_json(e, arm.weight, arm.changes, arms[arm.name], shares) for arm in e.arms},
         "differences": differences,
         "compared": [{"name": name, "title": TITLES[name]} for name in compared],
         "units_needed": FIRST_LOOK,
-        # Number of tests, for Bonferroni's bound: of many p-values some are small by chance.
+        # Number of tests, by which alpha is divided (Bonferroni): of many p-values, some are small by chance.
         "comparisons": comparisons,
         "findings": findings,
         "cautions": list(_cautions(e.control, arms)),
@@ -664,7 +675,7 @@ def _experiment_result(
 
 
 def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, object]]:
-    """Yield the arms whose chunks arrive several at once: differences of BURST_SENSITIVE are misleading."""
+    """Yield a caution for each arm with several chunks per read: they distort the metrics BURST_SENSITIVE."""
     usual = _events_per_read(arms[control])
     for name, arm in arms.items():
         n = _events_per_read(arm)
@@ -678,18 +689,18 @@ def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, obje
 
 
 def _warnings(e: Experiment, arms: Mapping[str, _Arm]) -> Iterator[str]:
-    """Yield a sentence for each arm with requests that are not as the arm is configured."""
+    """Yield a sentence for each arm with requests that were not sent as the arm is configured."""
     for name, arm in arms.items():
         if arm.own_headers and not e.strip_headers:
             own = {header for one in e.arms if one.name == name for header in one.headers}
             fields = sorted({header for one in e.arms for header in one.headers} - own)
             sent = " or ".join(fields) or "a header field of another arm"
             yield (
-                f"{name}: the clients of {arm.own_headers:,} of {arm.assigned:,} requests sent {sent}"
-                " themselves, so this arm is not clean, and differences are too small. Hint:"
+                f"{name}: the clients of {arm.own_headers:,} of {arm.assigned_requests:,} requests"
+                f" sent {sent} themselves, so this arm is not clean, and differences are too small. Hint:"
                 " experiment.strip_headers = true removes it."
             )
-        unchanged = arm.excluded - Counter({NO_ROOM: arm.excluded[NO_ROOM]})
+        unchanged = arm.exclusions - Counter({NO_ROOM: arm.exclusions[NO_ROOM]})
         if unchanged:
             reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(unchanged.items()))
             yield (
@@ -730,14 +741,14 @@ def _arm_json(
     return {
         "weight": weight,
         "changes": {} if e.aa else changes,
-        "assigned": arm.assigned,
+        "assigned": arm.assigned_requests,
         "units": arm.units,
         "own_headers": arm.own_headers,
-        "single_requests": arm.single,
+        "single_requests": arm.single_requests,
         "units_forgotten": arm.forgotten_units,
         "ended": sum(arm.outcomes.values()),
         "outcomes": arm.outcomes,
-        "excluded": arm.excluded,
+        "excluded": arm.exclusions,
         "metrics": metrics,
         "shares": {
             s: {
@@ -793,13 +804,13 @@ def _difference_document(d: Difference, scale: float) -> dict[str, object]:
 
 
 def _is_worse(d: Difference, alpha: float) -> bool:
-    """Return whether the arm's value is higher. Error probability over all checks together: alpha."""
+    """Return whether the arm's value is higher, which is worse. Error probability of all checks: alpha."""
     if d.p is not None:
         return d.p <= alpha and d.estimate > 0
     return d.anytime is not None and d.anytime[0] > 0
 
 
-def _ratio_p(units: Mapping[str, int], shares: Mapping[str, float]) -> float:
+def _sample_ratio_p(units: Mapping[str, int], shares: Mapping[str, float]) -> float:
     return anytime_p(multinomial_e_log(list(units.values()), [shares[name] for name in units]))
 
 

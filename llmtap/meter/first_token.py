@@ -1,4 +1,4 @@
-"""Answer `/api/v1/first_token`: the parts of one exchange's wait, beside those of the last hour.
+"""Answer `/api/v1/first_token`: the parts of one exchange's wait, compared with those of the last hour.
 
 `UsualPhases` is a sink of the pipeline. It counts the parts (`metrics/phases.py`) of the streams of each
 model in slices of five minutes. The number of models is bounded by `meter.models_max`.
@@ -45,14 +45,14 @@ class UsualPhases:
     """Parts of the wait for the first token in the last hour, by model."""
 
     def __init__(self, clock: Clock, recent: RecentExchanges) -> None:
-        """`recent`: the exchanges that a request can name."""
+        """`recent`: the exchanges whose id a request can name."""
         self._clock = clock
         self._recent = recent
         self._slices: Slices[_ByModel] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_slices, past=False)
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """Count the parts of the wait of a finished exchange for its model."""
-        models = self._slices.current(self._clock.mono_ns())
+        models = self._slices.open_data(self._clock.mono_ns())
         times = models.get(key.model)
         if times is None:
             times = models[key.model] = PhaseTimes()
@@ -60,24 +60,24 @@ class UsualPhases:
         self._slices.tidy()
 
     def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/api/v1/first_token", self._answer)
+        app.router.add_get("/api/v1/first_token", self._handle_request)
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _handle_request(self, request: web.Request) -> web.Response:
         fields = read_fields(request.query.items())
         for field in fields.keys() - {"id"}:
             raise BadQuery(field, "is an unknown field; known fields: id")
         if "id" not in fields:
-            raise BadQuery("id", "is missing: the id of an exchange, such as r0-1")
+            raise BadQuery("id", "is missing; expected the id of an exchange, such as r0-1")
         matches = self._recent.find(Query(limit=1, filters={"id": fields["id"]}))
-        document = await asyncio.to_thread(self.answer(matches[0][1])) if matches else None
+        document = await asyncio.to_thread(self.describe(matches[0][1])) if matches else None
         body = msgspec.json.encode({"first_token": document})
         return web.Response(body=body, content_type="application/json")
 
-    def answer(self, x: Exchange) -> Callable[[], dict[str, object]]:
-        """Return a function that makes the public JSON on an exchange. Any thread may call the function."""
+    def describe(self, x: Exchange) -> Callable[[], dict[str, object]]:
+        """Return a thread-safe function that makes the public JSON on an exchange."""
         now_ns = self._clock.mono_ns()
         self._slices.seal(now_ns)
-        slices = self._slices.window(0, now_ns)[:-1]  # without the open slice: `seal` emptied it
+        slices = self._slices.window(0, now_ns)[:-1]  # without the open slice, which is empty after `seal`
         seconds = (now_ns - self._slices.window_start_ns(0, now_ns)) / NS_PER_S
 
         def work() -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Options of the meter (`[meter]`), tenant rules (`[tenants]`), token prices (`[cost]`) and pairs (`[pair]`).
 
-Structs with validation, and the descriptions that flags, configuration and reference show. `config.py` reads
-the values, and `setup.py` carries them to the meter process.
+The structs check their values, and have the descriptions that flags, configuration and reference show.
+`config.py` reads the values, and `setup.py` carries them to the meter process.
 """
 
 import re
@@ -29,7 +29,7 @@ TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 BUILT_IN_PATTERNS: Final = "default"
 """Element of `refusal_patterns` that stands for the built-in patterns (`exchange/interventions.py`)."""
 TRACE_ID: Final = "{trace_id}"
-"""The place of the trace id in `trace_url`."""
+"""Placeholder of the trace id in `trace_url`."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -173,12 +173,12 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"expected one of {', '.join(WINDOWS)}",
             )
         if self.silence_threshold <= 0:
-            raise ConfigError("meter.silence_threshold", "must be longer than 0", "such as 5s")
+            raise ConfigError("meter.silence_threshold", "expected a time longer than 0", "such as 5s")
         raise_all(self._access_problems(open_to_others=not is_loopback(host)))
         if self.admin_token is not None and not (self.admin_token.isascii() and self.admin_token.strip()):
             raise ConfigError(
                 "meter.admin_token",
-                "must consist of visible ASCII characters",
+                "expected visible ASCII characters only, and at least one",
                 "such as the output of openssl rand -hex 24",
             )
         check_idle_cost(self.idle_cost, "meter.idle_cost")
@@ -216,7 +216,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not (self.admin_tls_certificate or self.admin_plaintext) and open_to_others:
             yield ConfigError(
                 "meter.admin_tls_certificate",
-                f"required because {self.admin} can be reached from other machines: the token could be read",
+                f"required because {self.admin} can be reached from other machines: TLS hides the token",
                 "set also meter.admin_tls_key; or, if the network encrypts, set meter.admin_plaintext = true",
             )
 
@@ -299,7 +299,7 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for value, name in self.names.items():
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
                 yield ConfigError(
-                    f"tenants.names.{value}", f"must have 1 to {TENANT_CHARS_MAX} visible characters"
+                    f"tenants.names.{value}", f"expected a name of 1 to {TENANT_CHARS_MAX} visible characters"
                 )
 
 
@@ -319,8 +319,8 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class PairOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a second vantage, between a gateway and its engines. `[relay]` is the one in front of the
-    gateway, and the meter pairs the exchanges of both."""
+    """Options of a second vantage, between a gateway and its engines. `[relay]` is the vantage in front of
+    the gateway, and the meter pairs the exchanges of both vantages."""
 
     upstream: Annotated[
         str,
@@ -361,7 +361,7 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
             "write a rule for each of them",
         )
     if rule.header is not None and not _HEADER.fullmatch(rule.header):
-        yield ConfigError(f"{place}.header", f"{rule.header!r} is not a header name")
+        yield ConfigError(f"{place}.header", f"{rule.header!r} is not a valid name of a header field")
     if rule.body is not None and not all(rule.body.split(".")):
         yield ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
     if rule.path is not None:
@@ -370,15 +370,15 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
         if not mistakes and not re.compile(rule.path).groups and rule.name is None:
             yield ConfigError(
                 f"{place}.path",
-                "has no group, so the tenant is not known",
+                f"{rule.path!r} has no group, so the tenant is not known",
                 "add a group, such as /teams/([^/]+)/, or give the rule a name",
             )
 
 
 def _check_url(name: str, url: str | None, example: str) -> None:
     if url is not None and not is_http_url(url):
-        # Do not show the URL, which may contain a key.
-        raise ConfigError(f"meter.{name}", "expected http:// or https://", f"such as {example}")
+        # Do not show the URL, because it can contain a key.
+        raise ConfigError(f"meter.{name}", "expected a URL with http:// or https://", f"such as {example}")
 
 
 def _check_pattern(text: str, place: str) -> re.Pattern[str]:
@@ -394,5 +394,5 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a host name, which may resolve to another address later
+    except ValueError:  # a host name, which can resolve to another address later
         return False

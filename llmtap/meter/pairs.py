@@ -1,11 +1,11 @@
 """Pair the exchanges of both sides of a gateway while they end, for the API, `/metrics` and the capture.
 
-`PairBook` is a sink of the pipeline, and stands before the recorder and the OTLP exporter: it passes an
-exchange on when its pair is known. It keeps a copy of each ended exchange, with hashes of prompt and text
-under a key of its own, until the exchange is in a pair or has none (`pairing/live.py`). It searches for pairs
+`PairBook` is a sink of the pipeline before the recorder and the OTLP exporter: it passes an exchange on to
+them when it knows the pair of the exchange, or that there is none. Until then it keeps a copy of the ended
+exchange, with hashes of prompt and text under a key of its own (`pairing/live.py`). It searches for pairs
 when the relays of the pair have reported, at most twice a second, so that a single event causes no work.
-During a long search, the event loop runs between the steps. Imported only with `[pair]`, because numpy takes
-20 MB.
+During a long search, the event loop runs between the steps. This module is imported only with `[pair]`,
+because numpy takes 20 MB.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ from llmtap.pairing.matching import KEYS, Pair
 from llmtap.pairing.summary import PairCounts, PairSummary, summarise_figures
 
 PROMPT_BLOCK_BYTES: Final = 1 << 30
-"""The whole prompt is one block, since only its last hash is compared."""
+"""Size that no prompt reaches: a prompt is one block, because only the hash of all of it is compared."""
 DELAYS_MAX: Final = 2_000_000
-"""Maximum number of delays of single tokens that are kept for the recent pairs: 16 MB."""
+"""Maximum number of delays of single tokens that are kept for the recent pairs, which take 16 MB."""
 ERROR: Final = "pairing"
 """Kind under which the errors of pairing are counted (`on_error`)."""
 PERIOD_NS: Final = 500_000_000
@@ -68,13 +68,13 @@ class _Request:
     """Data of a request until the end of its exchange."""
 
     shape: RequestShape
-    """Hash of the whole prompt."""
+    """Shape whose only block is the hash of the whole prompt."""
     text_is_captured: bool
     """Whether the recorder needs the text of the answer, too."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _EndedExchange:
     """An ended exchange that waits for its partners, and the other arguments of `on_end` of the sinks."""
 
     exchange: Exchange
@@ -102,28 +102,28 @@ class PairBook:
         self._options = options
         self._relays = relays
         self._streams = streams
-        self._turns = turns
+        self._cpu_yield = turns
         self._on_error = on_error
-        self._work: Iterator[None] | None = None
-        """Remaining steps of the present search; None: the search is complete."""
-        self._searched_ns: int | None = None
+        self._search_steps: Iterator[None] | None = None
+        """Remaining steps of the present search; None: there is no search now."""
+        self._searched_until_ns: int | None = None
         """Time up to which all events were known at the latest search."""
         self.sinks: list[ExchangeSink] = []
-        """Sinks that get each exchange once it is known whether the exchange has a pair."""
+        """Sinks that get each exchange as soon as it is known whether the exchange has a pair."""
         key = secrets.token_bytes(16)
         self._text_key = key
         self._hasher = BlockHasher(key, size=PROMPT_BLOCK_BYTES, unit="bytes")
         self._requests: dict[str, _Request] = {}
         """Requests of the exchanges under way, by the id of the exchange."""
-        self._ended: dict[str, _Ended] = {}
+        self._ended_exchanges: dict[str, _EndedExchange] = {}
         """Exchanges that wait for their partners, by id."""
         self._matcher = LiveMatcher(options.exchanges_max)
         self.counts = PairCounts(
-            left=Counter({_reason(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
+            left=Counter({_leftover_label(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
         )
         self._undelivered_tokens = 0.0
-        self._recent: deque[MeasuredPair] = deque()
-        self._delays = 0
+        self._recent_pairs: deque[MeasuredPair] = deque()
+        self._delay_count = 0
         self._cells: dict[tuple[str, str], Buckets] = {}
         """Histogram of a figure of the pairs, by the name of the figure and the model."""
 
@@ -137,51 +137,49 @@ class PairBook:
         self._requests[x.id] = _Request(shape, text_is_captured)
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        ended = _Ended(x, m, key, met)
+        ended = _EndedExchange(x, m, key, met)
         if x.side is None:
             self._pass_on(ended)
             return
-        self._ended[x.id] = ended
+        self._ended_exchanges[x.id] = ended
         add = self._matcher.add_front if x.side == FRONT else self._matcher.add_back
-        add(self._copy(x))
+        add(self._matcher_copy(x))
 
     def advance(self) -> None:
-        """Pair the exchanges that can be paired now; called when a relay of the pair reports. Never
-        raises."""
-        if self._work is not None:
-            return  # the event loop continues the search
-        known_ns, before_ns = self._relays.known_ns(), self._searched_ns
+        """Pair the exchanges that can be paired now; called at each report of a relay. Never raises."""
+        if self._search_steps is not None:
+            return  # a search is under way, which the event loop continues
+        known_ns, before_ns = self._relays.known_ns(), self._searched_until_ns
         if known_ns is None or (before_ns is not None and abs(known_ns - before_ns) < PERIOD_NS):
-            self._work = self._clean_up()
+            self._search_steps = self._clean_up()
         else:
-            self._searched_ns = known_ns
-            self._work = self._search(known_ns)
+            self._searched_until_ns = known_ns
+            self._search_steps = self._search(known_ns)
         self._continue()
 
     def close(self) -> None:
-        """Pair all remaining exchanges at the end of the meter, when none is under way any more. Never
-        raises."""
-        work, self._work = self._work, None
+        """Pair all remaining exchanges at the end of the meter, when none is under way. Never raises."""
+        work, self._search_steps = self._search_steps, None
         try:
             for _ in chain(work or (), self._settle(self._matcher.close())):
-                self._turns.pause()
+                self._cpu_yield.pause()
         except Exception as error:
             self._on_error(ERROR, error)
 
-    def _continue(self, *, turn: bool = False) -> None:
+    def _continue(self, *, begins_round: bool = False) -> None:
         """Continue the search until the event loop must run, then go on in the next round of the loop.
-        `turn`: whether a round begins."""
-        if turn:
-            self._turns.begin_turn()
+        `begins_round`: whether this call is the first work of a round."""
+        if begins_round:
+            self._cpu_yield.begin_turn()
         try:
-            for _ in self._work or ():
-                self._turns.pause()
-                if self._turns.loop_is_due and (loop := _running_loop()) is not None:
-                    loop.call_soon(partial(self._continue, turn=True))
+            for _ in self._search_steps or ():
+                self._cpu_yield.pause()
+                if self._cpu_yield.loop_is_due and (loop := _running_loop()) is not None:
+                    loop.call_soon(partial(self._continue, begins_round=True))
                     return
-        except Exception as error:  # the next search continues
+        except Exception as error:  # give up this search only; the next report of a relay begins another
             self._on_error(ERROR, error)
-        self._work = None
+        self._search_steps = None
 
     def _clean_up(self) -> Iterator[None]:
         """Pass on the exchanges that the matcher left out, and forget the requests of discarded exchanges."""
@@ -198,7 +196,7 @@ class PairBook:
             yield from self._settle(self._matcher.advance(known_ns, fronts, backs))
 
     def _open_exchanges(self, fronts: list[OpenExchange], backs: list[OpenExchange]) -> Iterator[None]:
-        """Append the exchanges under way on both sides, and forget the requests of discarded ones."""
+        """Append the exchanges under way to `fronts` or `backs`; forget the requests of discarded ones."""
         discarded = set(self._requests)
         for observer, _ in self._streams.open_exchanges():
             x = observer.exchange
@@ -211,9 +209,8 @@ class PairBook:
         for id_ in discarded:
             self._requests.pop(id_, None)
 
-    def _copy(self, x: Exchange) -> Exchange:
-        """Return a copy for the matcher, and remove the texts from the exchange that a capture may not
-        store."""
+    def _matcher_copy(self, x: Exchange) -> Exchange:
+        """Return a copy for the matcher; remove texts from the exchange that the capture must not store."""
         request = self._requests.pop(x.id, None)
         log = x.timeline.events
         timeline = replace(x.timeline, events=replace(log, chars=log.chars[:]))
@@ -227,8 +224,7 @@ class PairBook:
         return ours
 
     def _settle(self, decided: Iterable[Pair | Unpaired | None]) -> Iterator[None]:
-        """Count the pairs and the unpaired exchanges that the matcher has decided, and pass them to the
-        sinks."""
+        """Count pairs and unpaired exchanges, as decided by the matcher, and pass them to the sinks."""
         for one in decided:
             if isinstance(one, Pair):
                 self._add_pair(one)
@@ -237,13 +233,13 @@ class PairBook:
                 if one.error is not None:
                     self._on_error(ERROR, one.error)
                 assert x.side is not None
-                self.counts.left[_reason(one.reason, x.side)] += 1
-                self._pass_on(self._ended.pop(x.id))
+                self.counts.left[_leftover_label(one.reason, x.side)] += 1
+                self._pass_on(self._ended_exchanges.pop(x.id))
             yield
 
     def _add_pair(self, pair: Pair) -> None:
         id_ = pair.front.id
-        front, backs = self._ended.pop(id_), [self._ended.pop(back.id) for back in pair.backs]
+        front, *backs = (self._ended_exchanges.pop(x.id) for x in (pair.front, *pair.backs))
         partners = (front.exchange.span_ids,)
         front.exchange.pair = PairMember(id_, partners=tuple(back.exchange.span_ids for back in backs))
         for back, match in zip(backs, pair.matches, strict=True):
@@ -251,19 +247,19 @@ class PairBook:
             back.exchange.pair = PairMember(id_, evidence=evidence, partners=partners)
         try:
             figures = figures_of(pair, SAME_CLOCK)
-            front.exchange.pair = replace(front.exchange.pair, figures=dict(_values_of(figures)))
+            front.exchange.pair = replace(front.exchange.pair, figures=dict(_figures_to_dict(figures)))
             for attempt, back in zip(figures.attempts, backs, strict=True):
                 assert back.exchange.pair is not None
                 back.exchange.pair = replace(back.exchange.pair, role=attempt.role.value)
             self.counts.add(figures)
-            self._record(figures, front.key.model)
-            self._keep(figures)
+            self._record_histograms(figures, front.key.model)
+            self._keep_recent(figures)
         except Exception as error:  # the pair is passed on without figures
             self._on_error(ERROR, error)
         for ended in (front, *backs):
             self._pass_on(ended)
 
-    def _record(self, figures: MeasuredPair, model: str) -> None:
+    def _record_histograms(self, figures: MeasuredPair, model: str) -> None:
         for name in PAIRS:
             delays_ns = figures.token_delays_ns if name == "token" else None
             values = (
@@ -279,23 +275,22 @@ class PairBook:
             cell.record_many([max(0, round(value)) for value in values])
         self._undelivered_tokens += sum(one.value for one in figures.values.get("tokens_undelivered", ()))
 
-    def _keep(self, figures: MeasuredPair) -> None:
+    def _keep_recent(self, figures: MeasuredPair) -> None:
         """Keep the figures of a recent pair, but not its events, which take most of the memory."""
         for x in (figures.pair.front, *figures.pair.backs):
             x.timeline.events, x.text_blocks, x.shape = EventLog(), None, None
-        self._recent.append(figures)
-        self._delays += _delays_of(figures)
-        while len(self._recent) > self._options.pairs_kept or (self._delays > DELAYS_MAX and self._recent):
-            self._delays -= _delays_of(self._recent.popleft())
+        self._recent_pairs.append(figures)
+        self._delay_count += _delay_count_of(figures)
+        pairs = self._recent_pairs
+        while len(pairs) > self._options.pairs_kept or (self._delay_count > DELAYS_MAX and pairs):
+            self._delay_count -= _delay_count_of(pairs.popleft())
 
-    def _pass_on(self, ended: _Ended) -> None:
+    def _pass_on(self, ended: _EndedExchange) -> None:
         for sink in self.sinks:
             try:
                 sink.on_end(ended.exchange, ended.measured, ended.key, ended.met)
             except Exception as error:  # an error of a sink affects this exchange only
                 self._on_error("listener", error)
-
-    # ---------------------------------------------------------------- /metrics and the API
 
     def values(self) -> dict[str, Value]:
         """Return the counts of `/metrics`, by name in `catalogue.SELF`."""
@@ -317,9 +312,8 @@ class PairBook:
             yield family, [((model,), *buckets.read()) for model, buckets in cells]
 
     def summarise(self, limit: int) -> Callable[[], LivePairs]:
-        """Return a function that makes the summary, with at most `limit` single pairs. Any thread may call
-        it."""
-        recent, counts, waiting = list(self._recent), copy.deepcopy(self.counts), len(self._matcher)
+        """Return a thread-safe function that makes the summary, with at most `limit` single pairs."""
+        recent, counts, waiting = list(self._recent_pairs), copy.deepcopy(self.counts), len(self._matcher)
 
         def work() -> LivePairs:
             summary = summarise_figures(recent, counts, SAME_CLOCK, clock_source="monotonic", comparable=True)
@@ -337,17 +331,16 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _reason(leftover: Leftover, side: str) -> str:
+def _leftover_label(leftover: Leftover, side: str) -> str:
     return f"{leftover.value}_{side}"
 
 
-def _delays_of(figures: MeasuredPair) -> int:
+def _delay_count_of(figures: MeasuredPair) -> int:
     return 0 if figures.token_delays_ns is None else len(figures.token_delays_ns)
 
 
-def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
-    """Yield the figures of a pair as JSON: seconds or tokens, each with its range; of `token`, the median of
-    the delays."""
+def _figures_to_dict(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
+    """Yield the figures of a pair as JSON, with ranges, in s or tokens. `token`: median of all delays."""
     for figure in FIGURES:
         scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
         bounded = figures.values.get(figure.name, [])
@@ -368,7 +361,7 @@ def _pair_to_dict(figures: MeasuredPair) -> dict[str, object]:
         "front": front.id,
         "model": front.model,
         "text": figures.text.value,
-        "figures": dict(_values_of(figures)),
+        "figures": dict(_figures_to_dict(figures)),
         "back": [
             {
                 "id": attempt.exchange.id,

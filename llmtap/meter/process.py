@@ -56,10 +56,9 @@ NICE = 5
 (benchmarks/relay/README.md)."""
 READY_CHECK_S = 0.05
 READY_CHECKS_MAX = 100
-"""Maximum number of checks for a ready relay before the admin port opens (5 s in all). Relays report twice a
-second."""
+"""Maximum number of checks for a ready relay before the admin port opens: 5 s, or ten reports of a relay."""
 RECORDER_S = 4.0
-"""Time limit for the last files, below the supervisor's limit; the next start recovers the rest."""
+"""Time limit for the last files of the capture (the supervisor's is longer); a start recovers other files."""
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM, or until the supervisor is gone and the relays have left."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()  # unbuffered: the lines after it are for `ShutdownListener`
+        line = stdin.readline()  # without a buffer, since the lines after it are for `ShutdownListener`
     setup = msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special)
     set_up(setup.changeable.log)
     _tune_process()
@@ -86,19 +85,19 @@ def _tune_process() -> None:
     os.nice(NICE)
     raise_file_limit()
     # Objects that exist now stay until the end, so the collector need not visit them. Observers and exchanges
-    # make no cycles, so collections can be rare. The middle generation is collected often: slices of many
-    # tenants outlive the first (benchmarks/meter/memory.py).
+    # make no cycles, so collections can be rare. The middle generation is collected often, because slices of
+    # many tenants outlive the first generation (benchmarks/meter/memory.py).
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 4, 250)
 
 
-def _start_tokenizer(text: str | None) -> Encode | None:
+def _load_configured_tokenizer(text: str | None) -> Encode | None:
     if text is None:
         return None
     try:
         return load_tokenizer(text)
-    except LlmtapError as exc:  # unlikely, since the proxy loaded it at its start; measure without it
+    except LlmtapError as exc:  # unlikely, since the proxy has loaded this tokenizer; measure without it
         log.error("event=tokenizer_not_loaded error=%r", str(exc))
         return None
 
@@ -108,7 +107,7 @@ def _token_counter(encode: Encode | None) -> Callable[[str], int] | None:
 
 
 def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, Encode | None]:
-    encode = _start_tokenizer(setup.options.tokenizer)
+    encode = _load_configured_tokenizer(setup.options.tokenizer)
     pipeline = ExchangePipeline(
         setup.options,
         clock,
@@ -125,13 +124,13 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
         from llmtap.meter.pairs import PairBook
 
         pipeline.pair_with(
-            PairBook(setup.pair, pipeline.relays, pipeline.streams, pipeline.turns, pipeline.on_error)
+            PairBook(setup.pair, pipeline.relays, pipeline.streams, pipeline.cpu_yield, pipeline.on_error)
         )
     return pipeline, encode
 
 
 def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode | None) -> "Recorder | None":
-    """Capture what the pipeline measures; return None, and log it, if that fails."""
+    """Start the recorder of the capture, a sink of the pipeline. If that fails, log it and return None."""
     # Imported only with a capture: Arrow takes 40 MB and 200 ms.
     from llmtap.capture.options import key_id_of
     from llmtap.capture.privacy.coarse import STEPS
@@ -161,7 +160,7 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
             waits=setup.takes_over,
         )
         recorder.start()
-    except Exception as exc:  # measure without a capture
+    except Exception as exc:  # an error of the capture must not affect the measurement
         pipeline.on_error("capture", exc)
         return None
     pipeline.attach_recorder(recorder)
@@ -181,7 +180,7 @@ def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExpor
             back_server=setup.back_server,
             reader=pipeline.benefit,
         )
-    except Exception as exc:  # measure without an exporter
+    except Exception as exc:  # an error of the exporter must not affect the measurement
         pipeline.on_error("otlp", exc)
         return None
     pipeline.last_sinks.append(exporter)
@@ -216,7 +215,7 @@ async def _run(
     await receiver.start(listen_on(setup.socket) if sock is None else sock)
     socket_file = SocketFile(setup.socket)
     logging.getLogger("aiohttp.server").addFilter(_is_own_fault)
-    tls = AdminTls.of(setup.options)
+    tls = AdminTls.from_options(setup.options)
     app = admin_app(pipeline, setup.options.admin_token)
     runner = admin_runner(app, None if tls is None else tls.context)
     await runner.setup()
@@ -242,17 +241,17 @@ async def _run(
     closing = None
     is_replaced = ending.successor is not None
     if ending.successor is not None:
-        # Close the admin port: the other meter answers all requests from now on.
+        # Close the admin port, because the other meter answers all requests from now on.
         closing = loop.create_task(runner.cleanup())
         if recorder is not None:
-            recorder.give_way()  # first: the other meter waits for it
+            recorder.give_way()  # before the state, because the other meter waits for it
         if state is not None:
             await state.hand_over(ending.successor)
-    elif ending.orphaned:
+    elif ending.is_orphaned:
         # Release the port for a new start of the proxy; open connections stay.
         await site.stop()
     await ending.wait_for_relays(receiver)
-    if not is_replaced:  # otherwise, the supervisor has renamed the file and removes it
+    if not is_replaced:  # if it is replaced, the supervisor has renamed the file, and removes it
         socket_file.remove()
     await receiver.close()
     if state is not None:
@@ -270,7 +269,7 @@ async def _run(
                 "event=capture_not_closed relays=%s reason='they ended without a final report'", ",".join(cut)
             )
         for relay in relays:
-            if relay.status is not None and not relay.elsewhere:
+            if relay.status is not None and not relay.measured_elsewhere:
                 last = relay.status
                 recorder.note_relay(
                     relay.name, last.opened, last.dropped, last.unsettled, last.packets, last.watched
@@ -284,9 +283,8 @@ async def _run(
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Return whether a log record of aiohttp is about more than a malformed request (which may hold a key) or
-    a connection that was closed before its answer was written (uvloop's RuntimeError).
-    """
+    """Return whether a log record of aiohttp reports a fault of llmtap. Others are not logged: malformed
+    requests, which can contain a key, and connections closed before their answer (uvloop's RuntimeError)."""
     error = record.exc_info[1] if record.exc_info else None
     is_closed = isinstance(error, RuntimeError) and "the handler is closed" in str(error)
     return not (is_closed or isinstance(error, HttpProcessingError))
@@ -295,25 +293,25 @@ def _is_own_fault(record: logging.LogRecord) -> bool:
 async def _open_admin(
     site: web.BaseSite, pipeline: ExchangePipeline, state: MeterState | None, *, at_once: bool
 ) -> None:
-    """Open the admin port at once, or when a relay is ready and the state is known. Until then, the other
-    meter answers."""
-    looks = 0 if at_once else READY_CHECKS_MAX
+    """Open the admin port `at_once`, or when a relay is ready and the state is read, after 5 s at the latest.
+    Until then, the meter that this one replaces answers requests."""
+    checks_left = 0 if at_once else READY_CHECKS_MAX
 
     def is_ready() -> bool:
-        return pipeline.relays.ready(pipeline.clock.mono_ns()) and (state is None or state.is_read)
+        return pipeline.relays.has_ready_relay(pipeline.clock.mono_ns()) and (state is None or state.is_read)
 
-    while looks and not is_ready():
-        looks -= 1
+    while checks_left and not is_ready():
+        checks_left -= 1
         await asyncio.sleep(READY_CHECK_S)
     await site.start()
 
 
 WAITING_MAX: Final = 2_000
-"""Exchanges that may wait for the capture, which is slower than reading the file."""
+"""Maximum number of exchanges that wait for the capture, which is slower than the reading of the file."""
 WAIT_S: Final = 0.01
 WAITS_MAX: Final = 6_000
-"""Limit of a wait, one minute. If the capture is stuck (full disk), the recorder drops exchanges and counts
-them."""
+"""Maximum number of waits of WAIT_S after a batch: one minute. If the capture is stuck (full disk), the
+reading goes on, and the recorder drops exchanges and counts them."""
 CLOSE_S: Final = 60.0
 
 
@@ -324,8 +322,8 @@ class OfflineMeter:
     passed to a callback.
 
     Args:
-        setup: as of a meter process; its socket and admin port are not used.
-        on_exchange: called with each exchange that ended, in order.
+        setup: settings as of a meter process; socket and admin port are not used.
+        on_exchange: called with each finished exchange, in the order of their ends.
     """
 
     def __init__(
@@ -336,7 +334,7 @@ class OfflineMeter:
         self._on_exchange = on_exchange
         self._clock = ManualClock(wall_offset_ns=0)
         real = SystemClock()
-        self._turns = CooperativeYield(real.mono_ns, lambda: None, real.thread_cpu_ns)
+        self._cpu_yield = CooperativeYield(real.mono_ns, lambda: None, real.thread_cpu_ns)
         self._recorder: Recorder | None = None
         self._pipeline: ExchangePipeline | None = None
         self._assembler: Assembler | None = None
@@ -349,7 +347,7 @@ class OfflineMeter:
             self._begin()
             assert self._assembler is not None
         self._clock.now_ns = max(self._clock.now_ns, now_ns)
-        assembler, turns = self._assembler, self._turns
+        assembler, turns = self._assembler, self._cpu_yield
         # `turns` measures the CPU time of each exchange, so that its limit applies as in a meter process.
         for _ in assembler.work(turns.pace(frames, None, assembler.charge), turns):
             turns.begin_turn()
@@ -374,12 +372,12 @@ class OfflineMeter:
         if self._setup.capture.to:
             self._recorder = start_recorder(self._setup, self._pipeline, encode)
         if self._on_exchange is not None:
-            self._pipeline.sinks.append(_Listener(self._on_exchange))
+            self._pipeline.sinks.append(_ExchangeCallback(self._on_exchange))
         self._pipeline.relays.join(self._hello)
         self._assembler = Assembler(self._hello, self._pipeline)
 
 
-class _Listener:
+class _ExchangeCallback:
     def __init__(self, on_exchange: Callable[[Exchange], None]) -> None:
         self._on_exchange = on_exchange
 

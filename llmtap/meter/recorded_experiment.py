@@ -1,9 +1,9 @@
 """Compare the arms of an experiment that a capture recorded, as `/api/v1/experiment` compares running ones.
 
-`RecordedExperiment.of` finds the arms in a first reading of the rows; `add` takes the exchanges; `to_dict`
-returns the same JSON as `Experiments.results`, for `llmtap report CAPTURE --by arm`. A capture does not have
-the configuration: the control is the arm whose requests were not changed, and the shares of the arms are
-unknown. So the split is not tested, and differences of shares have an interval but no p.
+`RecordedExperiment.from_batches` finds the arms in a first reading of the rows; `add` adds an exchange;
+`to_dict` returns the same JSON as `Experiments.results`, for `llmtap report CAPTURE --by arm`. A capture does
+not have the configuration: the control is the arm whose requests were not changed, and the shares of the arms
+are unknown. So the sample ratio is not tested, and differences of shares have an interval but no p.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,29 +25,31 @@ from llmtap.units import NS_PER_S
 
 COLUMNS: Final = ("arm", "unit", "route")
 UNITS_CHECKED_MAX: Final = 100_000
-"""Number of units, from the first, that are searched for one with two rows or two arms. If none has two rows,
-the unit is the request; a conversation soon has a second row."""
+"""Maximum number of units that are searched for a unit with two rows or two arms. If no unit has two rows,
+the unit of the experiment is the request: among so many conversations, some have two requests."""
 _UNCERTAINTY_NS_MIN: Final = 1_000_000
 """Smaller uncertainties of times are not reported."""
-_CONTROLS: Final = ("control", "baseline")
-_KEY: Final = SeriesKey("", "")
+_CONTROL_NAMES: Final = ("control", "baseline")
+_NO_SERIES: Final = SeriesKey("", "")
 
 
 class RecordedExperiment:
     """The arms of a capture.
 
-    `routes`: by arm, whether any of its requests was changed. `moved_units`: number of units in several arms.
+    `routes`: by name of the arm, whether any of its requests was changed. `single`: whether each request is
+    a unit of its own. `moved_units`: number of units in several arms.
     """
 
     def __init__(self, routes: Mapping[str, bool], *, single: bool, moved_units: int) -> None:
         names = sorted(routes)
         unchanged = [name for name in names if not routes[name]]
-        control = next((name for name in _CONTROLS if name in (unchanged or names)), (unchanged or names)[0])
+        candidates = unchanged or names
+        control = next((name for name in _CONTROL_NAMES if name in candidates), candidates[0])
         experiment = resolve(
             ExperimentOptions(
                 name="recorded",
                 unit="request" if single else "conversation",
-                aa=True,  # the changes were made when the exchanges were recorded
+                aa=True,  # so that arms need no changes, which a capture does not record
                 control=control,
                 arms=[Arm(name=name) for name in names],
             ),
@@ -55,15 +57,14 @@ class RecordedExperiment:
             start_wall_ns=0,
         )
         self._unit = "request" if single else "unit"
-        self._aa = len(unchanged) == len(names)
-        self._view = Experiments(experiment, SystemClock(), shares_known=False)
+        self._is_aa = len(unchanged) == len(names)
+        self._experiments = Experiments(experiment, SystemClock(), shares_known=False)
         self._moved_units = moved_units
         self._uncertainties_ns = Histogram()
 
     @classmethod
-    def of(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
-        """Return the experiment of these rows, which have the columns `COLUMNS`. Return None if they have
-        fewer than two arms or more than `ARMS_MAX`."""
+    def from_batches(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
+        """Return the experiment of rows with the columns `COLUMNS`; None without 2 to `ARMS_MAX` arms."""
         routes: dict[str, bool] = {}
         units: set[str] = set()
         assignments: set[tuple[str, str]] = set()
@@ -84,22 +85,22 @@ class RecordedExperiment:
 
     def add(self, x: Exchange, reader: Benefit) -> None:
         if x.arm is not None and x.unit is not None:
-            self._view.on_assignment(x.arm, x.unit, False, own_headers=x.excluded == OWN_HEADER)
+            self._experiments.on_assignment(x.arm, x.unit, False, own_headers=x.excluded == OWN_HEADER)
             self._uncertainties_ns.record(x.uncertainty_ns)
-            self._view.on_end(x, measure(x, reader), _KEY, None)
+            self._experiments.on_end(x, measure(x, reader), _NO_SERIES, None)
 
     def to_dict(self, name: str, window: Mapping[str, Any]) -> dict[str, object]:
-        """Return public JSON. `name`: name of the capture; `window`: its span, as of a Summary."""
-        results: dict[str, Any] = self._view.results()()
-        if self._step_ns:
-            _widen(results, self._step_ns / NS_PER_S)
+        """Return public JSON. `name`: name of the capture; `window`: its start and end, as in a Summary."""
+        results: dict[str, Any] = self._experiments.results()()
+        if self._least_uncertainty_ns:
+            _widen(results, self._least_uncertainty_ns / NS_PER_S)
         return {
             **results,
             "warnings": [*results["warnings"], *self._warnings()],
             "name": name,
             "state": "recorded",
             "unit": self._unit,
-            "aa": self._aa,
+            "aa": self._is_aa,
             "since": window["start"],
             "until": window["end"],
             "switched_by": None,
@@ -107,8 +108,8 @@ class RecordedExperiment:
         }
 
     @property
-    def _step_ns(self) -> int:
-        """Uncertainty that every time has, as at the level `coarse`; 0 if it is small."""
+    def _least_uncertainty_ns(self) -> int:
+        """Least uncertainty of all times of the capture, large at the level `coarse`; 0 if it is small."""
         least_ns = self._uncertainties_ns.min or 0
         return least_ns if least_ns >= _UNCERTAINTY_NS_MIN else 0
 
@@ -121,10 +122,11 @@ class RecordedExperiment:
                 " so a difference may come from the time. /api/v1/experiment compares each stage by itself."
             )
         mean_ns = self._uncertainties_ns.mean or 0
-        if self._step_ns:
+        if self._least_uncertainty_ns:
             yield (
-                f"Each time of this capture is uncertain by {self._step_ns / 1e6:,.0f} ms or more, as at the"
-                " level coarse. The intervals of times include that, and smaller differences do not show."
+                f"Each time of this capture is uncertain by {self._least_uncertainty_ns / 1e6:,.0f} ms or"
+                " more, as at the level coarse. The intervals of times include that, and smaller differences"
+                " do not show."
             )
         elif mean_ns >= _UNCERTAINTY_NS_MIN:
             yield (
@@ -135,19 +137,19 @@ class RecordedExperiment:
 
 
 def _widen(results: dict[str, Any], seconds: float) -> None:
-    """Move both ends of each interval of a time outwards."""
+    """Widen all intervals of times by `seconds` at both ends, because each time is uncertain by so much."""
     times = [metric for metric, scale in METRICS.items() if scale == NS_PER_S]
     for arm in results["arms"].values():
         for metric in times:
             intervals = arm["metrics"][metric]["intervals"]
-            intervals.update({name: _wider(interval, seconds) for name, interval in intervals.items()})
+            intervals.update({name: _widened_interval(one, seconds) for name, one in intervals.items()})
     for by_metric in results["differences"].values():
         for difference in (d for metric in times for d in by_metric[metric].values()):
             for name in ("interval", "anytime_interval"):
-                difference[name] = _wider(difference[name], seconds)
+                difference[name] = _widened_interval(difference[name], seconds)
             if (anytime := difference["anytime_interval"]) is not None:
                 difference["different"] = not anytime[0] <= 0 <= anytime[1]
 
 
-def _wider(interval: Interval | None, reach: float) -> Interval | None:
+def _widened_interval(interval: Interval | None, reach: float) -> Interval | None:
     return None if interval is None else (interval[0] - reach, interval[1] + reach)

@@ -29,16 +29,15 @@ STATUS_LATE_NS: Final = NS_PER_S
 """Age from which a status shows that the relay or the meter is behind: twice the interval of reports."""
 GONE_NS: Final = 5 * NS_PER_S
 """Time after a disconnect from which the open exchanges of a relay count as lost. A relay that is alive
-connects again before, and counts its losses itself."""
+connects again within this time, and counts its losses itself."""
 DEATHS: Final = {
     RELAY: "the relay died, so the client got an incomplete response or none",
     MIDDLEWARE: "the application died, so the client got an incomplete response or none",
     PASSIVE: "llmtap watch died: the traffic was not affected, but the rest of it was not seen",
 }
-"""Description of the exchanges that a vantage lost when it died (`lost`), by kind of vantage."""
+"""Text on the exchanges that were lost because their vantage died (`lost`), by kind of vantage."""
 RELAYS_MAX: Final = 64
-"""Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition
-without limit."""
+"""Maximum number of relays, including disconnected ones, so that a crash loop cannot fill `/metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class RelayState:
     status: RelayStatus | None
     implementation: str = ""
     vantage: str = ""
-    elsewhere: bool = False
+    measured_elsewhere: bool = False
     """Whether another meter measures the relay; our capture then does not account for the relay."""
 
 
@@ -58,20 +57,20 @@ class RelayAccount(msgspec.Struct, array_like=True):
     hello: Hello
     status: RelayStatus
     connected: bool
-    """Whether the relay is connected, so that more exchanges may come."""
+    """Whether the relay is connected, so that more exchanges can come."""
 
 
 class Reckoning:
-    """Counts of a relay, updated by its frames since its last status, in case the relay dies.
+    """Counts of a relay: those of its latest status, updated by later frames, in case the relay dies.
 
     `opened = measured + dropped + running`; the running ones are lost if the relay dies.
     """
 
-    __slots__ = ("_dropped_count", "_last", "_opened_count", "_seq_max", "running")
+    __slots__ = ("_dropped_count", "_latest_status", "_opened_count", "_seq_max", "running")
 
     def __init__(self) -> None:
         self.running = 0
-        self._last: RelayStatus | None = None
+        self._latest_status: RelayStatus | None = None
         self._seq_max = 0
         self._opened_count = 0
         self._dropped_count = 0
@@ -79,27 +78,26 @@ class Reckoning:
     def count_opened(self, seq: int) -> None:
         self.running += 1
         self._seq_max = seq
-        if self._last is None or seq > self._last.opened:
+        if self._latest_status is None or seq > self._latest_status.opened:
             self._opened_count += 1
 
     def count_settled(self, *, dropped: bool) -> None:
-        """Count an exchange that is over; `dropped`: the relay stopped reporting it, since the channel was
-        full."""
+        """Count an exchange that is over; `dropped`: the channel was full, so its end was not reported."""
         self.running -= 1
         self._dropped_count += dropped
 
     def update(self, status: RelayStatus) -> None:
-        """Replace the counts by those of a status, which stands between two frames."""
-        self._last = status
+        """Replace the counts by those of a status, which includes all frames before it."""
+        self._latest_status = status
         self._opened_count = self._dropped_count = 0
 
-    def final(self) -> RelayStatus | None:
-        """Return the last status, updated to the last frame; None if this connection had no status."""
-        last = self._last
+    def final_status(self) -> RelayStatus | None:
+        """Return the latest status with the counts up to the latest frame; None if there was no status."""
+        last = self._latest_status
         if last is None:
             return None
         opened = max(last.opened, self._seq_max)
-        # A missing sequence number is an exchange for which the channel was full.
+        # Each missing sequence number is an exchange that was dropped because the channel was full.
         overflow = self._dropped_count + opened - last.opened - self._opened_count
         dropped = dict(last.dropped)
         if overflow:
@@ -114,13 +112,14 @@ class Reckoning:
 class _Relay:
     hello: Hello
     epoch: int
+    """Number of its connection, counted over all relays."""
     connected: bool = True
     status: RelayStatus | None = None
-    status_at_ns: int = 0
-    left_at_ns: int = 0
-    open_when_left: int = 0
+    status_received_ns: int = 0
+    disconnect_ns: int = 0
+    open_at_disconnect: int = 0
     skipped: int = 0
-    elsewhere: bool = False
+    measured_elsewhere: bool = False
     """Whether the meter that this one replaces measures the relay, which is draining."""
 
 
@@ -137,16 +136,16 @@ class RelayBook:
         known = self._relays.get(hello.relay)
         fresh = _Relay(hello, self._epoch, skipped=hello.skipped)
         if known is not None:
-            fresh.status, fresh.status_at_ns = known.status, known.status_at_ns
+            fresh.status, fresh.status_received_ns = known.status, known.status_received_ns
         self._relays[hello.relay] = fresh
-        self._forget_some()
+        self._forget_oldest()
         return self._epoch
 
     def update(self, name: str, status: RelayStatus, now_ns: int) -> int:
         """Note a relay's status; return the number of requests that it skipped since the previous status."""
         relay = self._relays.get(name)
         if relay is not None:
-            relay.status, relay.status_at_ns = status, now_ns
+            relay.status, relay.status_received_ns = status, now_ns
             before, relay.skipped = relay.skipped, sum(status.skipped.values())
             return relay.skipped - before
         return 0
@@ -166,13 +165,13 @@ class RelayBook:
         relay = self._relays.get(name)
         if relay is not None and relay.epoch == epoch:
             relay.connected = False
-            relay.left_at_ns = now_ns
-            relay.open_when_left = open_exchanges
+            relay.disconnect_ns = now_ns
+            relay.open_at_disconnect = open_exchanges
             if final is not None:
                 relay.status = final
 
-    def listen(self) -> str | None:
-        """Return the address for clients: the URL of the newest relay that listens."""
+    def listen_url(self) -> str | None:
+        """Return the URL for clients: the address of the newest relay that listens; None without one."""
         urls = (
             relay.hello.listen
             for relay in reversed(self._relays.values())
@@ -186,12 +185,11 @@ class RelayBook:
         return None if relay is None else relay.hello.side or None
 
     def known_ns(self) -> int | None:
-        """Return the time up to which all events of the connected relays of a pair are known; None if one of
-        them has not reported."""
+        """Return the time up to which all events of a pair's relays are known; None if one never reported."""
         reported = [
             0 if relay.status is None else relay.status.t_ns
             for relay in self._relays.values()
-            if relay.connected and relay.hello.side and not relay.elsewhere
+            if relay.connected and relay.hello.side and not relay.measured_elsewhere
         ]
         return min(reported, default=0) or None
 
@@ -215,35 +213,35 @@ class RelayBook:
         return [
             RelayAccount(
                 relay.hello,
-                relay.status if relay.connected else _with_lost(relay.status, relay.open_when_left),
+                relay.status if relay.connected else _add_lost(relay.status, relay.open_at_disconnect),
                 relay.connected,
             )
             for relay in self._relays.values()
-            # A relay that another meter measures has its account from that meter.
-            if relay.status is not None and not (relay.elsewhere and relay.connected)
+            # Skip a relay that is connected to another meter: that meter sends the account itself.
+            if relay.status is not None and not (relay.measured_elsewhere and relay.connected)
         ]
 
     def absorb(self, accounts: Iterable[RelayAccount], now_ns: int) -> None:
-        """Note the accounts of relays that the meter which this one replaces still measures."""
+        """Store the accounts of relays. The meter that this one replaces still measures these relays."""
         for account in accounts:
             name = account.hello.relay
             known = self._relays.get(name)
-            if known is None or known.elsewhere:  # otherwise the relay has connected to this meter
+            # Skip a relay that has connected to this meter, which then measures it.
+            if known is None or known.measured_elsewhere:
                 self._relays[name] = _Relay(
-                    account.hello, 0, account.connected, account.status, now_ns, elsewhere=True
+                    account.hello, 0, account.connected, account.status, now_ns, measured_elsewhere=True
                 )
-        self._forget_some()
+        self._forget_oldest()
 
-    def ready(self, now_ns: int) -> bool:
-        """Return whether a relay is connected, reported lately, accepts connections and did not report its
-        upstream as down."""
+    def has_ready_relay(self, now_ns: int) -> bool:
+        """Return whether a connected relay reported lately, accepts connections, and has no upstream down."""
         return any(
             r.connected
-            and not r.elsewhere
+            and not r.measured_elsewhere
             and r.status is not None
             and not r.status.draining
             and r.status.upstream_up is not False
-            and now_ns - r.status_at_ns <= STATUS_FRESH_NS
+            and now_ns - r.status_received_ns <= STATUS_FRESH_NS
             for r in self._relays.values()
         )
 
@@ -256,35 +254,35 @@ class RelayBook:
                 _status_at(r, now_ns),
                 r.hello.implementation,
                 r.hello.vantage,
-                r.elsewhere,
+                r.measured_elsewhere,
             )
             for name, r in self._relays.items()
         ]
 
     def to_dict(self, now_ns: int) -> dict[str, object]:
-        """Return by name the last status (seconds and bytes) and its age; no counts before the first."""
+        """Return public JSON by name of the relay: its latest status; no counts before the first status."""
         return dict(_relay_documents(self._relays, now_ns))
 
-    def _forget_some(self) -> None:
+    def _forget_oldest(self) -> None:
         gone = [name for name, relay in self._relays.items() if not relay.connected]
         for name in gone[: max(0, len(self._relays) - RELAYS_MAX)]:
             del self._relays[name]
 
 
 def _is_connected(relay: _Relay, now_ns: int) -> bool:
-    """Return whether a relay reports; accounts of another meter end if that meter is killed."""
-    return relay.connected and not (relay.elsewhere and now_ns - relay.status_at_ns > GONE_NS)
+    """Return whether a relay is connected to this meter, or to one that has lately sent its account."""
+    return relay.connected and not (relay.measured_elsewhere and now_ns - relay.status_received_ns > GONE_NS)
 
 
 def _status_at(relay: _Relay, now_ns: int) -> RelayStatus | None:
-    """Return the last status, with the exchanges lost with the relay, which cannot count them any more."""
-    status, lost = relay.status, relay.open_when_left
-    if relay.connected or not lost or now_ns - relay.left_at_ns <= GONE_NS:
+    """Return the latest status. Open exchanges of a dead relay, which it cannot report, are added as lost."""
+    status, lost = relay.status, relay.open_at_disconnect
+    if relay.connected or not lost or now_ns - relay.disconnect_ns <= GONE_NS:
         return status
-    return _with_lost(RelayStatus(opened=lost, unsettled=lost) if status is None else status, lost)
+    return _add_lost(RelayStatus(opened=lost, unsettled=lost) if status is None else status, lost)
 
 
-def _with_lost(status: RelayStatus, lost: int) -> RelayStatus:
+def _add_lost(status: RelayStatus, lost: int) -> RelayStatus:
     unsettled = max(0, status.unsettled - lost)
     return msgspec.structs.replace(status, lost=status.lost + lost, unsettled=unsettled)
 
@@ -299,7 +297,7 @@ def _relay_documents(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[s
             "vantage": relay.hello.vantage or None,
             "implementation": relay.hello.implementation or None,
             "implementation_reason": relay.hello.implementation_reason or None,
-            "status_age": None if s is None else (now_ns - relay.status_at_ns) / 1e9,
+            "status_age": None if s is None else (now_ns - relay.status_received_ns) / 1e9,
         }
         if s is not None:
             vantage = relay.hello.vantage
@@ -311,25 +309,26 @@ def _relay_documents(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[s
         yield name, about
 
 
-PERIOD_S: Final = 5.0
-TIMEOUT_S: Final = 4.0
+SCRAPE_PERIOD_S: Final = 5.0
+SCRAPE_TIMEOUT_S: Final = 4.0
 
 
 class UpstreamLoad:
     def __init__(self, url: str) -> None:
-        """`url`: address of the metrics. It may contain a key, so it is never reported."""
+        """`url`: address of the metrics. It can contain a key, so it is never reported."""
         self._url = url
         self.values: dict[str, float] = {}
         """Values by the names of `net.server_metrics.SERIES`; empty after a failure."""
         self.failures = 0
         self.problem: str | None = None
+        """Reason why the latest scrape failed; None if it succeeded."""
 
     async def run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, headers=ACCEPT) as session:
             while True:
                 await self._scrape(session)
-                await asyncio.sleep(PERIOD_S)
+                await asyncio.sleep(SCRAPE_PERIOD_S)
 
     async def _scrape(self, session: aiohttp.ClientSession) -> None:
         try:

@@ -1,8 +1,8 @@
 """Parameters of a meter process (one line of JSON at its start), and control messages on its stdin.
 
 The supervisor writes a `MeterSetup` and the messages, `process.py` and `shutdown.py` read them.
-`check_no_meter_listens` checks that no other meter listens on a socket. Does not import the meter, which
-saves 19 MB in the supervisor.
+`check_no_meter_listens` checks that no other meter listens on a socket. This module does not import the rest
+of the meter, which saves 19 MB in the supervisor.
 """
 
 import os
@@ -25,14 +25,14 @@ from llmtap.protocol.dialects.table.declaration import DialectTable
 SETTINGS_LINE: Final = b"from now on "
 """Beginning of a line on the stdin of a running meter, followed by a Changeable as JSON."""
 HANDOVER_LINE: Final = b"another meter takes over at "
-"""Beginning of a line on stdin, followed by the state folder of the other meter. A line and not a signal,
-which may reach the whole process group. The beginning stays when the rest changes: a meter that ignores the
-line does not end after its relays and is killed. A meter of an older version takes the folder for a socket to
-which it cannot connect, and ends without a handover."""
+"""Beginning of a line on stdin, followed by the state folder of the other meter. It is a line, because a
+signal can reach the whole process group. Later versions must keep this beginning: a meter that does not know
+the line would not end after its relays, and would be killed. A meter of an older version expects the path of
+a socket instead of the folder; it cannot connect, and ends without a handover."""
 CAPTURE_END_LINE: Final = b"the other meter has another capture"
 """Line on stdin before HANDOVER_LINE: the capture of this meter ends with its relays."""
 PROBE_S: Final = 1.0
-"""Time for a meter to accept a connection; the kernel does it in microseconds."""
+"""Time limit of the connection that shows whether a meter listens. The kernel accepts it in microseconds."""
 
 
 class Changeable(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,9 @@ class Changeable(msgspec.Struct, frozen=True, kw_only=True):
 
     log: LogSetup = LogSetup()
     config: str = ""
+    """Hash of the configuration, for the metadata of the capture."""
     drain_s: float = 30.0
+    """Time for the relays to finish their streams."""
 
 
 class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,38 +57,38 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     otlp: OtlpOptions = OtlpOptions()
     tenants: TenantOptions = TenantOptions()
     salt: str = ""
+    """Key of the hashes that stand for tenants and API keys."""
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
     pair: PairOptions | None = None
-    """Set if the exchanges of two vantages are paired."""
+    """Options of pairing; None: no exchanges are paired."""
     dialects: dict[str, DialectTable] = {}
     servers: dict[str, tuple[str, int]] = {}
-    """Host and port of the upstream by arm, under "" for all others; empty if no export needs them."""
+    """Host and port of the upstream by arm ("": of all other exchanges); empty if no export needs them."""
     back_server: tuple[str, int] | None = None
-    """Host and port of the engine behind a gateway, as in `servers`."""
+    """Host and port of the engine behind a gateway; None: there is none, or no export needs it."""
     capture: CaptureOptions = CaptureOptions()
     capture_id: str = ""
     capture_salt: str = ""
     """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
     capture_after: int = 0
-    """Number of the last relay that was started before this capture; 0 for all meters of the capture except
-    the first."""
+    """Number of the latest relay that was started before this capture. The recorder does not count earlier
+    exchanges of these relays as missing rows. 0 for all meters of the capture except the first."""
     state: str = ""
     """State folder; empty: no state outlives the meter."""
     takes_over: bool = False
     """Whether another meter keeps the admin port and the state until a relay of this meter is ready."""
 
     def serves(self, wanted: "MeterSetup") -> bool:
-        """Return whether a meter started with this setup can serve `wanted` after `Changeable` settings
-        change.
-        """
+        """Return whether a meter with this setup can continue with `wanted`: only `changeable` differs."""
         return _fixed_settings(self) == _fixed_settings(wanted)
 
 
 def _fixed_settings(setup: MeterSetup) -> dict[str, object]:
-    """Return the settings that are fixed until a meter's end; an inherited socket decides the admin port."""
+    """Return settings that a running meter cannot change. An inherited socket replaces `options.admin`."""
     settings = msgspec.structs.asdict(setup)
-    for name in ("changeable", "capture_after", "takes_over"):  # the last two matter at the start only
+    # `capture_after` and `takes_over` matter only at the start of a meter.
+    for name in ("changeable", "capture_after", "takes_over"):
         del settings[name]
     if setup.admin_fd is not None:
         settings["options"] = {**msgspec.structs.asdict(setup.options), "admin": None}
@@ -101,7 +103,7 @@ def check_socket_path(path: str) -> None:
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(
             "meter.socket",
-            f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit",
+            f"{path} is longer than {SOCKET_PATH_BYTES_MAX} bytes, the limit of the system",
             "use a shorter path",
         )
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -117,7 +119,7 @@ def check_no_meter_listens(path: str) -> None:
         try:
             probe.connect(path)
         except TimeoutError:
-            pass  # a meter is there, but too busy to accept
+            pass  # a meter listens, but is too busy to accept the connection
         except OSError:
             return
     raise ConfigError("meter.socket", f"another meter listens at {path}", "use another path for this meter")

@@ -2,7 +2,7 @@
 
 | event | meaning | the meter waits for its relays |
 |---|---|---|
-| SIGTERM | the proxy ends; an init system may signal the whole group at once | `drain_s` and a grace |
+| SIGTERM | the proxy ends; an init system can signal the whole group at once | `drain_s` and a grace |
 | HANDOVER_LINE on stdin | another meter takes over; the relays of this one drain | the same |
 | SIGTERM again | end now | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
@@ -10,8 +10,8 @@
 SETTINGS_LINE on stdin ends nothing: it carries the changed settings of a reload. CAPTURE_END_LINE precedes
 HANDOVER_LINE if the other meter does not continue the capture of this one.
 
-A meter that was started by hand has no supervisor: its stdin is ignored, Ctrl-C and a hang-up are SIGTERM.
-Apps with the middleware are not waited for.
+A meter that was started by hand has no supervisor: its stdin is ignored, and Ctrl-C and a hang-up act as
+SIGTERM. No meter waits for apps with the middleware.
 
 After HANDOVER_LINE the exchanges of the draining relays are still measured and captured here, but the other
 meter answers all requests; `state.py` sends it their figures.
@@ -44,8 +44,8 @@ class ShutdownListener:
     """Listener for the signals and lines on stdin that end the process or change its settings.
 
     Args:
-        drain_s: time for relays to finish streams.
-        change: called with changed settings.
+        drain_s: time for relays to finish their streams.
+        change: called with the settings that a reload has changed.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class ShutdownListener:
         supervised: bool = True,
     ) -> None:
         self._loop = loop
-        self._change = change
+        self._apply_settings = change
         self._unread_bytes = b""
         self._limit_s = drain_s + GRACE_S
         self._end_event = asyncio.Event()
-        self._terminating = False
-        self._now = asyncio.Event()
-        self.orphaned = False
+        self._is_terminating = False
+        self._end_now_event = asyncio.Event()
+        self.is_orphaned = False
         self.successor: str | None = None
         """State folder of the meter that replaces this one."""
         self.ends_capture = False
@@ -84,17 +84,17 @@ class ShutdownListener:
 
     async def wait_for_relays(self, receiver: Receiver) -> None:
         """Wait until all relays have disconnected, or the time limit is reached."""
-        self._loop.call_later(self._limit_s, self._now.set)
+        self._loop.call_later(self._limit_s, self._end_now_event.set)
         left = self._loop.create_task(receiver.wait_for_relays())
-        enough = self._loop.create_task(self._now.wait())
+        enough = self._loop.create_task(self._end_now_event.wait())
         await asyncio.wait((left, enough), return_when=asyncio.FIRST_COMPLETED)
         left.cancel()
         enough.cancel()
 
     def _on_term(self) -> None:
-        if self._terminating:
-            self._now.set()
-        self._terminating = True
+        if self._is_terminating:
+            self._end_now_event.set()
+        self._is_terminating = True
         self._end_event.set()
 
     def _on_stdin(self) -> None:
@@ -114,14 +114,14 @@ class ShutdownListener:
             self.ends_capture = True
         elif line.startswith(SETTINGS_LINE):
             new = msgspec.json.decode(line.removeprefix(SETTINGS_LINE), type=Changeable)
-            # Relays that are draining keep their earlier time limit, which may be the longer one.
+            # Keep the longer time limit, because relays that are already draining keep their earlier limit.
             self._limit_s = max(self._limit_s, new.drain_s + GRACE_S)
-            self._change(new)
+            self._apply_settings(new)
             log.info("event=meter_changed config=%s", new.config)
 
     def _on_orphaned(self) -> None:
         self._loop.remove_reader(sys.stdin.fileno())
-        log.error("event=supervisor_lost child=meter")
-        self.orphaned = self._terminating = True
-        self._loop.call_later(min(self._limit_s, ORPHAN_S), self._now.set)
+        log.error("event=supervisor_lost child=meter action='ends after its relays'")
+        self.is_orphaned = self._is_terminating = True
+        self._loop.call_later(min(self._limit_s, ORPHAN_S), self._end_now_event.set)
         self._end_event.set()

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class SloCount(NamedTuple):
-    """Numbers of exchanges of one class and tenant, by how they count."""
+    """Exchanges of a class and tenant: judged (`counted`), met their objectives (`good`), and not judged."""
 
     counted: int = 0
     good: int = 0
@@ -60,10 +60,9 @@ class SloCount(NamedTuple):
         return SloCount(*map(add, self, other))
 
 
-Key = tuple[str, str]
-_Counts = dict[Key, SloCount]
-
-
+SloKey = tuple[str, str]
+"""Names of the class and the tenant."""
+_Counts = dict[SloKey, SloCount]
 _SavedCount = tuple[str, str, int, int, int, int]
 """Class, tenant, and the fields of SloCount."""
 
@@ -73,7 +72,7 @@ class _SavedSlos(Struct, array_like=True):
     """Text of the options of each class."""
     begin_ns: int
     slices: list[tuple[int, int, list[_SavedCount]]]
-    """Start as monotonic time, level, counts."""
+    """Of each slice: start as monotonic time, level, counts."""
     since_ns: dict[str, int]
     """Monotonic time since which each class is counted."""
 
@@ -83,19 +82,18 @@ _decode: Final = msgpack.Decoder(_SavedSlos).decode
 
 
 class SloBook:
-    """All classes. One thread writes; what a reader gets never changes again."""
+    """Counts of all classes. One thread writes; values that a reader gets never change again."""
 
     def __init__(self, options: Mapping[str, SloOptions], clock: Clock) -> None:
         self._clock = clock
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
         self._terms = {name: repr(slo) for name, slo in options.items()}
         self._since_ns = dict.fromkeys(self.classes, clock.mono_ns())
-        """Monotonic time since which each class is counted: after a reload that changed it, the counts before
-        are unknown."""
-        self._by_tenant = TenantClasses(self.classes.values())
-        self.of = self._by_tenant.of
+        """Monotonic time since which each class is counted. A reload that changes a class begins it anew."""
+        self._tenant_classes = TenantClasses(self.classes.values())
+        self.class_of_tenant = self._tenant_classes.of
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
-        self._total: _Counts = {}
+        self._total_counts: _Counts = {}
         for slo in self.classes.values():
             for alarm in slo.unreachable:
                 log.warning(
@@ -110,13 +108,13 @@ class SloBook:
     @property
     def tenants(self) -> list[str]:
         """Tenants that the classes name."""
-        return list(self._by_tenant.named)
+        return list(self._tenant_classes.named)
 
     def judge(self, x: Exchange, m: Measured, slo: SloClass | None, tenant: str) -> bool | None:
         """Return whether the exchange met its objectives; None if it is not counted.
 
-        Objectives of the request take precedence over those of its class. `tenant`: name to count it for,
-        from a bounded set.
+        Objectives of the request take precedence over those of its class. `tenant`: label value of the tenant
+        for which the exchange is counted.
         """
         verdict = judge(None if slo is None else slo.objectives, m, x)
         if verdict is None:
@@ -129,15 +127,14 @@ class SloBook:
         else:
             more = SloCount(1, met)
         key = (REQUESTED if slo is None else slo.name, tenant)
-        counts = self._slices.current(self._clock.mono_ns())
-        for table in (counts, self._total):
+        counts = self._slices.open_data(self._clock.mono_ns())
+        for table in (counts, self._total_counts):
             table[key] = table.get(key, SloCount()).plus(more)
         self._slices.tidy()
         return met
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the windows for another meter; counters are not packed. Any thread may
-        call the function."""
+        """Return a thread-safe function that packs the windows, but not the counters, for another meter."""
         terms, begin_ns, since_ns = self._terms, self._slices.begin_ns, dict(self._since_ns)
         slices = self._slices.export(self._clock.mono_ns())
 
@@ -154,9 +151,9 @@ class SloBook:
         self._slices.clear()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the packed windows of another meter. Return the classes that were left out, as texts.
+        """Add the packed windows of another meter. Return a text for each class that was left out.
 
-        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        `shift_ns`: our monotonic time minus the other meter's. Raises msgspec.MsgspecError.
         """
         saved = _decode(packed)
         changed = sorted(name for name, terms in saved.terms.items() if self._terms.get(name) != terms)
@@ -171,13 +168,13 @@ class SloBook:
                     table[key] = table.get(key, SloCount()).plus(SloCount(*counts))
             return table
 
-        self._slices.current(self._clock.mono_ns())
+        self._slices.open_data(self._clock.mono_ns())
         slices = [(start_ns + shift_ns, level, table_of(rows)) for start_ns, level, rows in saved.slices]
         self._slices.absorb(saved.begin_ns + shift_ns, slices)
         return [f"burn rates of slo.{name} (it was changed or removed)" for name in changed]
 
     def freeze(self) -> "FrozenSlos":
-        """Return a copy of all counts, which any thread may read."""
+        """Return a copy of all counts, which any thread can read."""
         now_ns = self._clock.mono_ns()
         windows = {}
         seconds: dict[str, dict[str, float]] = {name: {} for name in self.classes}
@@ -187,15 +184,15 @@ class SloBook:
             start_ns = self._slices.window_start_ns(level, now_ns)
             for name, since_ns in self._since_ns.items():
                 seconds[name][window] = (now_ns - max(start_ns, since_ns)) / NS_PER_S
-        return FrozenSlos(self.classes, dict(self._total), windows, seconds)
+        return FrozenSlos(self.classes, dict(self._total_counts), windows, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenSlos:
-    """Copy of all counts at one moment, which any thread may read."""
+    """Copy of all counts at one moment, which any thread can read."""
 
     classes: Mapping[str, SloClass]
-    total: Mapping[Key, SloCount]
+    total: Mapping[SloKey, SloCount]
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, Mapping[str, float]]
     """Time that each window covers, by class."""
@@ -204,11 +201,11 @@ class FrozenSlos:
         return {name: _sum_tables(tables) for name, tables in self._windows.items()}
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
-        """Return burn rates by class and window, of all tenants together; none where no exchange counted."""
+        """Return burn rates of all tenants together, by class and window; none if no exchange counted."""
         rates = {}
         for window, counts in self.windows().items():
             for name, slo in self.classes.items():
-                count = _of_class(counts, name)
+                count = _class_count(counts, name)
                 rate = burn_rate(error_ratio(count.good, count.counted), slo.target)
                 if rate is not None:
                     rates[name, window] = rate
@@ -223,7 +220,7 @@ def _class_to_dict(
     slo: SloClass, windows: Mapping[str, _Counts], seconds: Mapping[str, float]
 ) -> dict[str, object]:
     all_of = {
-        window: _window_to_dict(slo, seconds[window], _of_class(c, slo.name)) for window, c in windows.items()
+        name: _window_to_dict(slo, seconds[name], _class_count(c, slo.name)) for name, c in windows.items()
     }
     tenants = sorted({tenant for counts in windows.values() for name, tenant in counts if name == slo.name})
     by_tenant = {
@@ -247,8 +244,8 @@ def _class_to_dict(
         of_class["ringing"] = of_class["ringing"] and len(of_tenants) != 1
         if not of_class["ringing"]:
             alarms += of_tenants
-    for place, one in enumerate(alarms):
-        one["inhibited"] = _is_inhibited(place, alarms)
+    for index, one in enumerate(alarms):
+        one["inhibited"] = _is_inhibited(index, alarms)
     return {
         "objectives": slo.objectives.text,
         "target": slo.target,
@@ -261,16 +258,16 @@ def _class_to_dict(
     }
 
 
-def _is_inhibited(place: int, alarms: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether another alarm reports the cause of the one at `place`.
+def _is_inhibited(index: int, alarms: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether another ringing alarm reports the cause of the ringing alarm at `index`.
 
-    The rules are those that `export/rules.py` generates for Alertmanager: a page of the same owner before it,
-    or, for an alarm of a tenant, one of the class that is not less severe.
+    The rules are those that `export/rules.py` generates for Alertmanager. The other alarm is an earlier
+    `page` of the same owner or, for an alarm of a tenant, an alarm of the class that is at least as severe.
     """
-    target = alarms[place]
+    target = alarms[index]
     if not target["ringing"]:
         return False
-    earlier_pages = [one for one in alarms[:place] if one["tenant"] == target["tenant"]]
+    earlier_pages = [one for one in alarms[:index] if one["tenant"] == target["tenant"]]
     of_class = [one for one in alarms if one["tenant"] is None and target["tenant"] is not None]
     return any(one["ringing"] and one["severity"] == "page" for one in earlier_pages) or any(
         one["ringing"] and (one["severity"] == "page" or target["severity"] == "ticket") for one in of_class
@@ -288,7 +285,7 @@ def _window_to_dict(slo: SloClass, seconds: float, count: SloCount) -> dict[str,
         "own_faults": own_faults,
         "attainment": good / counted if counted else None,
         "burn_rate": rate,
-        # Mark the burn rate if so few exchanges counted that a single bad one makes it exceed 1.
+        # Mark the burn rate as uncertain if so few exchanges counted that a single bad one makes it exceed 1.
         "marks": ["burn_rate"] if 0 < counted < events_min(slo.target, 1) else [],
     }
 
@@ -296,7 +293,7 @@ def _window_to_dict(slo: SloClass, seconds: float, count: SloCount) -> dict[str,
 def _alarm_to_dict(
     slo: SloClass, alarm: Alarm, windows: Mapping[str, Mapping[str, object]], tenant: str | None = None
 ) -> dict[str, object]:
-    long, short = _hours_text(alarm.long_ns), _hours_text(alarm.short_ns)
+    long, short = _window_name(alarm.long_ns), _window_name(alarm.short_ns)
     long_rate, short_rate = windows[long]["burn_rate"], windows[short]["burn_rate"]
     assert long_rate is None or isinstance(long_rate, float)
     assert short_rate is None or isinstance(short_rate, float)
@@ -310,17 +307,17 @@ def _alarm_to_dict(
         "short": short,
         "burn_rate": alarm.factor,
         "reachable": alarm in slo.alarms,
-        # Number of exchanges in the long window. With fewer, a single bad one would fire the alarm.
+        # Minimum number of exchanges in the long window: with fewer, a single bad one would fire the alarm.
         "events_min": least,
         "ringing": alarm in slo.alarms and counted >= least and alarm.rings(long_rate, short_rate),
     }
 
 
-def _hours_text(ns: int) -> str:
+def _window_name(ns: int) -> str:
     return f"{ns // (60 * _MINUTE)}h" if ns % (60 * _MINUTE) == 0 else f"{ns // _MINUTE}m"
 
 
-def _of_class(counts: _Counts, name: str) -> SloCount:
+def _class_count(counts: _Counts, name: str) -> SloCount:
     total = SloCount()
     for (slo, _), count in counts.items():
         if slo == name:

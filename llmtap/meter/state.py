@@ -5,11 +5,11 @@ The meter writes it to `meter.state` in the state folder every minute and at its
 to its own figures, so that it does not matter when it reads the file. A part whose settings have changed is
 left out.
 
-A meter that another one replaces (reload, hot restart) measures its relays to their end. It writes its state
-to a file of its own, and from then on, each half second, the figures that were added (`rest-ID-N.state`),
-with the accounts of its relays. The other meter adds these files to its figures and removes them. Whoever
-holds the lock of the folder reads and writes `meter.state`. Counters of `/metrics` are not part of the state:
-a counter that continued with an older value would look like a reset.
+A meter that another one replaces (reload, hot restart) measures its relays until they end. It writes its
+state to a file of its own (`rest-ID-0.state`), and then, every half second, the figures that were added
+since the previous file, with the accounts of its relays. The other meter adds these files to its figures and
+removes them. Only the meter that holds the lock of the folder reads and writes `meter.state`. Counters of
+`/metrics` are not part of the state: a counter that continued with an older value would look like a reset.
 
 A folder that other users can write is refused. Threads read and write the files, and nothing waits for them
 longer than `DISK_S`.
@@ -37,7 +37,7 @@ from llmtap.meter.state_file import (
     contained_files,
     problem_of,
     read_state,
-    unlinked,
+    remove_file,
     write_state,
 )
 from llmtap.meter.tenants import Labels
@@ -52,9 +52,9 @@ RETRY_NS: Final = 10 * NS_PER_S
 DISK_S: Final = 3.0
 """Time that the start, the handover and the end of a meter wait for the disk."""
 LEFTOVER_S: Final = 600.0
-"""Age from which an incomplete file is removed, because the meter that wrote it must have been killed."""
+"""Age from which an incomplete file is removed: the meter that wrote it was killed."""
 AGE_NS_MAX: Final = 6 * 3_600 * NS_PER_S
-"""Age from which a file is not read: the longest window of burn rates."""
+"""Age from which a file is ignored: the length of the longest window of burn rates."""
 
 log = logging.getLogger(__name__)
 
@@ -63,20 +63,20 @@ class StatePart(Protocol):
     """Part of the state, such as windows or burn rates."""
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the part. Any thread may call the function."""
+        """Return a thread-safe function that packs the part."""
 
     def clear(self) -> None:
         """Forget the figures that were exported."""
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the part of another meter. Return texts on the figures that could not be added.
+        """Add the packed part of another meter. Return a text for each group of figures that was left out.
 
-        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        `shift_ns`: our monotonic time minus the other meter's. Raises msgspec.MsgspecError.
         """
 
 
 class MeterState:
-    """Keeper of the state of one meter.
+    """Reads the state of earlier meters from files, and writes the state of this meter.
 
     Args:
         folder: state folder, which is made if it does not exist.
@@ -96,23 +96,23 @@ class MeterState:
         }
         self._is_read = False
         self._lock_fd: int | None = None
-        self._absorbed: list[str] = []
-        """Files to remove: their content has been added to our figures, or cannot be used."""
-        self._left_out: set[str] = set()
-        self._busy = asyncio.Lock()
-        self._look_at_ns = 0
-        self._due_ns = self._clock.mono_ns() + WRITE_NS
-        self._switched = pipeline.experiments.switched
-        self._task: asyncio.Task[None] | None = None
-        self._late: list[asyncio.Task[None]] = []
-        """Work that took longer than `DISK_S`."""
+        self._used_files: list[str] = []
+        """Names of files to remove: their content has been added to our figures, or cannot be used."""
+        self._left_out_texts: set[str] = set()
+        self._turn_lock = asyncio.Lock()
+        self._next_read_ns = 0
+        self._next_write_ns = self._clock.mono_ns() + WRITE_NS
+        self._written_switch_state = pipeline.experiments.switch_state
+        self._periodic_task: asyncio.Task[None] | None = None
+        self._late_tasks: list[asyncio.Task[None]] = []
+        """Reads and writes that took longer than `DISK_S`. They continue in the background."""
         self._refusal: str | None = None
-        """Reason why the folder cannot be used; None: another meter has its lock."""
+        """Reason why the folder cannot be used; None if it can, or if another meter holds its lock."""
         self._next_folder: Path | None = None
         """State folder of the meter that replaces this one."""
         self._id = secrets.token_hex(4)
-        """Part of the names of our files: process ids repeat in containers."""
-        self._rests = 0
+        """Random part of the names of our files. Process ids are not unique: containers use the same ones."""
+        self._rest_count = 0
 
     @property
     def is_read(self) -> bool:
@@ -120,24 +120,24 @@ class MeterState:
         return self._is_read
 
     async def start(self, *, takes_over: bool) -> None:
-        """Read the state; `takes_over`: another meter has the folder until it is replaced."""
-        await self._limited("state_not_read", self._begin(takes_over=takes_over))
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        """Read the state, and begin regular reads and writes. `takes_over`: a meter has the folder so far."""
+        await self._run_limited("state_not_read", self._begin(takes_over=takes_over))
+        self._periodic_task = asyncio.get_running_loop().create_task(self._run())
 
     async def hand_over(self, folder: str) -> None:
-        """Leave the state to the meter with this state folder, and continue to send it the figures that are
-        added."""
-        await self._limited("state_not_written", self._leave_to(Path(folder)))
+        """Write the state, and later figures, to `folder`, the state folder of the meter that replaces us."""
+        await self._run_limited("state_not_written", self._leave_to(Path(folder)))
 
     async def close(self) -> None:
-        """Write the state for the last time."""
-        await self._limited("state_not_written", self._end())
+        """Write the state for the last time, and release the folder."""
+        await self._run_limited("state_not_written", self._end())
 
-    async def _limited(self, kind: str, work: Coroutine[None, None, None]) -> None:
-        """Run `work`, but wait for its end at most `DISK_S`: the meter must not hang if its disk hangs."""
+    async def _run_limited(self, kind: str, work: Coroutine[None, None, None]) -> None:
+        """Run `work`, but wait for its end at most `DISK_S`: the meter must not hang if its disk hangs.
+        `kind`: kind of the error that is then counted."""
 
         async def run() -> None:
-            async with self._busy:
+            async with self._turn_lock:
                 try:
                     await work
                 except Exception as error:  # an error of the state must not affect the measurement
@@ -146,103 +146,102 @@ class MeterState:
         task = asyncio.get_running_loop().create_task(run())
         await asyncio.wait([task], timeout=DISK_S)
         if not task.done():
-            self._late.append(task)
-            self._fail(kind, self._folder, f"the disk has not answered within {DISK_S:g} s")
+            self._late_tasks.append(task)
+            self._report_problem(kind, self._folder, f"the disk has not answered within {DISK_S:g} s")
 
     async def _begin(self, *, takes_over: bool) -> None:
         if not takes_over:
-            await self._look()
+            await self._absorb_new_files()
             return
-        # The first relays must not use an experiment that is switched off.
+        # Read the experiment's switch now: the first relays must not use an experiment that is switched off.
         with suppress(StateError, OSError, msgspec.MsgspecError, KeyError):
-            saved = await asyncio.to_thread(self._peek)
+            saved = await asyncio.to_thread(self._read_without_lock)
             if saved is not None:
                 self._pipeline.experiments.absorb_switch(saved.parts["experiment"])
 
-    def _peek(self) -> SavedState | None:
+    def _read_without_lock(self) -> SavedState | None:
         check_folder(self._folder)
         return read_state(self._folder / FILE)
 
     async def _leave_to(self, folder: Path) -> None:
-        await self._look()
+        await self._absorb_new_files()
         if self._lock_fd is None and folder == self._folder:
-            # The folder belongs to another proxy, which must not get our figures.
-            self._stop_task()
+            # Another proxy uses this folder, and must not get our figures.
+            self._stop_periodic_task()
             return
         self._next_folder = folder
-        self._due_ns = self._clock.mono_ns()
+        self._next_write_ns = self._clock.mono_ns()
         await self._turn()
 
     async def _end(self) -> None:
-        self._stop_task()
+        self._stop_periodic_task()
         await self._turn(ended=True)
         self._unlock()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(TURN_S)
-            async with self._busy:
+            async with self._turn_lock:
                 await self._turn()
 
-    def _stop_task(self) -> None:
-        """End the regular reads and writes. The caller must hold `_busy`, since a thread that writes cannot
-        be cancelled."""
-        if self._task is not None:
-            self._task.cancel()
+    def _stop_periodic_task(self) -> None:
+        """End the regular reads and writes. The caller must hold `_turn_lock`, so that no write is under
+        way: a thread that writes cannot be cancelled."""
+        if self._periodic_task is not None:
+            self._periodic_task.cancel()
 
     async def _turn(self, *, ended: bool = False) -> None:
-        """Read the files of other meters, and write the state if that is due. `ended`: whether this is the
-        last time."""
+        """Read the files of other meters; write the state if that is due, or for the last time (`ended`)."""
         try:
             if self._next_folder is not None:
-                if ended or self._clock.mono_ns() >= self._due_ns:
+                if ended or self._clock.mono_ns() >= self._next_write_ns:
                     await self._write_rest()
                 return
-            await self._look()
-            is_due = ended or self._clock.mono_ns() >= self._due_ns
-            is_switched = self._switched != self._pipeline.experiments.switched
+            await self._absorb_new_files()
+            is_due = ended or self._clock.mono_ns() >= self._next_write_ns
+            is_switched = self._written_switch_state != self._pipeline.experiments.switch_state
             if is_due or (is_switched and self._lock_fd is not None):
                 await self._write(ended=ended)
         except Exception as error:  # an error of the state must not affect the measurement
             self._pipeline.on_error("state", error)
 
-    # ---------------------------------------------------------------- reading
-
-    async def _look(self) -> None:
+    async def _absorb_new_files(self) -> None:
         """Read the files that other meters have left in the folder."""
         now_ns = self._clock.mono_ns()
-        if now_ns < self._look_at_ns:
+        if now_ns < self._next_read_ns:
             return
         had_lock = self._lock_fd is not None
         try:
-            files = await asyncio.to_thread(self._read_folder, set(self._absorbed))
+            files = await asyncio.to_thread(self._read_folder, set(self._used_files))
         except (StateError, OSError) as exc:
             if not had_lock:
                 self._unlock()
-            self._look_at_ns = now_ns + WRITE_NS
+            self._next_read_ns = now_ns + WRITE_NS
             self._refusal = problem_of(exc)
-            self._fail("state_not_read", self._folder, self._refusal)
+            self._report_problem("state_not_read", self._folder, self._refusal)
             return
         self._refusal = None
         if self._lock_fd is None:
             return
         if not had_lock:
-            self._due_ns = now_ns  # from now on, the next meter can see that this one crashed
+            # Write `meter.state` at once, without `ended`: the next meter then sees if this one has crashed.
+            self._next_write_ns = now_ns
         contained = contained_files(files)
         for name, saved in files.items():
             if isinstance(saved, str):
-                self._fail("state_not_read", self._folder / name, saved)
+                self._report_problem("state_not_read", self._folder / name, saved)
             elif name not in contained:
-                self._absorb(self._folder / name, saved)
+                self._absorb_file(self._folder / name, saved)
         # `meter.state` is not removed, since the next write replaces the file.
-        self._absorbed += [name for name in files if name != FILE]
+        self._used_files += [name for name in files if name != FILE]
         self._is_read = True
 
     def _read_folder(self, known: Collection[str]) -> dict[str, SavedState | str]:
-        """Take the lock, and return the new files by name: `meter.state`, then each meter's in their order.
+        """Take the lock, and return the content of the new files by name: `meter.state`, then the files of
+        each meter in the order in which it wrote them.
 
-        A file that cannot be used is renamed, and its value is a text with the reason. Runs in a thread.
-        Raises StateError and OSError.
+        If a file cannot be used, it is renamed, and the value is the reason as text. Runs in a thread. Raises
+        StateError and OSError.
         """
         names = []
         if self._lock_fd is None:
@@ -250,7 +249,7 @@ class MeterState:
                 return {}
             names = [FILE]
             self._remove_leftovers()
-        names += [path.name for path in sorted(self._folder.glob("rest-*.state"), key=_order)]
+        names += [path.name for path in sorted(self._folder.glob("rest-*.state"), key=_file_order)]
         files: dict[str, SavedState | str] = {}
         for name in names:
             if name in known:
@@ -274,8 +273,7 @@ class MeterState:
                     path.unlink()
 
     def _lock(self) -> bool:
-        """Take the lock of the folder. Return False if another meter holds the lock. Raises StateError and
-        OSError."""
+        """Take the lock of the folder; return False if another meter holds it. Raises StateError, OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(self._folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -295,12 +293,12 @@ class MeterState:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def _absorb(self, path: Path, saved: SavedState) -> None:
+    def _absorb_file(self, path: Path, saved: SavedState) -> None:
         """Add the content of a file to our figures."""
         age_ns = self._clock.wall_ns() - saved.wall_ns
         if age_ns > AGE_NS_MAX:
             log.warning(
-                "event=state_not_read file=%s error='it is too old' age_hours=%.1f age_hours_max=%d",
+                "event=state_not_read file=%s error='the file is too old' age_hours=%.1f age_hours_max=%d",
                 path,
                 age_ns / 3_600e9,
                 AGE_NS_MAX // (3_600 * NS_PER_S),
@@ -310,56 +308,54 @@ class MeterState:
         for name, part in self._parts.items():
             try:
                 left_out = part.absorb(saved.parts[name], shift_ns, self._pipeline.labels)
-            except Exception as exc:  # a file must not stop the meter
-                self._fail("state_not_read", path, f"its part {name} cannot be decoded: {exc}")
+            except Exception as exc:  # a damaged file must not stop the meter
+                self._report_problem("state_not_read", path, f"the part {name!r} cannot be decoded: {exc}")
                 continue
-            for text in set(left_out) - self._left_out:
+            for text in set(left_out) - self._left_out_texts:
                 log.info("event=state_left_out file=%s what=%r", path, text)
-            self._left_out.update(left_out)
+            self._left_out_texts.update(left_out)
         self._pipeline.relays.absorb(saved.relays, self._clock.mono_ns())
         self._pipeline.crashes += saved.crashes
         if path.name == FILE:
             self._pipeline.crashes += not saved.ended
             log.info("event=state_read file=%s age_s=%.1f version=%s", path, age_ns / 1e9, saved.version)
 
-    # ---------------------------------------------------------------- writing
-
     async def _write(self, *, ended: bool = False) -> None:
-        self._due_ns = self._clock.mono_ns() + WRITE_NS
-        self._switched = self._pipeline.experiments.switched
+        self._next_write_ns = self._clock.mono_ns() + WRITE_NS
+        self._written_switch_state = self._pipeline.experiments.switch_state
         if self._lock_fd is None:
             problem = self._refusal or "another meter uses the folder"
-            self._fail("state_not_written", self._folder, problem)
+            self._report_problem("state_not_written", self._folder, problem)
             return
-        await self._save(self._folder, FILE, ended=ended, absorbed=self._absorbed, remove=self._absorbed)
+        await self._save(self._folder, FILE, ended=ended, absorbed=self._used_files, remove=self._used_files)
 
     async def _write_rest(self) -> None:
-        """Write the figures that were added since the last write, and release the folder. If the write fails,
-        keep the figures for the next attempt."""
+        """Write the figures that were added since the previous write, and release the folder. If the write
+        fails, keep the figures for the next attempt."""
         assert self._next_folder is not None
-        remove = [] if self._lock_fd is None else [FILE, *self._absorbed]
-        works = {name: part.export() for name, part in self._parts.items()}
+        remove = [] if self._lock_fd is None else [FILE, *self._used_files]
+        packers = {name: part.export() for name, part in self._parts.items()}
         for part in self._parts.values():
             part.clear()
         if await self._save(
             self._next_folder,
-            f"rest-{self._id}-{self._rests}.state",
+            f"rest-{self._id}-{self._rest_count}.state",
             ended=True,
             absorbed=remove if self._next_folder == self._folder else [],
             remove=remove,
-            works=works,
+            packers=packers,
         ):
             self._pipeline.crashes = 0
-            self._rests += 1
+            self._rest_count += 1
             self._unlock()
             return
-        self._due_ns = self._clock.mono_ns() + RETRY_NS
-        for name, work in works.items():
+        self._next_write_ns = self._clock.mono_ns() + RETRY_NS
+        for name, work in packers.items():
             try:
                 self._parts[name].absorb(work(), 0, self._pipeline.labels)
             except Exception as error:  # the other parts can still be restored
                 self._pipeline.on_error("state", error)
-        if not self._rests:
+        if not self._rest_count:
             self._pipeline.experiments.keep_units()
 
     async def _save(
@@ -370,12 +366,12 @@ class MeterState:
         ended: bool,
         absorbed: list[str],
         remove: list[str],
-        works: Mapping[str, Callable[[], bytes]] | None = None,
+        packers: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> bool:
         """Write a file, and remove the files `remove` from our folder. Return False if the file cannot be
-        written."""
-        if works is None:
-            works = {name: part.export() for name, part in self._parts.items()}
+        written. `packers`: functions that pack the parts, by name; None: export the parts now."""
+        if packers is None:
+            packers = {name: part.export() for name, part in self._parts.items()}
         saved = SavedState(
             version=__version__,
             mono_ns=self._clock.mono_ns(),
@@ -388,34 +384,34 @@ class MeterState:
         )
 
         def work() -> list[str]:
-            saved.parts = {name: pack() for name, pack in works.items()}
+            saved.parts = {name: pack() for name, pack in packers.items()}
             folder.mkdir(mode=0o700, exist_ok=True)
             check_folder(folder)
             if name == FILE and self._lock_fd is not None and not os.fstat(self._lock_fd).st_nlink:
-                # The folder was removed and made again: the old lock does not protect this one.
+                # The folder was removed and made again, so our lock is on a deleted file: take a new lock.
                 self._unlock()
                 if not self._lock():
                     raise StateError("another meter uses the folder")
             write_state(folder / name, saved)
-            return [name for name in remove if not unlinked(self._folder / name)]
+            return [name for name in remove if not remove_file(self._folder / name)]
 
         try:
             left = await asyncio.to_thread(work)
-        except Exception as exc:  # such as a full disk
-            self._fail("state_not_written", folder / name, problem_of(exc))
+        except Exception as exc:  # for example, the disk is full
+            self._report_problem("state_not_written", folder / name, problem_of(exc))
             return False
-        self._absorbed = [name for name in left if name != FILE]
+        self._used_files = [name for name in left if name != FILE]
         return True
 
-    def _fail(self, kind: str, path: Path, problem: str) -> None:
+    def _report_problem(self, kind: str, path: Path, problem: str) -> None:
         """Count a problem, and log the first of its kind."""
         if "Hint: " not in problem:
-            hint = "the meter goes on without it" if kind == "state_not_read" else "check meter.state"
+            hint = "the meter continues without it" if kind == "state_not_read" else "check meter.state"
             problem = f"{problem}. Hint: {hint}"
         self._pipeline.on_error(kind, f"{path}: {problem}")
 
 
-def _order(path: Path) -> tuple[int, str]:
-    """Return the key that sorts the files of one meter by number."""
+def _file_order(path: Path) -> tuple[int, str]:
+    """Return the sort key of `rest-ID-N.state`: the number N, so that 10 comes after 9."""
     *_, number = path.stem.split("-")
     return (int(number) if number.isdigit() else 0), path.name

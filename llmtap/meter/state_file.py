@@ -1,4 +1,4 @@
-"""Files of the meter's state: content (`SavedState`), reading and writing (`state.py` has the rules)."""
+"""Files of the meter's state: content (`SavedState`), reading and writing. `state.py` decides when."""
 
 import errno
 import os
@@ -18,13 +18,16 @@ FORMAT: Final = 3
 """Version of the files; increased with every change of their content."""
 FILE: Final = "meter.state"
 FILE_BYTES_MAX: Final = 256 << 20
-"""Maximum size of a file. A large one has about 40 MB: 20,000 units in each of four arms."""
+"""Maximum size of a file. A large state has about 40 MB: 20,000 units in each of four arms."""
 _MAGIC: Final = b"llmtap state "
 _DIGEST_BYTES: Final = 16
 
 
 class SavedState(msgspec.Struct, array_like=True):
-    """Content of a file."""
+    """Content of a state file, with the version of llmtap and both clocks at the time of the write.
+
+    `parts`: bytes of `StatePart.export`, by name of the part.
+    """
 
     version: str
     mono_ns: int
@@ -33,14 +36,14 @@ class SavedState(msgspec.Struct, array_like=True):
     ended: bool = False
     """Whether the meter wrote the file at its end, or just before another meter replaced it."""
     crashes: int = 0
-    """Number of earlier meters that ended without writing such a file."""
+    """Number of earlier meters that ended without a last write of their state."""
     absorbed: list[str] = []
-    """Files of the same folder whose content is in this one; they are removed after it is written."""
+    """Files of the same folder whose content this file includes; they are removed after it is written."""
     relays: list[RelayAccount] = []
 
 
 class StateError(LlmtapError):
-    """A file or folder of the state cannot be used. The message has the reason."""
+    """A file or folder of the state cannot be used. The caller puts the path before the message."""
 
 
 def check_folder(folder: Path) -> None:
@@ -49,7 +52,7 @@ def check_folder(folder: Path) -> None:
     if status.st_uid != os.geteuid():
         raise StateError(
             f"user {status.st_uid} owns the folder, and the meter runs as user {os.geteuid()}."
-            " Hint: name another folder, which llmtap makes if it does not exist"
+            " Hint: set meter.state to another folder, which llmtap makes if it does not exist"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StateError(
@@ -81,38 +84,39 @@ def write_state(path: Path, saved: SavedState) -> None:
 def read_state(path: Path) -> SavedState | None:
     """Return the content of a file, or None if the file does not exist. Raises StateError and OSError."""
     try:
-        # Without O_NONBLOCK, the open of a FIFO waits for a writer.
+        # O_NONBLOCK, because the open of a FIFO would otherwise wait until another process writes to it.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise StateError("it is not a regular file")
+            raise StateError("the path is not a regular file")
         if status.st_uid != os.geteuid():
-            raise StateError(f"it belongs to user {status.st_uid}, and the meter runs as user {os.geteuid()}")
+            raise StateError(f"user {status.st_uid} owns the file, and the meter runs as user {os.geteuid()}")
         if status.st_size > FILE_BYTES_MAX:
-            raise StateError(f"it has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}")
+            raise StateError(f"the file has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}")
         data = file.read(status.st_size)
     head, _, rest = data.partition(b"\n")
     if not head.startswith(_MAGIC):
-        raise StateError("it is not a state file of llmtap")
+        raise StateError("the file is not a state file of llmtap")
     number = head.removeprefix(_MAGIC).decode(errors="replace")
     if number != str(FORMAT):
-        raise StateError(f"another version of llmtap wrote it (format {number}; this one reads {FORMAT})")
+        raise StateError(f"another version of llmtap wrote the file (format {number}, expected {FORMAT})")
     digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
     if blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
-        raise StateError("it is damaged: its checksum is wrong")
+        raise StateError("the file is damaged: its checksum is wrong")
     try:
         return msgspec.msgpack.decode(body, type=SavedState)
     except msgspec.MsgspecError as exc:
-        raise StateError(f"it cannot be decoded: {exc}") from None
+        raise StateError(f"the file cannot be decoded: {exc}") from None
 
 
 def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:
-    """Return the names of the files whose content is already in another file, because a meter was killed
-    before it removed them. Files that are in `meter.state` come first. A file may name a `meter.state` that
-    was replaced by a newer one.
+    """Return the names of the files whose content another file already includes: a meter was killed after it
+    wrote that file, and before it removed these.
+
+    `meter.state` is not returned if it is newer than the other file, which then includes an earlier version.
     """
     state = files.get(FILE)
     ours = state if isinstance(state, SavedState) else None
@@ -128,7 +132,7 @@ def problem_of(exc: Exception) -> str:
     return str((isinstance(exc, OSError) and exc.strerror) or exc or type(exc).__name__)
 
 
-def unlinked(path: Path) -> bool:
+def remove_file(path: Path) -> bool:
     """Remove a file. Return False if that failed."""
     try:
         path.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
 """Determine the tenant (customer or user) of a request, and bound the label values of all exchanges.
 
 `Tenants.identify` applies the operator's rules in order: the first that finds a value names the tenant. A
-field whose lines differ has no value: gateways use the first, the last or the joined one. Values come from
-clients: characters that cannot be shown become `_`, and long values end in `~` and a hash. Of an API key only
-a keyed hash (32 bits of BLAKE2b) leaves this module. `Labels` bounds the number of tenants, models and
-series: names beyond it become `other`.
+header field with several different values counts as missing, because gateways differ in the value that they
+use. Values come from clients: characters that cannot be shown become `_`, and long values end in `~` and a
+hash. Of an API key, only a keyed hash (32 bits of BLAKE2b) leaves this module. `Labels` bounds the number of
+tenants, models and series: further names become `other`.
 """
 
 import hmac
@@ -25,10 +25,10 @@ MODEL_CHARS_MAX: Final = 128
 
 
 class Labels:
-    """Folds names of tenants, models and arms into bounded sets; `reserved` tenants always have a place.
+    """Bounded sets of the names of tenants, models and arms; `reserved` tenants always have a place.
 
-    A name takes a place with the first request that is `trusted`: the gateway accepted it. Before, it is
-    counted as `other`.
+    A name gets a place with its first `trusted` request, one that the gateway accepted. Earlier requests, and
+    names for which there is no place, are counted as `other`.
     """
 
     def __init__(
@@ -37,10 +37,11 @@ class Labels:
         self._tenants = {OTHER, DEFAULT, *reserved}
         self._models = {OTHER}
         self._series: set[tuple[str, str, str]] = set()
-        self._room = tenants_max - (len(self._tenants) - 2)
+        self._free_tenant_places = tenants_max - (len(self._tenants) - 2)
         self._models_max = models_max
         self._series_max = series_max
         self.overflow = {"tenant": 0, "model": 0, "series": 0}
+        """Number of times that a name got no place, by kind of name."""
 
     def tenant(self, name: str, *, trusted: bool = True) -> str:
         """Return the label value of a tenant."""
@@ -48,8 +49,8 @@ class Labels:
             return name
         if not trusted:
             return OTHER
-        if self._room > 0:
-            self._room -= 1
+        if self._free_tenant_places > 0:
+            self._free_tenant_places -= 1
             self._tenants.add(name)
             return name
         self.overflow["tenant"] += 1
@@ -65,7 +66,7 @@ class Labels:
             return key
         if not trusted:
             return tenant, model if model == UNKNOWN else OTHER, key[2]
-        return self._place((tenant, self.model(model), key[2]))
+        return self._give_place((tenant, self.model(model), key[2]))
 
     def model(self, name: str) -> str:
         """Return the label value of a model."""
@@ -76,8 +77,8 @@ class Labels:
             self._models.add(name)
         return name
 
-    def _place(self, key: tuple[str, str, str]) -> tuple[str, str, str]:
-        """Give a series a place if there is room. Return the label values under which it is counted."""
+    def _give_place(self, key: tuple[str, str, str]) -> tuple[str, str, str]:
+        """Give a series a place if the limit allows it. Return the label values under which it is counted."""
         if key in self._series or len(self._series) < self._series_max:
             self._series.add(key)
             return key
@@ -97,23 +98,24 @@ _CUT_CHARS: Final = TENANT_CHARS_MAX - 1 - _TAIL_DIGITS
 _match_own_name: Final = re.compile(
     rf"(?:key-|id-|.{{{_CUT_CHARS}}}~)[0-9a-f]{{{_TAIL_DIGITS}}}", re.DOTALL
 ).fullmatch
-"""Matches names of the form that this module makes. If a client could use one, its requests would be counted
-for the owner of a key."""
+"""Matches names of the forms that this module makes from hashes. Such a value of a client is hashed itself,
+since its requests would otherwise be counted for the owner of a key."""
 _KEY_HEADERS: Final = (b"authorization", b"x-api-key", b"api-key")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 
-Body = Callable[[], Any]
-Find = Callable[[RequestHead, str, Body], str | None]
+ReadBody = Callable[[], Any]
+"""Returns the parsed JSON body of a request."""
+Finder = Callable[[RequestHead, str, ReadBody], str | None]
 
 
 class Tenants:
     def __init__(self, options: TenantOptions, salt: str) -> None:
         self._names = options.names
         self._salt = blake2b(salt.encode(), digest_size=32).digest()
-        self._finders = [self._compile(rule) for rule in options.rules]
+        self._finders = [self._compile_rule(rule) for rule in options.rules]
 
-    def identify(self, head: RequestHead, path: str, body: Body) -> str:
-        """Return the tenant of a request; never raises for its content."""
+    def identify(self, head: RequestHead, path: str, body: ReadBody) -> str:
+        """Return the tenant of a request; no content of the request makes it raise."""
         for find in self._finders:
             value = find(head, path, body)
             if value is not None:
@@ -133,33 +135,33 @@ class Tenants:
         """Return the name of an API key: `key-0f1e2d3c`."""
         return f"key-{self.hash_of(key)}"
 
-    def _compile(self, rule: TenantRule) -> Find:
-        find = self._find(rule)
+    def _compile_rule(self, rule: TenantRule) -> Finder:
+        find = self._value_finder(rule)
         if rule.name is not None:
             return _named_finder(find, rule.name)
-        return self._hashed(find) if rule.hashed else find
+        return self._hashed_finder(find) if rule.hashed else find
 
-    def _find(self, rule: TenantRule) -> Find:
+    def _value_finder(self, rule: TenantRule) -> Finder:
         if rule.header is not None:
             name = rule.header.lower().encode()
-            return lambda head, path, body: self._text(sole_value(head.headers, name))
+            return lambda head, path, body: self._decode_name(sole_value(head.headers, name))
         if rule.api_key:
-            return lambda head, path, body: self._key(head)
+            return lambda head, path, body: self._name_of_request_key(head)
         if rule.body is not None:
             steps = rule.body.split(".")
-            return lambda head, path, body: self._clean(_value_at(body(), steps))
+            return lambda head, path, body: self._clean_name(_value_at(body(), steps))
         assert rule.path is not None
         match = re.compile(rule.path).match
         return lambda head, path, body: self._path_value(match(path))
 
-    def _hashed(self, find: Find) -> Find:
-        def hashed(head: RequestHead, path: str, body: Body) -> str | None:
+    def _hashed_finder(self, find: Finder) -> Finder:
+        def find_hashed(head: RequestHead, path: str, body: ReadBody) -> str | None:
             value = find(head, path, body)
             return None if value is None else f"id-{self.hash_of(value.encode())}"
 
-        return hashed
+        return find_hashed
 
-    def _key(self, head: RequestHead) -> str | None:
+    def _name_of_request_key(self, head: RequestHead) -> str | None:
         for name in _KEY_HEADERS:
             value = (sole_value(head.headers, name) or b"").strip()
             key = without_bearer(value) if name == b"authorization" else value
@@ -170,12 +172,12 @@ class Tenants:
     def _path_value(self, match: "re.Match[str] | None") -> str | None:
         if match is None:
             return None
-        return self._clean(match[1]) if match.re.groups else DEFAULT
+        return self._clean_name(match[1]) if match.re.groups else DEFAULT
 
-    def _text(self, value: bytes | None) -> str | None:
-        return None if value is None else self._clean(value.decode("utf-8", "replace"))
+    def _decode_name(self, value: bytes | None) -> str | None:
+        return None if value is None else self._clean_name(value.decode("utf-8", "replace"))
 
-    def _clean(self, value: object) -> str | None:
+    def _clean_name(self, value: object) -> str | None:
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
@@ -195,7 +197,7 @@ class Tenants:
 
 
 def without_bearer(value: bytes) -> bytes:
-    """Return the token of `Bearer TOKEN`. Credentials of other schemes are keys as they are.
+    """Return the API key in a value of Authorization: TOKEN of `Bearer TOKEN`, else the whole value.
 
     RFC 9110 11.1: schemes are case-insensitive.
     """
@@ -216,7 +218,7 @@ def host_salt() -> str | None:
     return hmac.digest(machine, b"llmtap tenants", "sha256").hex() if machine else None
 
 
-def _named_finder(find: Find, name: str) -> Find:
+def _named_finder(find: Finder, name: str) -> Finder:
     return lambda head, path, body: None if find(head, path, body) is None else name
 
 

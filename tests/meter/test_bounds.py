@@ -197,7 +197,7 @@ def test_no_string_is_long_and_no_key_is_shown(
         assert {"refusal", "guardrail"} <= set(found)
 
     query = Query.parse({"events": "1"})
-    api = tally.recent.to_json(tally.recent.find(query), query)
+    api = tally.recent_exchanges.to_json(tally.recent_exchanges.find(query), query)
     metrics, _ = metrics_of(tally).render("")
     (row,) = llmtap.read(tmp_path).table().to_pylist()
     assert row["level"] == "shape" and row["message_roles"] == ["other"]
@@ -212,4 +212,4 @@ def test_no_string_is_long_and_no_key_is_shown(
         assert max(len(text) for _, text in strings_of(texts)) <= TEXT_MAX
     assert max(map(len, log)) < 2_000
     assert max(map(len, exported)) < 20_000
-    assert sum(len(text) for _, text in strings_of(x)) < tally.recent.weight_bytes < 100_000
+    assert sum(len(text) for _, text in strings_of(x)) < tally.recent_exchanges.weight_bytes < 100_000

@@ -289,7 +289,7 @@ def test_what_a_relay_says_of_an_arm_ends_up_in_it() -> None:
     out = results_of(tally.experiments)
     assert (out["arms"]["b"]["assigned"], out["arms"]["b"]["ended"]) == (1, 1)
     assert out["arms"]["b"]["excluded"] == {"encoded": 1}
-    (_, plain, _), (_, armed, _) = tally.recent.find(Query())
+    (_, plain, _), (_, armed, _) = tally.recent_exchanges.find(Query())
     assert (armed.arm, armed.route, armed.unit, armed.excluded) == ("b", "headers X", "00ff", "encoded")
     assert (plain.arm, plain.route, plain.unit, plain.excluded) == (None, None, None, None)
     assert tally.errors == {}

@@ -31,7 +31,7 @@ class Stage:
         self.clock = ManualClock(wall_offset_ns=0)
         self.pipeline = t = ExchangePipeline(MeterOptions(), self.clock)
         self.pairs = PairBook(
-            PairOptions(exchanges_max=exchanges_max), t.relays, t.streams, turns or t.turns, t.on_error
+            PairOptions(exchanges_max=exchanges_max), t.relays, t.streams, turns or t.cpu_yield, t.on_error
         )
         t.pair_with(self.pairs)
         self.captured = CollectingSink()

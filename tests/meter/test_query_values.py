@@ -36,7 +36,7 @@ VALID = {
     ("/api/v1/exchanges", "next"): {"fraction"},  # event 5 of exchange 1
     ("/api/v1/summary", "by"): {"empty"},
 }  # fmt: skip
-PARAMETERS = [(route.path, parameter.name) for route in ROUTES for parameter in route.query]
+PARAMETERS = [(route.path, parameter.name) for route in ROUTES for parameter in route.query_parameters]
 
 
 @pytest.mark.parametrize(("path", "parameter"), PARAMETERS, ids=str)

@@ -40,7 +40,7 @@ def batch_of(exchanges: list[Exchange]) -> pa.RecordBatch:
 
 def result(exchanges: list[Exchange]) -> dict[str, Any]:
     batch = batch_of(exchanges)
-    experiment = RecordedExperiment.of([batch.select(COLUMNS)])
+    experiment = RecordedExperiment.from_batches([batch.select(COLUMNS)])
     assert experiment is not None
     for x in exchanges_of(batch):
         experiment.add(x, DEFAULT_BENEFIT)
@@ -79,11 +79,11 @@ def test_where_no_arm_was_changed_it_is_an_aa_test() -> None:
 
 def test_without_two_arms_or_with_too_many_there_is_no_comparison() -> None:
     one = recorded(4)[::2]
-    assert RecordedExperiment.of([batch_of(one).select(COLUMNS)]) is None
+    assert RecordedExperiment.from_batches([batch_of(one).select(COLUMNS)]) is None
     many = recorded(2 * ARMS_MAX + 2)
     for i, x in enumerate(many):
         x.arm = f"arm-{i}"
-    assert RecordedExperiment.of([batch_of(many).select(COLUMNS)]) is None
+    assert RecordedExperiment.from_batches([batch_of(many).select(COLUMNS)]) is None
 
 
 def test_a_control_whose_clients_sent_the_header_and_coarse_times_are_warned_of() -> None:

@@ -34,14 +34,14 @@ def hello(name: str = "r0") -> Hello:
 
 def test_clients_connect_to_the_newest_relay_that_listens() -> None:
     book = RelayBook()
-    assert book.listen() is None
+    assert book.listen_url() is None
     old, new, app = (replace(hello(name), listen=at) for name, at in (("r0", "a"), ("r1", "b"), ("app", "")))
     book.join(old)
     epoch = book.join(new)
     book.join(app)
-    assert book.listen() == "b"
+    assert book.listen_url() == "b"
     book.leave("r1", epoch, 0, S)
-    assert book.listen() == "a"
+    assert book.listen_url() == "a"
 
 
 def test_a_meter_that_comes_later_counts_only_requests_skipped_since() -> None:
@@ -54,17 +54,17 @@ def test_a_meter_that_comes_later_counts_only_requests_skipped_since() -> None:
 
 def test_ready_means_a_relay_that_spoke_lately() -> None:
     book = RelayBook()
-    assert not book.ready(0)
+    assert not book.has_ready_relay(0)
     epoch = book.join(hello())
-    assert not book.ready(0)
+    assert not book.has_ready_relay(0)
     book.update("r0", relay_status(), 10)
-    assert book.ready(10 + STATUS_FRESH_NS)
-    assert not book.ready(11 + STATUS_FRESH_NS)
+    assert book.has_ready_relay(10 + STATUS_FRESH_NS)
+    assert not book.has_ready_relay(11 + STATUS_FRESH_NS)
     for up, ready in ((False, False), (True, True)):
         book.update("r0", relay_status(upstream_up=up), 10)
-        assert book.ready(10) == ready
+        assert book.has_ready_relay(10) == ready
     book.leave("r0", epoch, 0, 11)
-    assert not book.ready(11)
+    assert not book.has_ready_relay(11)
 
 
 def test_a_relay_that_comes_back_has_counted_by_itself() -> None:
@@ -131,7 +131,7 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
                     )
                 )  # fmt: skip
     ledger.acknowledge(batch)
-    final = reckoning.final()
+    final = reckoning.final_status()
     assert result
     assert final is not None
     assert reckoning.running == len(ledger.live)
@@ -165,9 +165,9 @@ def test_a_relay_of_another_meter_is_shown_until_it_comes_here_or_that_meter_is_
 
     book.absorb([account(1)], now_ns)
     (state,) = book.states(now_ns)
-    assert (state.connected, state.elsewhere) == (True, True)
+    assert (state.connected, state.measured_elsewhere) == (True, True)
     assert not book.accounts(), "that comes from the other meter"
-    assert not book.ready(now_ns)
+    assert not book.has_ready_relay(now_ns)
     (state,) = book.states(now_ns + 6 * S)
     assert not state.connected, "that meter was killed"
     book.absorb([account(3, connected=False)], now_ns)
@@ -178,7 +178,9 @@ def test_a_relay_of_another_meter_is_shown_until_it_comes_here_or_that_meter_is_
     book.absorb([account(2)], now_ns)
     (state,) = book.states(now_ns)
     assert state.status is not None
-    assert (state.connected, state.elsewhere, state.status.measured) == (True, False, 3), "it has come to us"
+    assert (state.connected, state.measured_elsewhere, state.status.measured) == (True, False, 3), (
+        "it has come to us"
+    )
 
 
 def test_relays_that_left_are_forgotten_from_the_oldest() -> None:

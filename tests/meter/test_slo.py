@@ -32,7 +32,7 @@ def ended(slos: SloBook, tenant: str, ttft_ms: int, **about: Any) -> bool | None
     x = streamed(ttft_ms, ttft_ms + 40, tenant=tenant)
     for name, value in about.items():
         setattr(x, name, value)
-    return slos.judge(x, measure(x), slos.of(tenant), tenant)
+    return slos.judge(x, measure(x), slos.class_of_tenant(tenant), tenant)
 
 
 def windows(slos: SloBook, name: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def test_a_name_goes_before_a_pattern_and_a_pattern_before_the_default() -> None
         ManualClock(), rest=slo(), teams=slo(tenants=("team-*",)), gold=slo(tenants=("team-a", "acme")),
         odd=slo(tenants=("team-?",)),
     )  # fmt: skip
-    found = {name: slos.of(name) for name in ("team-a", "team-b", "acme", "x")}
+    found = {name: slos.class_of_tenant(name) for name in ("team-a", "team-b", "acme", "x")}
     assert {name: c and c.name for name, c in found.items()} == {
         "team-a": "gold", "team-b": "teams", "acme": "gold", "x": "rest",
     }  # fmt: skip
@@ -249,7 +249,7 @@ def test_an_answer_that_was_not_understood_is_neither_counted_nor_good() -> None
     for times in (GOOD, BAD):
         x = streamed(times, times + 40, tenant="a")
         x.reading, x.no_token_reason = Reading.NONE, "only_metadata"
-        assert slos.judge(x, measure(x), slos.of("a"), "a") is None
+        assert slos.judge(x, measure(x), slos.class_of_tenant("a"), "a") is None
     result: Any = slos.freeze().to_dict()["gold"]
     window = result["windows"]["5m"]
     figures = [window[name] for name in ("counted", "not_judged", "attainment", "burn_rate")]

@@ -102,7 +102,7 @@ async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **abou
         meter.measure(1, BAD if i < 4 else GOOD, "a" if i % 2 else "b")
     if crash:
         await meter.state._write()
-        meter.state._stop_task()
+        meter.state._stop_periodic_task()
         meter.state._unlock()
     else:
         await meter.state.close()
@@ -112,7 +112,7 @@ async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **abou
 async def come(folder: Path, clock: ManualClock, **about: Any) -> Meter:
     meter = Meter(folder, clock, **about)
     await meter.state.start(takes_over=False)
-    meter.state._stop_task()
+    meter.state._stop_periodic_task()
     return meter
 
 
@@ -150,11 +150,11 @@ async def test_the_next_meter_has_steps_of_ttft_and_silences(tmp_path: Path) -> 
     new = await come(tmp_path, clock)
     assert new.pipeline.steps.to_dict() == old.pipeline.steps.to_dict()
     assert new.pipeline.steps.ratios()["tiny"] == pytest.approx(1.6, rel=0.05)
-    past, before = (meter.pipeline.silences._past["tiny"].to_dict() for meter in (new, old))
+    past, before = (meter.pipeline.silences._counts_by_model["tiny"].to_dict() for meter in (new, old))
     assert past == before
     assert past["streams"] == 30
     new.measure(5, model="tiny")
-    assert new.pipeline.silences._past["tiny"].streams == 35
+    assert new.pipeline.silences._counts_by_model["tiny"].streams == 35
     assert not new.pipeline.errors
 
 
@@ -296,7 +296,7 @@ async def test_a_meter_that_is_replaced_sends_what_it_still_measures(tmp_path: P
     old.measure(10, BAD)
     book.update("old", relay_status(opened=11, measured=10, unsettled=1), clock.mono_ns())
     await new.state.start(takes_over=True)
-    new.state._stop_task()
+    new.state._stop_periodic_task()
     await new.state._turn()
     assert new.state._lock_fd is None, "the old one has the folder"
     new.measure(1)
@@ -306,7 +306,7 @@ async def test_a_meter_that_is_replaced_sends_what_it_still_measures(tmp_path: P
     assert new.state.is_read
     assert new.summary()["n"] == 11
     (relay,) = theirs.states(clock.mono_ns())
-    assert (relay.name, relay.connected, relay.elsewhere) == ("old", True, True)
+    assert (relay.name, relay.connected, relay.measured_elsewhere) == ("old", True, True)
     clock.advance(S)
     old.measure(1)
     book.update("old", relay_status(opened=11, measured=11), clock.mono_ns())
@@ -343,7 +343,7 @@ async def test_a_new_meter_that_dies_before_it_wrote_loses_nothing_and_counts_no
     old.measure(5)
     await old.state.close()
     name = names_in(tmp_path)[-1]
-    await new.state._look()
+    await new.state._absorb_new_files()
     kept = (tmp_path / name).read_bytes()
     await new.state._write()
     (tmp_path / name).write_bytes(kept)  # it dies between the write and the removal
@@ -434,12 +434,12 @@ async def test_two_meters_never_share_a_folder(tmp_path: Path, caplog: pytest.Lo
 
 GOOD_HEAD = b"llmtap state %d\n" % FORMAT
 BROKEN = [
-    (b"", "it is not a state file of llmtap"),
-    (b"[relay]\n", "it is not a state file of llmtap"),
-    (b"llmtap state 0\nxyz", "another version of llmtap wrote it (format 0; this one reads 3)"),
-    (b"llmtap state 99\n", "another version of llmtap wrote it (format 99; this one reads 3)"),
-    (GOOD_HEAD, "it is damaged: its checksum is wrong"),
-    (GOOD_HEAD + b"x" * 1_000, "it is damaged: its checksum is wrong"),
+    (b"", "the file is not a state file of llmtap"),
+    (b"[relay]\n", "the file is not a state file of llmtap"),
+    (b"llmtap state 0\nxyz", "another version of llmtap wrote the file (format 0, expected 3)"),
+    (b"llmtap state 99\n", "another version of llmtap wrote the file (format 99, expected 3)"),
+    (GOOD_HEAD, "the file is damaged: its checksum is wrong"),
+    (GOOD_HEAD + b"x" * 1_000, "the file is damaged: its checksum is wrong"),
 ]
 
 
@@ -454,7 +454,7 @@ async def test_a_file_that_cannot_be_read_is_put_aside(
     await meter.state.close()
     assert (tmp_path / f"{FILE}.bad").read_bytes() == data
     assert (await come(tmp_path, ManualClock())).summary()["n"] == 1
-    assert f"{tmp_path / FILE}: {problem}. Hint: the meter goes on without it" in caplog.text
+    assert f"{tmp_path / FILE}: {problem}. Hint: the meter continues without it" in caplog.text
 
 
 async def test_any_flipped_byte_and_any_cut_is_noticed(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ async def test_an_old_file_is_not_read(tmp_path: Path, caplog: pytest.LogCapture
     clock.advance(MINUTE)
     assert (await come(tmp_path, clock)).summary()["n"] == 0
     assert "event=state_not_read" in caplog.text
-    assert "error='it is too old' age_hours=6.0 age_hours_max=6" in caplog.text
+    assert "error='the file is too old' age_hours=6.0 age_hours_max=6" in caplog.text
 
 
 async def test_a_part_that_cannot_be_decoded_is_left_out(
@@ -495,7 +495,7 @@ async def test_a_part_that_cannot_be_decoded_is_left_out(
     assert meter.summary()["n"] == 0
     assert meter.burn_rates()["gold", "1h"] == pytest.approx(2.0)
     assert meter.pipeline.errors == {"state_not_read": 2}
-    assert "its part windows cannot be decoded" in caplog.text
+    assert "the part 'windows' cannot be decoded" in caplog.text
 
 
 @contextmanager
@@ -674,7 +674,7 @@ async def test_a_folder_or_file_of_another_user_is_refused(
         assert meter.pipeline.errors == {"state_not_read": 1}
         assert meter.summary()["n"] == 0
     assert f"user {os.getuid()} owns the folder, and the meter runs as user 12345. Hint: " in caplog.text
-    assert f"it belongs to user {os.getuid()}, and the meter runs as user 12345" in caplog.text
+    assert f"user {os.getuid()} owns the file, and the meter runs as user 12345" in caplog.text
 
 
 def plant_fifo(path: Path) -> None:
@@ -789,13 +789,13 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
         assert meter.pipeline.errors == {"state_not_read": 1, "state_not_written": 2}
         monkeypatch.setattr(module, "DISK_S", PATIENCE_S)
         answers.set()
-        await asyncio.wait(meter.state._late)
+        await asyncio.wait(meter.state._late_tasks)
         assert (await come(tmp_path, clock)).summary()["n"] == 21
     finally:
         answers.set()
 
 
-LAYOUT = "5e0e7a982294dab2"
+LAYOUT = "8150bfe53fead231"
 """Digest of the fields of all that a file contains."""
 
 
@@ -822,7 +822,7 @@ def test_a_change_of_the_layout_needs_another_format() -> None:
         (one.__name__, [f"{name}: {type_}" for name, type_ in one.__annotations__.items()]) for one in structs
     ]
     names = [
-        SeriesKey._fields, slo.SloCount._fields, summary._COUNTERS, history._SUMS, history.FIGURES,
+        SeriesKey._fields, slo.SloCount._fields, summary._COUNTERS, history._SUM_FIELDS, history.FIGURES,
         list(history.STEPS.values()), windows.LEVELS, slo._LEVELS, experiments._COUNTS, experiments._COUNTERS,
         metrics_experiment._SUMS, list(SilenceKind), EDGES_NS,
     ]  # fmt: skip

@@ -3,9 +3,9 @@
 `AdminRunner` runs the application of `server.py`, and `AdminSite` accepts its connections. Each one is an
 `AdminConnection` between the socket and aiohttp; `AdminConnections` closes those that complete no TLS
 handshake or no head in time, that are idle, or that read nothing while an answer waits.
-`AdminConnections.middleware` sends every answer in slices, so that the memory of a large one is its body and
-not a copy in the socket's buffer. `SharedWork` computes an answer once for all requests that wait for the
-same one.
+`AdminConnections.middleware` sends every answer in slices, so that a large answer is in memory only as its
+body, not also as a copy in the socket's buffer. `SharedWork` computes an answer once for all requests that
+wait for the same answer.
 """
 
 import asyncio
@@ -22,11 +22,9 @@ from aiohttp.typedefs import Handler
 from llmtap.net.listener import Listener, bind, name_of
 
 CONNECTIONS_MAX: Final = 256
-"""Maximum number of open connections; half of the process's limit of open files, if that is less. A dashboard
-has six connections, a scraper one."""
+"""Maximum number of connections, or half of the limit of open files. A dashboard has six, a scraper one."""
 HEAD_S: Final = 20.0
-"""Time for a TLS handshake, and from the first byte of a request to the end of its head, as
-`relay.head_timeout`."""
+"""Time limit of a TLS handshake, and of a request's head from its first byte, as `relay.head_timeout`."""
 IDLE_S: Final = 75.0
 """Time without a request after which a connection is closed, as `relay.keepalive_timeout`."""
 SEND_S: Final = 60.0
@@ -35,7 +33,7 @@ CLOSE_S: Final = 5.0
 """Time limit for the answers that are still being sent when the meter ends."""
 SLICE_BYTES: Final = 64 << 10
 ANSWERS_BYTES_MAX: Final = 128 << 20
-"""Bytes of all answers that are being sent. Above it, the answer that began first is aborted."""
+"""Maximum number of bytes of all answers that are being sent. Above it, the oldest answer is aborted."""
 SWEEP_S: Final = 1.0
 T = TypeVar("T")
 
@@ -43,16 +41,16 @@ T = TypeVar("T")
 class AdminConnection(asyncio.Protocol):
     """Passes all events to aiohttp's protocol; records what the connection waits for, and since when."""
 
-    def __init__(self, inner: Any, owner: "AdminConnections") -> None:
-        self.inner = inner
+    def __init__(self, protocol: Any, owner: "AdminConnections") -> None:
+        self.protocol = protocol
         self._owner = owner
         self._opening_task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         """Transport; None before the end of the TLS handshake, and after the end of the connection."""
-        self.since_s = owner.now()
-        """Start of the wait: for the end of the handshake, for a request, or for the rest of its head."""
+        self.wait_start_s = owner.now()
+        """Start of the present wait: for the end of the handshake, a request, or the rest of its head."""
         self.head_has_begun = False
-        self.requests = 0
+        self.open_requests = 0
         """Number of requests that are being answered."""
 
     def open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
@@ -61,12 +59,12 @@ class AdminConnection(asyncio.Protocol):
 
     async def _open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
-        # `_sweep` ends the handshake after HEAD_S and counts it, so asyncio's own limit must be later.
+        # `_sweep` ends a handshake after HEAD_S and counts it, so the time limit of asyncio must be longer.
         limit_s = None if tls is None else 2 * HEAD_S
         try:
             await loop.connect_accepted_socket(lambda: self, sock, ssl=tls, ssl_handshake_timeout=limit_s)
-        except OSError:  # ssl.SSLError and TimeoutError are OSErrors
-            self._owner.limits["tls_handshake"] += 1
+        except OSError:  # also ssl.SSLError and TimeoutError, its subclasses
+            self._owner.limit_counts["tls_handshake"] += 1
         finally:
             self._opening_task = None
             if self.transport is None:
@@ -76,31 +74,31 @@ class AdminConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, since uvloop's transports are not subclasses of asyncio's.
         self.transport = cast(asyncio.Transport, transport)
-        self.since_s = self._owner.now()
-        self.inner.connection_made(transport)
+        self.wait_start_s = self._owner.now()
+        self.protocol.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self.requests and not self.head_has_begun:
-            self.head_has_begun, self.since_s = True, self._owner.now()
-        self.inner.data_received(data)
+        if not self.open_requests and not self.head_has_begun:
+            self.head_has_begun, self.wait_start_s = True, self._owner.now()
+        self.protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
-        done: bool | None = self.inner.eof_received()
+        done: bool | None = self.protocol.eof_received()
         return done
 
     def pause_writing(self) -> None:
-        self.inner.pause_writing()
+        self.protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        self.inner.resume_writing()
+        self.protocol.resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._owner.forget(self)
         self.transport = None
-        self.inner.connection_lost(exc)
+        self.protocol.connection_lost(exc)
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection at once, without sending the rest of an answer."""
         self._owner.forget(self)
         if self.transport is not None:
             self.transport.abort()
@@ -108,18 +106,18 @@ class AdminConnection(asyncio.Protocol):
             self._opening_task.cancel()
 
     def begin_answer(self) -> None:
-        self.requests += 1
+        self.open_requests += 1
         self.head_has_begun = False
 
     def end_answer(self) -> None:
-        self.requests -= 1
-        self.since_s = self._owner.now()
+        self.open_requests -= 1
+        self.wait_start_s = self._owner.now()
 
     def exceeded_limit(self, now_s: float) -> str | None:
         """Return the name of the limit that the connection has exceeded, or None."""
-        if self.requests:
+        if self.open_requests:
             return None
-        waited_s = now_s - self.since_s
+        waited_s = now_s - self.wait_start_s
         if self.transport is None:
             return "handshake_timeout" if waited_s > HEAD_S else None
         if self.head_has_begun and waited_s > HEAD_S:
@@ -128,22 +126,22 @@ class AdminConnection(asyncio.Protocol):
 
 
 class _UnsentAnswer:
-    __slots__ = ("body", "bytes", "transport")
+    __slots__ = ("body", "n_bytes", "transport")
 
     def __init__(self, body: object, size: int, transport: asyncio.Transport | None) -> None:
-        self.body, self.bytes, self.transport = body, size, transport
+        self.body, self.n_bytes, self.transport = body, size, transport
 
 
 class AdminConnections:
     """All connections of an admin port, and the answers that are being sent."""
 
-    def __init__(self, limits: Counter[str]) -> None:
-        """`limits`: number of times that each limit was reached, by its name."""
-        self.limits = limits
+    def __init__(self, limit_counts: Counter[str]) -> None:
+        """`limit_counts`: counts how often each limit was reached, by its name."""
+        self.limit_counts = limit_counts
         self._open_connections: dict[object, AdminConnection] = {}
         """Connections by the object of aiohttp that handles them."""
         self._unsent_answers: dict[_UnsentAnswer, None] = {}
-        """Answers that are being sent, the oldest first. The values are unused."""
+        """Answers that are being sent, the oldest first: a dict, since a set has no order."""
         self._timer: asyncio.TimerHandle | None = None
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.connections_max = max(1, min(CONNECTIONS_MAX, files // 2))
@@ -152,38 +150,37 @@ class AdminConnections:
         return asyncio.get_running_loop().time()
 
     def admit(self, connection: AdminConnection) -> bool:
-        """Register a new connection. If there is no room, close the one that has been idle longest."""
+        """Register a new connection; at the limit, close the longest idle one; return False without one."""
         if len(self._open_connections) >= self.connections_max:
-            idle = [one for one in self._open_connections.values() if not one.requests]
-            self.limits["connections"] += 1
+            idle = [one for one in self._open_connections.values() if not one.open_requests]
+            self.limit_counts["connections"] += 1
             if not idle:
                 return False
-            min(idle, key=lambda one: one.since_s).abort()
-        self._open_connections[connection.inner] = connection
+            min(idle, key=lambda one: one.wait_start_s).abort()
+        self._open_connections[connection.protocol] = connection
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return True
 
     def forget(self, connection: AdminConnection) -> None:
-        self._open_connections.pop(connection.inner, None)
+        self._open_connections.pop(connection.protocol, None)
 
     def abort_handshakes(self) -> None:
-        """Close the connections whose TLS handshake has not ended; aiohttp does not know these."""
+        """Close the connections whose TLS handshake has not ended: aiohttp does not know them yet."""
         for connection in list(self._open_connections.values()):
             if connection.transport is None:
                 connection.abort()
 
     def _sweep(self) -> None:
+        """Close the connections that have exceeded a limit; runs every SWEEP_S while any is open."""
         now_s = self.now()
         for connection in list(self._open_connections.values()):
             limit = connection.exceeded_limit(now_s)
             if limit is not None:
-                self.limits[limit] += 1
+                self.limit_counts[limit] += 1
                 connection.abort()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(SWEEP_S, self._sweep) if self._open_connections else None
-
-    # Answers.
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -219,7 +216,7 @@ class AdminConnections:
         response = web.StreamResponse(status=status, headers=headers)
         response.content_length = size
         one = _UnsentAnswer(body, len(body), request.transport)
-        self._make_room(one)
+        self._limit_memory(one)
         try:
             async with asyncio.timeout(SEND_S):
                 await response.prepare(request)
@@ -228,26 +225,27 @@ class AdminConnections:
                         await response.write(part)
                 await response.write_eof()
         except TimeoutError:
-            self.limits["send_timeout"] += 1
+            self.limit_counts["send_timeout"] += 1
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # the client disconnected, or `_make_room` aborted the connection
+            pass  # the client disconnected, or `_limit_memory` aborted the connection
         finally:
             self._unsent_answers.pop(one, None)
         return response
 
-    def _make_room(self, one: _UnsentAnswer) -> None:
+    def _limit_memory(self, one: _UnsentAnswer) -> None:
         self._unsent_answers[one] = None
-        while len(self._unsent_answers) > 1 and self._bytes_pending() > ANSWERS_BYTES_MAX:
+        while len(self._unsent_answers) > 1 and self._unsent_bytes() > ANSWERS_BYTES_MAX:
             oldest = next(iter(self._unsent_answers))
             del self._unsent_answers[oldest]
-            self.limits["answer_bytes"] += 1
+            self.limit_counts["answer_bytes"] += 1
             if oldest.transport is not None:
                 oldest.transport.abort()
 
-    def _bytes_pending(self) -> int:
-        return sum({id(one.body): one.bytes for one in self._unsent_answers}.values())
+    def _unsent_bytes(self) -> int:
+        """Return the memory of all unsent answers; answers of `SharedWork` share one body."""
+        return sum({id(one.body): one.n_bytes for one in self._unsent_answers}.values())
 
 
 class AdminRunner(web.AppRunner):
@@ -256,25 +254,25 @@ class AdminRunner(web.AppRunner):
     def __init__(
         self, app: web.Application, connections: AdminConnections, tls: ssl.SSLContext | None = None
     ) -> None:
-        # aiohttp's own keep-alive time is longer than IDLE_S, so `_sweep` closes idle connections.
+        # aiohttp's default keep-alive time is longer than IDLE_S, so that `_sweep` closes idle connections.
         super().__init__(app, access_log=None, shutdown_timeout=CLOSE_S)
         self._connections = connections
         self.tls = tls
 
     def accept(self, sock: socket.socket) -> None:
-        make_inner = self.server
-        if make_inner is None:
+        make_protocol = self.server
+        if make_protocol is None:
             sock.close()
             return
-        connection = AdminConnection(make_inner(), self._connections)
+        connection = AdminConnection(make_protocol(), self._connections)
         if self._connections.admit(connection):
             connection.open(sock, self.tls)
         else:
             sock.close()
 
     def note_shortage(self, error: OSError) -> None:
-        """Count a connection that waits because there is no file descriptor or memory for it."""
-        self._connections.limits["accept_failed"] += 1
+        """Count a connection that waits, because the system has no file descriptor or memory for it."""
+        self._connections.limit_counts["accept_failed"] += 1
 
     async def cleanup(self) -> None:
         await super().cleanup()
@@ -284,19 +282,19 @@ class AdminRunner(web.AppRunner):
 class AdminSite(web.BaseSite):
     """Listening socket of an admin port.
 
-    It replaces aiohttp's sites: they do the TLS handshake before they make the protocol of a connection, so
-    idle handshakes could not be limited.
+    It replaces the sites of aiohttp. These do the TLS handshake before they make the protocol of a
+    connection, so that idle handshakes could not be limited.
     """
 
     def __init__(self, runner: AdminRunner, sock: socket.socket | tuple[str, int]) -> None:
-        """`sock`: an inherited socket, or the address to bind."""
+        """`sock`: an inherited listening socket, or the address (host, port) to bind."""
         super().__init__(runner)
-        self._admin = runner
+        self._admin_runner = runner
         self._sock = sock
 
     @property
     def name(self) -> str:
-        scheme = "http" if self._admin.tls is None else "https"
+        scheme = "http" if self._admin_runner.tls is None else "https"
         sock = self._sock
         return f"{scheme}://{'{}:{}'.format(*sock) if isinstance(sock, tuple) else name_of(sock)}"
 
@@ -306,15 +304,15 @@ class AdminSite(web.BaseSite):
         await super().start()
         loop = asyncio.get_running_loop()
         self._sock.setblocking(False)
-        listener = Listener(loop, self._sock, self._admin.accept, self._admin.note_shortage)
-        self._server = cast(asyncio.AbstractServer, listener)  # aiohttp closes it
+        listener = Listener(loop, self._sock, self._admin_runner.accept, self._admin_runner.note_shortage)
+        self._server = cast(asyncio.AbstractServer, listener)  # the base class closes it
 
 
 class SharedWork:
     """Runs one piece of work at a time, in a worker thread, and shares it between requests that wait for it.
 
     A request never gets a result whose computation began before the request arrived: it waits for the next
-    one.
+    computation.
     """
 
     def __init__(self) -> None:
@@ -322,8 +320,7 @@ class SharedWork:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
-        """Return the result of `begin()()`: `begin` runs on the loop, the function that it returns in a
-        thread."""
+        """Return the result of `begin()()`: `begin` runs on the loop, the function it returns in a thread."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.ensure_future(self._run(key, begin))

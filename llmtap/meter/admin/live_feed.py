@@ -1,4 +1,4 @@
-"""Serve `/api/v1/live`: server-sent events with each finished exchange and one summary per second.
+"""Serve `/api/v1/live`: server-sent events with each finished exchange, and a summary each second.
 
 `LiveFeed` is a sink of `pipeline/pipeline.py`: its `on_end` gets each exchange, and puts it in the queue of
 each subscriber (an HTTP client). Events: `exchange`, `summary`, and `missed` (number of exchanges that a slow
@@ -23,29 +23,28 @@ from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.latency import Measured
 
 SUBSCRIBERS_MAX: Final = 32
-"""Maximum number of subscribers: each costs a connection and a queue. A proxy can serve more readers."""
+"""Maximum number of subscribers: each needs a connection and a queue. A proxy in front can serve more."""
 QUEUE_MAX: Final = 1_000
-"""Maximum number of exchanges that wait for a subscriber: some seconds of a busy gateway."""
+"""Maximum number of exchanges in the queue of a subscriber: some seconds of a busy gateway."""
 QUEUE_BYTES_MAX: Final = 10 << 20
 BATCH_MAX: Final = 200
 BATCH_BYTES_MAX: Final = 2 << 20
-"""Limit for exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
+"""Maximum memory of exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
 BATCH_S: Final = 0.05
 """Exchanges that end within this time are written together, with one call of a thread instead of many."""
 SUMMARY_S: Final = 1.0
 SUMMARY_WINDOW: Final = next(iter(WINDOWS))
 KEEPALIVE_S: Final = 15.0
-"""Time without events after which a comment is sent: proxies close connections that are silent for 30 to
-60 s."""
+"""Time without events after which a comment is sent, because proxies close connections silent for 30 s."""
 TENURE_S: Final = 60.0
-"""If SUBSCRIBERS_MAX is reached, a new subscriber replaces the oldest one, if that has been connected for at
-least this time. Browsers subscribe again by themselves, so no client can occupy all places permanently."""
+"""Time after which a new subscriber can replace the oldest subscriber, if there are SUBSCRIBERS_MAX. Browsers
+subscribe again by themselves, so no client can occupy all places permanently."""
 STALLED_S: Final = 30.0
-"""A subscriber that reads nothing for this time is disconnected."""
+"""Time without progress after which a subscriber that reads nothing is disconnected."""
 DISCONNECT_CHECK_S: Final = 1.0
 """Interval at which a stream without events checks whether its client has disconnected."""
 CLOSING_S: Final = 1.0
-RETRY: Final = b"retry: 2000\n\n"
+RETRY_FIELD: Final = b"retry: 2000\n\n"
 
 _KEY_METRICS: Final = tuple(metric.name for metric in shown_on(Surface.LIVE))
 _KEY_STATISTICS: Final = ("n", "mean", "p50", "p95", "p99")
@@ -54,32 +53,33 @@ _KEY_FIGURES: Final = ("n", "window", "load", "outcomes", "tokens", "goodput", "
 
 class _Subscriber:
     __slots__ = (
-        "awake", "closed", "exchanges", "missed", "missed_total", "query", "queue", "since_s", "summaries",
-        "task", "weight_bytes",
+        "is_closed", "missed_count", "missed_total", "query", "queue", "start_s", "task", "wake_event",
+        "wants_exchanges", "wants_summaries", "weight_bytes",
     )  # fmt: skip
 
     def __init__(self, query: recent_api.Query, *, summaries: bool, exchanges: bool) -> None:
         self.query = query
-        self.summaries = summaries
-        self.exchanges = exchanges
+        self.wants_summaries = summaries
+        self.wants_exchanges = exchanges
         self.queue: deque[tuple[Exchange, Measured, int]] = deque()
         self.weight_bytes = 0
-        self.missed = 0
+        self.missed_count = 0
+        """Number of exchanges that did not fit in the queue since the latest `missed` event."""
         self.missed_total = 0
-        self.awake = asyncio.Event()
-        self.closed = False
-        self.since_s = asyncio.get_running_loop().time()
+        self.wake_event = asyncio.Event()
+        self.is_closed = False
+        self.start_s = asyncio.get_running_loop().time()
         self.task = asyncio.current_task()
 
     def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
         full = len(self.queue) >= QUEUE_MAX
         if full or (self.queue and self.weight_bytes + weight > QUEUE_BYTES_MAX):
-            self.missed += 1
+            self.missed_count += 1
             self.missed_total += 1
             return False
         self.queue.append((x, m, weight))
         self.weight_bytes += weight
-        self.awake.set()
+        self.wake_event.set()
         return True
 
     def take(self) -> list[tuple[Exchange, Measured, int]]:
@@ -98,9 +98,9 @@ class LiveFeed:
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self._subscribers: set[_Subscriber] = set()
-        self._closing = False
-        self._summary = b""
-        self._summary_due = 0.0
+        self._is_closing = False
+        self._summary_event = b""
+        self._summary_due_s = 0.0
         self._summary_lock = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class LiveFeed:
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """Put a finished exchange in the queue of each subscriber whose filters match."""
-        wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
+        wanted = [one for one in self._subscribers if one.wants_exchanges and one.query.matches(x)]
         if not wanted:
             return
         weight = recent_api.weight_bytes(x)
@@ -124,13 +124,13 @@ class LiveFeed:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answer `/api/v1/live`: send events to a new subscriber until one side ends the stream.
 
-        Raises BadQuery, and HTTPServiceUnavailable if the meter ends or there are too many subscribers.
+        Raises BadQuery; raises HTTPServiceUnavailable if the meter ends, or there are too many subscribers.
         """
         query, summaries, exchanges = _read_query(request)
-        if self._closing:
+        if self._is_closing:
             raise web.HTTPServiceUnavailable(reason="the meter is shutting down")
         if len(self._subscribers) >= SUBSCRIBERS_MAX and not self._close_oldest():
-            raise web.HTTPServiceUnavailable(reason=f"{SUBSCRIBERS_MAX} subscribers listen already")
+            raise web.HTTPServiceUnavailable(reason=f"the limit of {SUBSCRIBERS_MAX} subscribers is reached")
         subscriber = _Subscriber(query, summaries=summaries, exchanges=exchanges)
         self._subscribers.add(subscriber)
         self._pipeline.subscribers = len(self._subscribers)
@@ -138,7 +138,7 @@ class LiveFeed:
             headers={
                 hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8",
                 hdrs.CACHE_CONTROL: "no-store",
-                "X-Accel-Buffering": "no",  # for nginx in front of the admin port: do not buffer
+                "X-Accel-Buffering": "no",  # an nginx in front of the admin port must not buffer events
             }
         )
         try:
@@ -153,80 +153,79 @@ class LiveFeed:
         return response
 
     def _close_oldest(self) -> bool:
-        """Disconnect the oldest subscriber. Return False if it has been connected for less than TENURE_S."""
+        """Disconnect the oldest subscriber; return False if none has been connected for TENURE_S."""
         now_s = asyncio.get_running_loop().time()
-        oldest = min(self._subscribers, key=lambda one: one.since_s, default=None)
-        if oldest is None or now_s - oldest.since_s < TENURE_S:
+        oldest = min(self._subscribers, key=lambda one: one.start_s, default=None)
+        if oldest is None or now_s - oldest.start_s < TENURE_S:
             return False
         self._pipeline.admin_limits["subscribers"] += 1
         self._subscribers.discard(oldest)
-        oldest.closed = True
-        oldest.awake.set()
+        oldest.is_closed = True
+        oldest.wake_event.set()
         return True
 
     async def _serve(
         self, request: web.Request, response: web.StreamResponse, subscriber: _Subscriber
     ) -> None:
         loop = asyncio.get_running_loop()
-        period_s = SUMMARY_S if subscriber.summaries else KEEPALIVE_S
+        period_s = SUMMARY_S if subscriber.wants_summaries else KEEPALIVE_S
         due = loop.time()
-        pieces = [RETRY]
-        while not subscriber.closed and request.transport is not None:
+        pieces = [RETRY_FIELD]
+        while not subscriber.is_closed and request.transport is not None:
             if loop.time() >= due:
                 due = loop.time() + period_s
                 pieces.append(await self._periodic_event(subscriber))
             if subscriber.queue:
                 batch = subscriber.take()
                 pieces.append(await asyncio.to_thread(self._events_of, batch, events=subscriber.query.events))
-            if subscriber.missed:
-                pieces.append(
-                    _event_bytes("missed", {"n": subscriber.missed, "total": subscriber.missed_total})
-                )
-                subscriber.missed = 0
+            if subscriber.missed_count:
+                counts = {"n": subscriber.missed_count, "total": subscriber.missed_total}
+                pieces.append(_event_bytes("missed", counts))
+                subscriber.missed_count = 0
             if pieces:
                 async with asyncio.timeout(STALLED_S):
                     await response.write(b"".join(pieces))
                 pieces = []
                 await asyncio.sleep(BATCH_S)
             if not subscriber.queue:
-                subscriber.awake.clear()
+                subscriber.wake_event.clear()
                 try:
                     async with asyncio.timeout(min(DISCONNECT_CHECK_S, max(0.0, due - loop.time()))):
-                        await subscriber.awake.wait()
+                        await subscriber.wake_event.wait()
                 except TimeoutError:
                     pass
         await response.write_eof()
 
     async def _periodic_event(self, subscriber: _Subscriber) -> bytes:
-        if not subscriber.summaries:
+        if not subscriber.wants_summaries:
             return b": keep-alive\n\n"
         loop = asyncio.get_running_loop()
-        async with self._summary_lock:  # compute a summary once for all subscribers
-            if loop.time() >= self._summary_due:
-                self._summary_due = loop.time() + SUMMARY_S / 2
+        async with self._summary_lock:  # so that a summary is computed once for all subscribers
+            if loop.time() >= self._summary_due_s:
+                self._summary_due_s = loop.time() + SUMMARY_S / 2
                 p = self._pipeline
                 about = {
-                    "open": p.live,
+                    "open": p.open_exchanges,
                     "subscribers": p.subscribers,
                     "missed": p.live_missed,
-                    "listen": p.relays.listen(),
+                    "listen": p.relays.listen_url(),
                 }
                 work = summary_of(p, SUMMARY_WINDOW, by=())
-                self._summary = await asyncio.to_thread(
+                self._summary_event = await asyncio.to_thread(
                     lambda: _event_bytes("summary", {**about, **_key_figures(work())})
                 )
-            return self._summary
+            return self._summary_event
 
     async def _close(self, app: web.Application) -> None:
         """Close all streams at the end of the meter, with a short time limit."""
-        if self._closing:
+        if self._is_closing:
             return
-        self._closing = True
+        self._is_closing = True
         self._pipeline.sinks.remove(self)
         tasks = [s.task for s in self._subscribers if s.task is not None]
         for subscriber in self._subscribers:
-            subscriber.closed = True
-            subscriber.awake.set()
+            subscriber.is_closed = True
+            subscriber.wake_event.set()
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSING_S)
             for task in late:
@@ -235,7 +234,7 @@ class LiveFeed:
     def _events_of(self, batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
         out = []
         for x, m, _ in batch:
-            about = self._pipeline.recent.describe(x, m)
+            about = self._pipeline.recent_exchanges.describe(x, m)
             data = recent_api.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
             out.append(_frame_event("exchange", data))
         return b"".join(out)
@@ -256,7 +255,7 @@ def _event_bytes(name: str, data: object) -> bytes:
 
 
 def _frame_event(name: str, data: bytes) -> bytes:
-    # The data is JSON of one line (line ends in strings are escaped), so one `data:` field is enough.
+    # The data are one line of JSON (line ends in strings are escaped), so one `data:` field is enough.
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 

@@ -1,7 +1,7 @@
-"""Answer clients of model APIs that took the admin port for the proxy's port.
+"""Answer clients of model APIs that send their requests to the admin port instead of the proxy's port.
 
 The answer has status 404 and the form of OpenAI's errors, so that the client's SDK shows its text: what this
-port is, and the address of the proxy. It needs no token, because such a client has the key of another server.
+port is, and the address of the proxy. It needs no token, since such a client has the key of another server.
 """
 
 from collections.abc import Callable
@@ -19,20 +19,20 @@ _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 
 
 def direct_lost_clients(
-    relay: Callable[[], str | None], may_see_address: Callable[[web.Request], bool]
+    relay_url: Callable[[], str | None], can_see_address: Callable[[web.Request], bool]
 ) -> Middleware:
     """Return a middleware that answers requests for models before any other check.
 
     Args:
-        relay: URL of the address where clients connect; None if it is unknown.
-        may_see_address: whether the sender of a request may learn the address.
+        relay_url: returns the URL where clients connect; None if it is unknown.
+        can_see_address: returns whether the sender of a request is allowed to learn this URL.
     """
 
     @web.middleware
     async def direct(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_for_models(request.path):
             return await handler(request)
-        address = relay() if may_see_address(request) else None
+        address = relay_url() if can_see_address(request) else None
         return _answer(None if address is None else _reachable_url(address, request.url.host))
 
     return direct
@@ -59,6 +59,6 @@ def _answer(address: str | None) -> web.Response:
 
 
 def _reachable_url(address: str, host: str | None) -> str:
-    """Return the URL of the proxy; a host such as 0.0.0.0 is replaced by the host that the client used."""
+    """Return the URL of the proxy. A host such as 0.0.0.0 is replaced by the host that the client used."""
     url = URL(address)
     return str(url.with_host(host) if host and url.host in _WILDCARDS else url).rstrip("/")

@@ -1,7 +1,7 @@
 """OpenAPI description of the admin API (`/api/v1/openapi.json`): table of routes, and the document.
 
-`add_openapi_route` serves the document. The described requests are handled by `server.py`, `live_feed.py`,
-`pipeline/exchanges.py` and `pipeline/silences.py`. The schemas of answers are in `schemas.py`. Source:
+`add_openapi_route` serves the document. `server.py`, `live_feed.py`, `pipeline/exchanges.py` and
+`pipeline/silences.py` handle the described requests. The schemas of answers are in `schemas.py`. Source:
 OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
 """
 
@@ -38,24 +38,24 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[str, Schema]
     """Schema of the 200 response by content type."""
     method: str = "get"
-    query: tuple[Parameter, ...] = ()
-    parts: tuple[Parameter, ...] = ()
+    query_parameters: tuple[Parameter, ...] = ()
+    path_parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
     errors: dict[int, str] = {}
     """Descriptions of responses other than 200 and 401, by status."""
-    probe: bool = False
-    """Whether the route is a health check, which needs no token and whose errors are not JSON."""
+    is_public: bool = False
+    """Whether the route is public, as health checks are: it needs no token, and its errors are not JSON."""
 
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
-_READ: Final[dict[Callable[[str, str], object], Schema]] = {
+_FILTER_SCHEMAS: Final[dict[Callable[[str, str], object], Schema]] = {
     recent_api.read_text: TEXT, recent_api.read_count: COUNT, recent_api.read_flag: FLAG,
     recent_api.read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
     recent_api.read_side: {"type": "string", "enum": [FRONT, BACK]},
     recent_api.read_reading: {"type": "string", "enum": [r.value for r in Reading]},
 }  # fmt: skip
 _FILTERS: Final = tuple(
-    Parameter(name, f"only exchanges with this {name}", _READ[read])
+    Parameter(name, f"only exchanges with this {name}", _FILTER_SCHEMAS[read])
     for name, read in recent_api.FILTERS.items()
 )
 _CERTAIN: Final = Parameter("certain", "1: without exchanges flagged `uncertain`", FLAG)
@@ -69,21 +69,21 @@ _BAD_QUERY: Final = {400: "Invalid query parameter, named by `field`."}
 ROUTES: Final = (
     ApiRoute(
         path="/", name="dashboard", text="The dashboard, a page that uses this API.",
-        answers={"text/html": TEXT}, probe=True,
+        answers={"text/html": TEXT}, is_public=True,
     ),
     ApiRoute(
         path="/assets/{name}", name="asset", text="A file of the page.",
-        answers=dict.fromkeys(("image/svg+xml", "text/css", "text/javascript"), TEXT), probe=True,
-        parts=(Parameter("name", "the file"),),
+        answers=dict.fromkeys(("image/svg+xml", "text/css", "text/javascript"), TEXT), is_public=True,
+        path_parameters=(Parameter("name", "the file"),),
         errors={404: "There is no such file."},
     ),
     ApiRoute(
         path="/healthz", name="health", text="The process runs and its loop turns.",
-        answers={"text/plain": TEXT}, probe=True,
+        answers={"text/plain": TEXT}, is_public=True,
     ),
     ApiRoute(
         path="/readyz", name="readiness", text="A relay is connected and has reported lately.",
-        answers={"text/plain": TEXT}, probe=True,
+        answers={"text/plain": TEXT}, is_public=True,
         errors={503: "No relay reports to the meter, or its upstream is not reachable."},
     ),
     ApiRoute(
@@ -95,7 +95,7 @@ ROUTES: Final = (
     ApiRoute(
         path="/api/v1/summary", name="summary", text="All metrics of a window.",
         answers={JSON: reference("Summary")}, errors=_BAD_QUERY,
-        query=(
+        query_parameters=(
             Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}),
             Parameter("by", f"some of {', '.join(BY)}; all where not given; or none"),
             _CERTAIN,
@@ -105,7 +105,7 @@ ROUTES: Final = (
         path="/api/v1/histograms", name="histograms",
         text="The latencies of each tenant, model, arm and class in HdrHistogram's V2 encoding.",
         answers={JSON: reference("Histograms")}, errors=_BAD_QUERY,
-        query=(
+        query_parameters=(
             Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}), _CERTAIN,
         ),
     ),
@@ -113,7 +113,7 @@ ROUTES: Final = (
         path="/api/v1/history", name="history",
         text="Key figures of all traffic in steps, for charts: of the last hour, or of the last 24 hours.",
         answers={JSON: reference("History")}, errors=_BAD_QUERY,
-        query=(
+        query_parameters=(
             Parameter(
                 "step", "length of a step",
                 {**TEXT, "enum": [*STEPS], "default": next(iter(STEPS))},
@@ -127,7 +127,7 @@ ROUTES: Final = (
             f" {recent_api.PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
         ),
         answers={JSON: reference("Exchanges")}, errors=_BAD_QUERY,
-        query=(
+        query_parameters=(
             Parameter(
                 "limit", "maximum number of exchanges",
                 {
@@ -149,7 +149,7 @@ ROUTES: Final = (
             " the streams of the last hour."
         ),
         answers={JSON: reference("FirstTokenAnswer")}, errors=_BAD_QUERY,
-        query=(Parameter("id", "the id of the exchange"),),
+        query_parameters=(Parameter("id", "the id of the exchange"),),
     ),
     ApiRoute(
         path="/api/v1/pairs", name="pairs",
@@ -159,7 +159,7 @@ ROUTES: Final = (
         ),
         answers={JSON: reference("Pairs")},
         errors={**_BAD_QUERY, 404: "No exchanges are paired: `pair.upstream` is not set."},
-        query=(
+        query_parameters=(
             Parameter(
                 "limit", "maximum number of single pairs, the newest first",
                 {**COUNT, "minimum": 1, "maximum": PAIRS_MAX, "default": PAIRS_DEFAULT},
@@ -178,7 +178,7 @@ ROUTES: Final = (
     ApiRoute(
         path="/api/v1/streams", name="streams", text="The running exchanges, newest first.",
         answers={JSON: reference("Streams")}, errors=_BAD_QUERY,
-        query=(
+        query_parameters=(
             Parameter(
                 "limit", "maximum number of streams",
                 {
@@ -199,7 +199,7 @@ ROUTES: Final = (
             " how many streams went on after such silences."
         ),
         answers={JSON: reference("Silences")}, errors=_BAD_QUERY,
-        query=(
+        query_parameters=(
             Parameter(
                 "limit", "maximum number of streams",
                 {
@@ -217,7 +217,7 @@ ROUTES: Final = (
         ),
         answers={"text/event-stream": TEXT},
         errors={**_BAD_QUERY, 503: "Too many subscribers."},
-        query=(
+        query_parameters=(
             _EVENTS,
             Parameter("summary", "0: no summaries", FLAG),
             Parameter("exchanges", "0: no exchanges", FLAG),
@@ -272,19 +272,19 @@ def document(*, token: bool = False) -> dict[str, Any]:
 def _operation_schema(route: ApiRoute, *, token: bool) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in route.answers.items()}
     responses: dict[str, Any] = {"200": {"description": route.text, "content": content}}
-    error: dict[str, Any] = {} if route.probe else {"content": {JSON: {"schema": reference("Error")}}}
+    error: dict[str, Any] = {} if route.is_public else {"content": {JSON: {"schema": reference("Error")}}}
     responses["403"] = {"description": _FORBIDDEN if token else f"{_FORBIDDEN} {_FOREIGN_HOST}", **error}
     for status, text in sorted(route.errors.items()):
         responses[str(status)] = {"description": text, **error}
     out: dict[str, Any] = {"operationId": route.name, "summary": route.text, "responses": responses}
-    if route.query or route.parts:
+    if route.query_parameters or route.path_parameters:
         out["parameters"] = [
-            *({**_parameter_schema(p), "in": "path", "required": True} for p in route.parts),
-            *({**_parameter_schema(p), "in": "query"} for p in route.query),
+            *({**_parameter_schema(p), "in": "path", "required": True} for p in route.path_parameters),
+            *({**_parameter_schema(p), "in": "query"} for p in route.query_parameters),
         ]
     if route.body is not None:
         out["requestBody"] = {"required": True, "content": {JSON: {"schema": route.body}}}
-    if token and not route.probe:
+    if token and not route.is_public:
         out["security"] = [{"token": []}]
         responses["401"] = {"description": "The token is missing or wrong.", **error}
     return out

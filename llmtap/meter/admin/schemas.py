@@ -1,11 +1,12 @@
 """JSON Schemas (2020-12) of the answers of the admin API, by name (`SCHEMAS`), for `openapi.py`.
 
-They describe the answers; nothing is validated with them while the meter runs. Durations are seconds. Objects
-may gain names in later versions; none listed here goes away.
+They describe the answers; nothing is validated with them while the meter runs. Durations are seconds. Later
+versions can add names to an object, but remove none of these.
 
-`_OBJECTS` has the objects, one property or several of the same type a line: `NAME... TYPE: DESCRIPTION`. A
-name that ends in `*` may be absent. `TYPE?` may be null, `list:TYPE` is an array, `map:TYPE` an object whose
-keys are data, `a|b` an enumeration; a type with a capital is another object.
+`_OBJECTS` has the objects. Each line has one property, or several of the same type: `NAME... TYPE:
+DESCRIPTION`. A property whose name ends in `*` is sometimes absent. `TYPE?` is sometimes null, `list:TYPE` is
+an array, `map:TYPE` is an object whose property names are data (such as tenants), `a|b` is an enumeration; a
+type with a capital letter is another object.
 """
 
 from typing import Any, Final, get_args
@@ -40,14 +41,14 @@ _TYPES: Final[dict[str, Schema]] = {
         "type": "array", "prefixItems": [{"type": "number"}, COUNT], "minItems": 2, "maxItems": 2,
     },
 }  # fmt: skip
-_COUNTS: Final = {int: "count", dict[str, int]: "map:count", dict[str, bool]: "map:flag"}
+_COUNT_TYPES: Final = {int: "count", dict[str, int]: "map:count", dict[str, bool]: "map:flag"}
 
 
 def _type_of(field: CountField) -> str:
     """Return the type of a count in the notation of `_OBJECTS`."""
     if field.in_seconds:
         return "number"
-    return _COUNTS.get(field.kind) or "|".join(filter(None, get_args(field.kind))) + "?"
+    return _COUNT_TYPES.get(field.kind) or "|".join(filter(None, get_args(field.kind))) + "?"
 
 
 _OBJECTS: Final = {

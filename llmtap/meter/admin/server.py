@@ -44,9 +44,9 @@ _name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullm
 
 
 def refuse_rebinding() -> Middleware:
-    """Refuse a host name other than loopback on a port without a token (DNS rebinding).
+    """Return a middleware that refuses host names other than loopback, against DNS rebinding.
 
-    A request without `Host` is HTTP/1.0, which no browser sends.
+    A request without `Host` passes: it is HTTP/1.0, which no browser sends.
     """
 
     @web.middleware
@@ -63,10 +63,10 @@ def refuse_rebinding() -> Middleware:
 
 
 def refuse_cross_site() -> Middleware:
-    """Refuse requests that a browser marks as sent by a page of another origin, for any method and path.
+    """Return a middleware that refuses requests that a browser marks as sent by a page of another origin.
 
-    The dashboard's page alone may be opened by a link on any page, but not be shown in a frame. Programs send
-    no such mark and pass.
+    Only the dashboard's page can be opened by a link on any page, but not be shown in a frame. Requests of
+    programs have no such mark, and pass.
     """
 
     @web.middleware
@@ -85,7 +85,7 @@ def _is_cross_origin(request: web.Request) -> bool:
     origin, host = request.headers.get(hdrs.ORIGIN), request.headers.get(hdrs.HOST)
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
         return True
-    # `same-site` is another origin: another port or subdomain. `none`: a typed address, or a bookmark.
+    # `same-site` is another origin: another port or subdomain. `none` is a typed address, or a bookmark.
     return request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 
 
@@ -113,7 +113,7 @@ BODY_S: Final = 20.0
 FLUSH_S: Final = 30.0
 """Time limit of a flush, so that an unavailable store cannot block a request permanently."""
 FLUSH_STEP_S: Final = 0.02
-_FORMS: Final = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
+_FORM_TYPES: Final = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
 """Content types that a page of another origin can send without a preflight request."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -123,11 +123,11 @@ class _SwitchRequest(msgspec.Struct, forbid_unknown_fields=True):
     enabled: bool
 
 
-def add_experiment_routes(app: web.Application, experiments: Experiments, answers: SharedWork) -> None:
+def add_experiment_routes(app: web.Application, experiments: Experiments, answer_work: SharedWork) -> None:
     """Add the routes GET and POST of the experiment.
 
-    Before them, middlewares check the origin of each request, and its token; if no token is set, its Host
-    must name loopback.
+    The middlewares of `admin_app` have already checked the origin of each request, and its token; if no token
+    is set, its `Host` must name loopback.
     """
 
     async def results(request: web.Request) -> web.Response:
@@ -135,27 +135,29 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
             work = experiments.results()
             return lambda: _encode(work())
 
-        return web.Response(body=await answers.get("experiment", begin), content_type="application/json")
+        return web.Response(body=await answer_work.get("experiment", begin), content_type="application/json")
 
     async def switch(request: web.Request) -> web.Response:
         if request.content_type != "application/json":
-            raise web.HTTPUnsupportedMediaType(reason="expected Content-Type: application/json")
-        if (request.content_length or 0) > BODY_BYTES_MAX:
-            raise web.HTTPRequestEntityTooLarge(BODY_BYTES_MAX, request.content_length or 0)
+            kind = request.content_type
+            raise web.HTTPUnsupportedMediaType(reason=f"expected Content-Type: application/json, got {kind}")
+        if (n_bytes := request.content_length or 0) > BODY_BYTES_MAX:
+            problem = f"the body has {n_bytes} bytes; the limit is {BODY_BYTES_MAX}"
+            raise web.HTTPRequestEntityTooLarge(BODY_BYTES_MAX, n_bytes, reason=problem)
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
             wanted = msgspec.json.decode(body, type=_SwitchRequest)
         except TimeoutError:
-            raise web.HTTPRequestTimeout from None
+            raise web.HTTPRequestTimeout(reason=f"the body took longer than {BODY_S:g} s") from None
         except msgspec.MsgspecError as exc:
             raise BadQuery(
                 "enabled", f'expected {{"enabled": true}} or {{"enabled": false}}: {exc}'
             ) from None
         if experiments.experiment is None:
-            raise web.HTTPConflict(reason="no experiment is configured")
+            raise web.HTTPConflict(reason="no experiment is configured: set [experiment]")
         if wanted.enabled and experiments.state == "ended":
-            raise web.HTTPConflict(reason="the experiment has ended (experiment.until)")
+            raise web.HTTPConflict(reason="the experiment has ended: experiment.until is in the past")
         experiments.switch(wanted.enabled)
         return await results(request)
 
@@ -164,15 +166,15 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
 
 
 INDEX: Final = "index.html"
-_TYPES: Final = {
+_TYPE_BY_SUFFIX: Final = {
     ".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml",
 }  # fmt: skip
-_FILES: Final = {part.name: part for part in (files("llmtap.meter.admin") / "static").iterdir()} | {
+_PAGE_FILES: Final = {part.name: part for part in (files("llmtap.meter.admin") / "static").iterdir()} | {
     name: files("llmtap.report") / name for name in ("plot.css", "plot.js")
 }
 METRICS_MODULE: Final = "metrics.js"
 """Name of the JavaScript module that lists the metrics of an exchange; it is made from the catalogue."""
-ASSETS: Final = frozenset({METRICS_MODULE, *_FILES} - {INDEX})
+ASSETS: Final = frozenset({METRICS_MODULE, *_PAGE_FILES} - {INDEX})
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -194,20 +196,18 @@ def accepts_gzip(request: web.Request) -> bool:
 
 
 def _unzip_slices(zipped: bytes) -> Iterator[bytes]:
-    """Yield a decompressed body in slices. Only the compressed body is in memory while a client reads
-    slowly."""
+    """Yield a decompressed body in slices, so that a slow client keeps only compressed data in memory."""
     with gzip.GzipFile(fileobj=io.BytesIO(zipped)) as file:
         while part := file.read(SLICE_BYTES):
             yield part
 
 
-async def _page_part(request: web.Request) -> web.Response:
-    """Answer the dashboard (`/`) or one of its files. A browser loads no part of the page from other
-    hosts."""
+async def _answer_page_file(request: web.Request) -> web.Response:
+    """Answer with the dashboard (`/`) or one of its files. All parts of the page come from this port."""
     name = request.match_info.get("name", INDEX)
     if "name" in request.match_info and name not in ASSETS:
-        raise web.HTTPNotFound(reason="the dashboard has no such file")
-    etag, zipped = await asyncio.to_thread(_read_part, name)
+        raise web.HTTPNotFound(reason=f"the dashboard has no file {short_repr(name)}")
+    etag, zipped = await asyncio.to_thread(_read_page_file, name)
     # RFC 9110 8.8.1: the tag is weak, since it is the same with and without gzip.
     headers = {**_PAGE_HEADERS, hdrs.ETAG: f'W/"{etag}"'}
     if any(tag.value in (etag, "*") for tag in request.if_none_match or ()):
@@ -216,14 +216,14 @@ async def _page_part(request: web.Request) -> web.Response:
         headers[hdrs.CONTENT_ENCODING], body = "gzip", zipped
     else:
         body = await asyncio.to_thread(gzip.decompress, zipped)
-    kind = _TYPES[Path(name).suffix]
+    kind = _TYPE_BY_SUFFIX[Path(name).suffix]
     return web.Response(body=body, headers=headers, content_type=kind, charset="utf-8")
 
 
 @cache
-def _read_part(name: str) -> tuple[str, bytes]:
+def _read_page_file(name: str) -> tuple[str, bytes]:
     """Return the ETag and the compressed content of a file of the page."""
-    content = metrics_module() if name == METRICS_MODULE else _FILES[name].read_bytes()
+    content = metrics_module() if name == METRICS_MODULE else _PAGE_FILES[name].read_bytes()
     # With mtime=0, equal files give equal bytes.
     return sha256(content).hexdigest()[:32], gzip.compress(content, 6, mtime=0)
 
@@ -243,8 +243,8 @@ def metrics_module() -> bytes:
 
 
 _PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/", *(f"/assets/{name}" for name in ASSETS)})
-"""Paths that need no token: probes answer only yes or no, and the dashboard's files have no data. They are
-compared as a whole, so that other spellings of a path do not match."""
+"""Paths that need no token: probes answer only yes or no, and the dashboard's files have no data. A path must
+be equal to one of these, so that other spellings of a path do not match."""
 
 _HEADERS: Final = {
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -252,18 +252,18 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Header fields of each answer that does not set them itself: pages of other origins cannot embed it."""
+"""Default header fields of each answer, so that pages of other origins cannot embed it."""
 
 
 CONNECTIONS: Final = web.AppKey("connections", AdminConnections)
 
 
 def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Application:
-    """Return the application; with a token, all but probes and dashboard files require it."""
+    """Return the application. With a `token`, all paths except probes and dashboard files require it."""
     api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
     lost = direct_lost_clients(
-        pipeline.relays.listen,
+        pipeline.relays.listen_url,
         lambda request: token is None and _is_loopback(request.headers.get(hdrs.HOST, "")),
     )
     app = web.Application(
@@ -284,10 +284,10 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     pipeline.streams.add_to(app)
     pipeline.usual_phases.add_to(app)
     pipeline.silences.add_to(app)
-    app.router.add_get("/", _page_part)
-    app.router.add_get("/assets/{name}", _page_part)
+    app.router.add_get("/", _answer_page_file)
+    app.router.add_get("/assets/{name}", _answer_page_file)
     add_openapi_route(app, token=token is not None)
-    add_experiment_routes(app, pipeline.experiments, api.answers)
+    add_experiment_routes(app, pipeline.experiments, api.answer_work)
     return app
 
 
@@ -300,20 +300,20 @@ class _Admin:
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self.connections = AdminConnections(pipeline.admin_limits)
-        self._scrapes = SharedWork()
-        self.answers = SharedWork()
+        self._scrape_work = SharedWork()
+        self.answer_work = SharedWork()
 
     async def healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(self, request: web.Request) -> web.Response:
-        if self._pipeline.relays.ready(self._pipeline.clock.mono_ns()):
+        if self._pipeline.relays.has_ready_relay(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
         reason = "no relay reports to the meter, or the upstream that it needs accepts no connection\n"
         return web.Response(status=503, text=reason)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        """Answer with all metrics. Only their compressed text is kept: the text of 2,000 series has 66 MB."""
+        """Answer with all metrics. Only the compressed text is kept: the text of 2,000 series has 66 MB."""
         accept = request.headers.get(hdrs.ACCEPT, "")
 
         def begin() -> Callable[[], tuple[bytes, int, str]]:
@@ -327,7 +327,7 @@ class _Admin:
 
         await self._pipeline.silences.refresh()
         native = self._pipeline.options.native_histograms
-        zipped, size, content_type = await self._scrapes.get(format_name(accept, native=native), begin)
+        zipped, size, content_type = await self._scrape_work.get(format_name(accept, native=native), begin)
         headers: dict[str, str] = {hdrs.CONTENT_TYPE: content_type, hdrs.VARY: "Accept, Accept-Encoding"}
         if accepts_gzip(request):
             headers[hdrs.CONTENT_ENCODING] = "gzip"
@@ -335,7 +335,7 @@ class _Admin:
         return await self.connections.send(request, headers, zipped, _unzip_slices(zipped), size)
 
     async def summary(self, request: web.Request) -> web.Response:
-        """Answer the Summary of `?window=`, split by `?by=`; `?certain=1`: without uncertain exchanges."""
+        """Answer with the Summary of `?window=`, split by `?by=`; `?certain=1`: no uncertain exchanges."""
         window, certain, by = self._read_window(request, "by")
         labels = _series_labels(",".join(BY) if by is None else by)
 
@@ -343,20 +343,20 @@ class _Admin:
             work = summary_of(self._pipeline, window, labels, certain=certain)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answers.get(("summary", window, labels, certain), begin))
+        return _json_response(await self.answer_work.get(("summary", window, labels, certain), begin))
 
     async def histograms(self, request: web.Request) -> web.Response:
-        """Answer the latencies of the series in `?window=` as HdrHistograms; `?certain=1` as in `summary`."""
+        """Answer with HdrHistograms of latencies by series, in `?window=`; `?certain=1` as in `summary`."""
         window, certain, _ = self._read_window(request)
 
         def begin() -> Callable[[], bytes]:
             work = histograms_of(self._pipeline, window, certain=certain)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answers.get(("histograms", window, certain), begin))
+        return _json_response(await self.answer_work.get(("histograms", window, certain), begin))
 
     def _read_window(self, request: web.Request, more: str | None = None) -> tuple[str, bool, str | None]:
-        """Return `window`, `certain` and another parameter of a request. Raises BadQuery."""
+        """Return `window`, `certain` and the parameter named `more` (None: absent). Raises BadQuery."""
         fields = read_fields(request.query.items())
         window = _window_name(fields.pop("window", self._pipeline.options.window_name))
         certain = recent_api.read_flag("certain", fields.pop("certain", "0"))
@@ -371,16 +371,16 @@ class _Admin:
         fields = read_fields(request.query.items())
         key = ("exchanges", *sorted(fields.items()))
         query = Query.parse(fields)
-        recent = self._pipeline.recent
+        recent = self._pipeline.recent_exchanges
 
         def begin() -> Callable[[], bytes]:
             matches = recent.find(query)
             return lambda: recent.to_json(matches, query)
 
-        return _json_response(await self.answers.get(key, begin))
+        return _json_response(await self.answer_work.get(key, begin))
 
     async def history(self, request: web.Request) -> web.Response:
-        """Answer the key figures of all complete steps of `?step=`."""
+        """Answer with the key figures of all complete steps of the length `?step=`."""
         fields = read_fields(request.query.items())
         step = fields.pop("step", next(iter(STEPS)))
         if fields:
@@ -392,10 +392,10 @@ class _Admin:
             work = self._pipeline.history.to_dict(step)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answers.get(("history", step), begin))
+        return _json_response(await self.answer_work.get(("history", step), begin))
 
     async def pairs(self, request: web.Request) -> web.Response:
-        """Answer the pairs of exchanges on both sides of a gateway, with the newest `?limit=` of them."""
+        """Answer with the figures of pairs on both sides of a gateway, and the newest `?limit=` pairs."""
         fields = read_fields(request.query.items())
         limit = read_number("limit", fields.pop("limit", str(PAIRS_DEFAULT)), PAIRS_MAX)
         if fields:
@@ -408,11 +408,11 @@ class _Admin:
             work = pairs.summarise(limit)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answers.get(("pairs", limit), begin))
+        return _json_response(await self.answer_work.get(("pairs", limit), begin))
 
     async def flush(self, request: web.Request) -> web.Response:
-        """Make files of the exchanges captured so far; wait at most FLUSH_S."""
-        if request.content_type in _FORMS:
+        """Make files of the exchanges captured so far, and wait for them at most FLUSH_S."""
+        if request.content_type in _FORM_TYPES:
             raise web.HTTPUnsupportedMediaType(
                 reason=f"expected a POST without a body, got content of type {request.content_type}"
             )
@@ -428,14 +428,14 @@ class _Admin:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    # aiohttp's own `Server` field would show the versions of Python and aiohttp to clients without a token.
+    # Replace aiohttp's `Server` field, which shows the versions of Python and aiohttp without a token.
     response.headers[hdrs.SERVER] = "llmtap"
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
 
 
 def _token_guard(token: str | None) -> Middleware:
-    """Check the token, and answer errors as JSON."""
+    """Return a middleware that checks the token and answers errors as JSON."""
     expected = None if token is None else f"Bearer {token}".encode()
 
     @web.middleware
@@ -444,7 +444,7 @@ def _token_guard(token: str | None) -> Middleware:
             received = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(received, expected):
                 return _problem_response(
-                    401, "this admin port asks for `Authorization: Bearer TOKEN`", authenticate=True
+                    401, "this admin port requires `Authorization: Bearer TOKEN`", authenticate=True
                 )
         try:
             return await handler(request)

@@ -1,4 +1,4 @@
-"""TLS context of the admin port, renewed when the files of certificate and key change (`AdminTls`)."""
+"""TLS of the admin port (`AdminTls`)."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from llmtap.meter.options import MeterOptions
 from llmtap.net.tls import server_context
 
 CHECK_S: Final = 30.0
-"""Interval of the check for new certificates, which are renewed days before they expire."""
+"""Interval of the check for new certificates. Half a minute is soon enough: they are renewed days before."""
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class AdminTls:
         self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
 
     @classmethod
-    def of(cls, options: MeterOptions) -> "AdminTls | None":
+    def from_options(cls, options: MeterOptions) -> "AdminTls | None":
         """Return the TLS context of the options; None if they set no certificate."""
         if options.admin_tls_certificate is None or options.admin_tls_key is None:
             return None
@@ -35,7 +35,7 @@ class AdminTls:
     async def renew(self) -> None:
         """Load the files again whenever they change; never ends.
 
-        If key and certificate do not match (only one of the files is written yet), the old pair stays in use,
+        If key and certificate do not match (only one file has been written yet), the old pair stays in use,
         and the next check tries again.
         """
         while True:
@@ -48,7 +48,8 @@ class AdminTls:
         if state == self._files_state:
             return False
         try:
-            # Try a separate context first: if the key does not fit, OpenSSL keeps the new certificate loaded.
+            # Try a separate context first: in `self.context`, a new certificate would stay even if its key is
+            # refused.
             server_context(*self._files, "meter.admin_tls_")
             self.context.load_cert_chain(*self._files)
         except (ConfigError, OSError) as exc:

@@ -18,22 +18,22 @@ from llmtap.export.prometheus.catalogue import LAG, Value
 from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.windows import BY, names_of
+from llmtap.meter.pipeline.windows import BY, labels_of
 from llmtap.meter.relays import RelayState, UpstreamLoad
 from llmtap.meter.slo import FrozenSlos, SloCount
 from llmtap.meter.tenants import DEFAULT
 from llmtap.metrics.silences import SilenceKind
 from llmtap.version import __version__
 
-_UPSTREAM: Final = {
+_UPSTREAM_METRICS: Final = {
     "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
     "upstream_kv_cache_usage_ratio": "kv_use", "upstream_output_tokens": "generation_tokens",
 }  # fmt: skip
-_NONE_SILENT: Final = {(kind.value, DEFAULT): 0 for kind in SilenceKind}
-"""A metric without samples would be "No data" on a board."""
+_NO_SILENT_STREAMS: Final = {(kind.value, DEFAULT): 0 for kind in SilenceKind}
+"""Samples for the time without silent streams: without a sample, a dashboard would show "No data"."""
 PAIRS_DEFAULT: Final = 20
 PAIRS_MAX: Final = 1_000
-"""Single pairs in an answer of `/api/v1/pairs`."""
+"""Maximum number of single pairs in an answer of `/api/v1/pairs`."""
 Values = Mapping[str, Value]
 _Samples = dict[str, dict[tuple[str, ...], float]]
 
@@ -53,8 +53,8 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "admin_limits": dict(p.admin_limits),
         "reading_limits": dict(p.reading_limits),
         "live_missed_exchanges": p.live_missed,
-        "silent_streams": {**_NONE_SILENT, **p.silences.latest.by_tenant},
-        "silence_not_judged_streams": p.silences.latest.not_judged,
+        "silent_streams": {**_NO_SILENT_STREAMS, **p.silences.latest_report.by_tenant},
+        "silence_not_judged_streams": p.silences.latest_report.not_judged,
         "ttft_step_ratio": p.steps.ratios(),
         "smooth_goodput_tokens_per_second": {
             name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None
@@ -82,14 +82,15 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
 def upstream_values(upstream: UpstreamLoad | None) -> Values:
     if upstream is None:
         return {}
-    loads = {metric: upstream.values[name] for metric, name in _UPSTREAM.items() if name in upstream.values}
+    values = upstream.values
+    loads = {metric: values[name] for metric, name in _UPSTREAM_METRICS.items() if name in values}
     return {**loads, "upstream_scrape_failures": upstream.failures}
 
 
 def relay_values(relays: Sequence[RelayState]) -> Values:
     """Return the metrics of relays.
 
-    A relay that left keeps its counters, so that sums over relays do not fall, and loses its gauges.
+    A disconnected relay keeps its counters, so that sums over relays do not fall, but not its gauges.
     """
     values: _Samples = {
         "relay_up": {(relay.name,): int(relay.connected) for relay in relays},
@@ -104,7 +105,7 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
 def _add_status(
     values: _Samples, status: Hashable, *labels: str, vantage: str = "", gauges: bool = True
 ) -> None:
-    """Add the values of a status, under labels that begin with `labels`."""
+    """Add the values of a status to `values`, with label values that begin with `labels`."""
     for one in fields_of(type(status)):
         metric = one.about.metric
         if metric is not None and one.applies_to(vantage) and (gauges or not one.about.gauge):
@@ -122,7 +123,7 @@ def lag_cells(relays: Sequence[RelayState]) -> list[Cell]:
 def _slo_values(slos: FrozenSlos) -> Values:
     if not slos.classes and not slos.total:
         return {}
-    # Export each class from the start with 0, so that rate() includes its first exchange.
+    # Export each class with 0 from the start, so that rate() of Prometheus includes its first exchange.
     counts = {
         **slos.total,
         **{(c, "default"): SloCount() for c in slos.classes if (c, "default") not in slos.total},
@@ -162,7 +163,7 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
 
     def work() -> dict[str, object]:
         series = [
-            {**names_of(key), "n": summary.n, "histograms": summary.hdr_histograms()}
+            {**labels_of(key), "n": summary.n, "histograms": summary.hdr_histograms()}
             for key, summary in frozen.series(certain=certain)
         ]
         return {
@@ -181,7 +182,7 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
 
 
 def _clear_after_cancel(summary: Any) -> None:
-    """Set tokens after a disconnect to null: only the middleware reads them."""
+    """Set the tokens after a client's disconnect to null, because only the middleware reads such tokens."""
     for group in summary.get("by", {}).values():
         for part in group.values():
             part["tokens"]["after_cancel"] = None
@@ -191,10 +192,10 @@ def _clear_after_cancel(summary: Any) -> None:
 def summary_of(
     p: ExchangePipeline, window: str | None = None, by: Collection[str] = BY, *, certain: bool = False
 ) -> Callable[[], dict[str, object]]:
-    """Return a function that makes the summary of a window. Any thread may call the function.
+    """Return a thread-safe function that makes the summary of a window.
 
-    `window`: name of the window; None: that of the options; `all`: since the start. `by`: labels by which it
-    is split, some of `windows.BY`. `certain`: without exchanges whose uncertainty is above the limit.
+    `window`: name of the window; None: that of the options; `all`: since the start. `by`: labels of
+    `windows.BY` by which it is split. `certain`: without exchanges whose uncertainty is above the limit.
     """
     frozen = p.windows.freeze(p.options.window_name if window is None else window)
     slos, steps = p.slos.freeze(), p.steps.to_dict()

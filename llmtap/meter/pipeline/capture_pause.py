@@ -1,7 +1,7 @@
-"""State of a capture that cannot write: what waits, how long the memory lasts, and what to do (`PauseWatch`).
+"""State of a capture that cannot write: waiting rows, time until the memory is full, remedy (`PauseWatch`).
 
-The recorder calls `update` at each turn of its thread; the admin API has the result as `capture.pause`. The
-time that the memory lasts is the rest of the memory divided by the rate at which it fills since the pause
+The recorder calls `update` at each turn of its thread; the admin API shows the result as `capture.pause`. The
+time until the memory is full is the free memory, divided by the rate at which it has filled since the pause
 began.
 """
 
@@ -11,7 +11,7 @@ from llmtap.export.sinks import CapturePause
 from llmtap.units import NS_PER_S, format_bytes
 
 CAUSES: Final = {
-    # Space for the files that are made of spools stays free, so the disk is not full to the last byte.
+    # "Too little", because the disk is not full: the recorder keeps space for the files made of its spools.
     "disk_full": ("the disk of {spool} has too little free space", "free space on this disk"),
     "folder": ("{spool} is missing or cannot be written", "create it, owned by the user of llmtap"),
     "total_bytes": (
@@ -21,7 +21,7 @@ CAUSES: Final = {
 }
 """Cause and remedy by the reason of a pause."""
 RATE_NS_MIN: Final = 5 * NS_PER_S
-"""Minimum length of a pause from which its rate is known."""
+"""Length of a pause from which the rate is reliable enough to estimate the time until the memory is full."""
 
 
 class PauseWatch:
@@ -33,20 +33,20 @@ class PauseWatch:
 
     def __init__(self, memory_bytes: int, spool: str, to: str) -> None:
         self._memory_bytes = memory_bytes
-        self._places = {"spool": spool, "to": to}
-        self._began: tuple[int, int, int] | None = None
-        """Time, waiting bytes and dropped exchanges at the begin of the pause."""
+        self._folder_texts = {"spool": spool, "to": to}
+        self._start: tuple[int, int, int] | None = None
+        """Time, waiting bytes and dropped exchanges at the start of the pause; None: not paused."""
         self.pause: CapturePause | None = None
 
     def update(self, reason: str | None, now_ns: int, *, rows: int, n_bytes: int, dropped: int) -> None:
-        """Update `pause`. `reason`: why rows cannot be written (None: they can); `rows`, `n_bytes`: size of
-        what waits in memory; `dropped`: number of exchanges dropped so far."""
+        """Update `pause`. `reason`: why rows cannot be written (None: they can); `rows`, `n_bytes`: number
+        and size of the rows that wait in memory; `dropped`: number of exchanges dropped so far."""
         if reason is None:
-            self._began = self.pause = None
+            self._start = self.pause = None
             return
-        if self._began is None:
-            self._began = now_ns, n_bytes, dropped
-        began_ns, began_bytes, began_dropped = self._began
+        if self._start is None:
+            self._start = now_ns, n_bytes, dropped
+        began_ns, began_bytes, began_dropped = self._start
         elapsed_ns, grown = now_ns - began_ns, n_bytes - began_bytes
         free_bytes = max(0, self._memory_bytes - n_bytes)
         lasts_s = None
@@ -64,7 +64,7 @@ class PauseWatch:
         )
 
     def _sentence(self, reason: str, rows: int, lost: int, lasts_s: float | None) -> str:
-        cause, remedy = (text.format(**self._places) for text in CAUSES[reason])
+        cause, remedy = (text.format(**self._folder_texts) for text in CAUSES[reason])
         memory = format_bytes(self._memory_bytes)
         if lost:
             state = (

@@ -7,18 +7,15 @@ from typing import Final
 from llmtap.channel.frames import Frame
 
 TURN_NS: Final = 50_000
-"""Time between two yields: about the time that a relay takes for an event, so that a relay waits no longer
-than that."""
+"""Time between two yields: about as long as a relay works on an event, so that its events wait no longer."""
 LONG_YIELD_NS: Final = 2_000_000
-"""If a yield takes longer, a process that never sleeps uses the same CPU. The meter then does not yield for
-NO_YIELD_NS."""
+"""If a yield takes longer, a process that never sleeps uses the CPU: do not yield again for NO_YIELD_NS."""
 NO_YIELD_NS: Final = 100_000_000
-"""Time without yields after a long yield, or from a batch on that shows that the meter is behind."""
+"""Time without yields after a long yield, or from a batch on that waited for longer than BEHIND_NS."""
 BEHIND_NS: Final = 50_000_000
-"""Age of a batch from which the meter is behind. Frames come every 10 ms (`llmtap/channel/`), so this batch
-waited for the CPU."""
+"""Age of a batch from which the meter is behind: relays send a batch every 10 ms (`llmtap/channel/`)."""
 LOOP_TURN_NS: Final = 10_000_000
-"""Time of work on a batch before the event loop runs. An answer of the admin port takes about five rounds."""
+"""Time of work on a batch before the event loop runs. An answer of the admin port needs about five rounds."""
 CPU_EVERY_NS: Final = 1_000_000
 """Minimum time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
 
@@ -26,21 +23,21 @@ CPU_EVERY_NS: Final = 1_000_000
 class CooperativeYield:
     """Offers the CPU to the relays between short turns of work, and measures the CPU time of long frames.
 
-    On the same CPU, Linux (EEVDF) may run a relay only at the next tick, up to 4 ms later. A nice value of
-    the meter does not change this. So the meter calls `sched_yield` between frames. If a yield took long, or
-    the meter is behind, it does not yield for a while.
+    On the same CPU, Linux (EEVDF) often runs a relay only at the next tick, up to 4 ms later. A nice value
+    of the meter does not change this. So the meter calls `sched_yield` between frames. If a yield took long,
+    or the meter is behind, it does not yield for NO_YIELD_NS.
     """
 
     __slots__ = (
-        "_cpu_since_ns",
-        "_loop_at_ns",
+        "_cpu_at_read_ns",
+        "_cpu_read_ns",
+        "_loop_due_ns",
         "_mono_ns",
         "_no_yield_until_ns",
-        "_read_ns",
-        "_since_ns",
+        "_turn_start_ns",
         "_yield_cpu",
-        "behind",
         "cpu_ns",
+        "is_behind",
         "loop_is_due",
     )
 
@@ -52,59 +49,60 @@ class CooperativeYield:
     ) -> None:
         self._mono_ns = mono_ns
         self.cpu_ns = cpu_ns
-        self._read_ns = 0  # time of the latest reading of the CPU clock
-        self._cpu_since_ns = 0  # CPU time at that reading
+        self._cpu_read_ns = 0  # time of the latest reading of the CPU clock
+        self._cpu_at_read_ns = 0  # CPU time at the latest reading
         self._yield_cpu = give
-        self._since_ns = 0
+        self._turn_start_ns = 0
         self._no_yield_until_ns = 0
-        self._loop_at_ns = 0
+        self._loop_due_ns = 0
         self.loop_is_due = False
         """Whether the work in this round of the event loop has taken LOOP_TURN_NS."""
-        self.behind = False
+        self.is_behind = False
+        """Whether the latest batch waited for longer than BEHIND_NS."""
 
     def begin_turn(self) -> None:
-        """Begin a round of the event loop, in which work may take LOOP_TURN_NS."""
+        """Begin a round of the event loop, in which work can take LOOP_TURN_NS."""
         self.loop_is_due = False
         self.restart()
-        self._loop_at_ns = self._since_ns + LOOP_TURN_NS
+        self._loop_due_ns = self._turn_start_ns + LOOP_TURN_NS
 
     def restart(self) -> None:
         """Begin a new measurement; CPU time until now is not charged to any frame."""
-        self._since_ns = self._read_ns = self._mono_ns()
-        self._cpu_since_ns = self.cpu_ns()
+        self._turn_start_ns = self._cpu_read_ns = self._mono_ns()
+        self._cpu_at_read_ns = self.cpu_ns()
 
     def pace(
         self, frames: Iterable[Frame], last_ns: int | None, charge: Callable[[Frame, int], None] | None = None
     ) -> Iterator[Frame]:
-        """Yield the frames of a batch, and offer the CPU to relays in between. `last_ns`: time of its last
-        frame; None if it is not known.
+        """Yield the frames of a batch, and offer the CPU to relays in between. `last_ns`: time of the last
+        frame of the batch; None if it is not known.
 
-        `charge` is called with a frame that took longer than CPU_EVERY_NS, and its CPU time, which may
+        `charge` is called with a frame that took longer than CPU_EVERY_NS, and its CPU time, which can
         include up to CPU_EVERY_NS of earlier frames.
         """
         self.restart()
-        now_ns = self._since_ns
-        self.behind = last_ns is not None and now_ns - last_ns > BEHIND_NS
-        if self.behind:
+        now_ns = self._turn_start_ns
+        self.is_behind = last_ns is not None and now_ns - last_ns > BEHIND_NS
+        if self.is_behind:
             self._no_yield_until_ns = now_ns + NO_YIELD_NS
         for frame in frames:
             yield frame
             now_ns = self.pause()
-            if now_ns - self._read_ns > CPU_EVERY_NS:
+            if now_ns - self._cpu_read_ns > CPU_EVERY_NS:
                 cpu_ns = self.cpu_ns()
-                used_ns = cpu_ns - self._cpu_since_ns
-                self._read_ns, self._cpu_since_ns = now_ns, cpu_ns
+                used_ns = cpu_ns - self._cpu_at_read_ns
+                self._cpu_read_ns, self._cpu_at_read_ns = now_ns, cpu_ns
                 if charge is not None:
                     charge(frame, used_ns)
 
     def pause(self) -> int:
-        """Yield the CPU if the turn has taken TURN_NS. Return the time before the yield, monotonic."""
+        """Yield the CPU if the turn has taken TURN_NS. Return the monotonic time before the yield."""
         now_ns = self._mono_ns()
-        if now_ns > self._loop_at_ns:
+        if now_ns > self._loop_due_ns:
             self.loop_is_due = True
-        if now_ns - self._since_ns > TURN_NS and now_ns >= self._no_yield_until_ns:
+        if now_ns - self._turn_start_ns > TURN_NS and now_ns >= self._no_yield_until_ns:
             self._yield_cpu()
-            self._since_ns = back_ns = self._mono_ns()
+            self._turn_start_ns = back_ns = self._mono_ns()
             if back_ns - now_ns > LONG_YIELD_NS:
                 self._no_yield_until_ns = back_ns + NO_YIELD_NS
         return now_ns

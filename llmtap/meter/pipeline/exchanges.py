@@ -2,7 +2,7 @@
 
 `RecentExchanges` is a sink of the pipeline, bounded by number and bytes. `Streams` lists the open
 observers of each assembler that joined, copied a few at a time, newest first. Frames come every 10 ms
-(`llmtap/channel/`), so `since_last` is up to that much too long.
+(`llmtap/channel/`), so `since_last` can be 10 ms too long.
 
 `Query` and `StreamsQuery` parse filters, limits and cursors of a request; the readers of single query
 parameters (`read_*`, `FILTERS`, `BadQuery`) are used by the other routes of the admin API, too.
@@ -41,7 +41,7 @@ BYTES_MAX: Final = 80 << 20
 LIMIT_DEFAULT: Final = 100
 LIMIT_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 << 20
-"""Bytes of one answer; the exchange (or slice of events) that reaches them is the last."""
+"""Size at which an answer ends: the exchange (or slice of events) that reaches it is the last."""
 EVENTS_SLICE: Final = 1_000
 """Number of events that are converted to JSON at a time: about 60 kB."""
 
@@ -95,13 +95,13 @@ def read_flag(field: str, value: str) -> bool:
 
 
 def _read_cursor(field: str, value: str) -> tuple[int, int]:
-    """Return `before` and `events_start` of a cursor.
+    """Return `before` and `events_start` (of `Query`) of a cursor.
 
-    The cursor is `N`, or `N.EVENT` for the rest of the events of exchange N.
+    The cursor is the number `N` of an exchange, or `N.EVENT` for the events of exchange N from EVENT on.
     """
     parts = _match_cursor(value)
     if parts is None:
-        raise BadQuery(field, f"expected the `next` of an earlier answer, got {short_repr(value)}")
+        raise BadQuery(field, f"expected the value of `next` of an answer, got {short_repr(value)}")
     number, event = int(parts[1]), int(parts[2] or 0)
     return (number + 1 if event else number), event
 
@@ -121,7 +121,7 @@ def read_reading(field: str, value: str) -> Reading:
 
 
 def read_side(field: str, value: str) -> str:
-    """Return a side of a gateway. Raises BadQuery."""
+    """Return a query parameter that is a side of a gateway. Raises BadQuery."""
     if value not in (FRONT, BACK):
         raise BadQuery(field, f"expected {FRONT} or {BACK}, got {short_repr(value)}")
     return value
@@ -167,10 +167,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     limit: int = LIMIT_DEFAULT
     events: bool = False
+    """Whether the answer has the events of each exchange."""
     before: int | None = None
+    """Only exchanges with a lower number than this are returned."""
     events_start: int = 0
-    """First event to return of exchange `before` - 1, whose earlier events were in the previous answer; 0:
-    there is no such exchange."""
+    """First event to return of exchange `before` - 1, if the previous answer had only its earlier events."""
     filters: dict[str, object] = {}
 
     @classmethod
@@ -215,8 +216,7 @@ class RecentExchanges:
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
         self._trace_url = trace_url
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
-        """Entries: number, size in bytes when the exchange was added, exchange, and settings of the reader of
-        its benefit."""
+        """Entries: number, size in bytes when it was added, exchange, settings of its benefit's reader."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
@@ -256,7 +256,7 @@ class RecentExchanges:
     def to_json(self, matches: Sequence[tuple[int, Exchange, Benefit]], query: Query) -> bytes:
         """Return the JSON of `/api/v1/exchanges`: as many matches as the limit and PAGE_BYTES_MAX allow.
 
-        Any thread may call this method, since finished exchanges do not change.
+        This method is thread-safe, because finished exchanges do not change.
         """
         out: list[bytes] = []
         size, cursor = 0, None
@@ -285,7 +285,8 @@ class RecentExchanges:
 def encode_with_events(
     about: dict[str, object], x: Exchange, start: int = 0, bytes_max: int | None = None
 ) -> tuple[bytes, int | None]:
-    """Return the JSON of an exchange (`about`) with events from `start` on, and the first omitted event.
+    """Return the JSON of an exchange (`about`) with events from `start` on, and the index of the first
+    omitted event (None: all are included).
 
     The events become JSON slice by slice, so that their dicts never exist all at once. The slice that reaches
     `bytes_max` is the last.
@@ -312,10 +313,10 @@ WINDOW_MAX_S: Final = 60
 POINTS_MAX: Final = 200
 STREAM_EVENTS_MAX: Final = 1_000_000
 """Events copied for one answer, at 17 bytes each; each stream gets an equal share, its newest events."""
-SLICE: Final = 16
-"""Streams processed between two rounds of the event loop: about half a millisecond."""
-
+STREAMS_PER_ROUND: Final = 16
+"""Streams copied between two rounds of the event loop, which take about half a millisecond."""
 OpenExchange = tuple[Observer, str | None]
+"""Observer of an exchange under way, and its arm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +343,8 @@ class StreamsQuery:
 
 @dataclass(frozen=True, slots=True)
 class _StreamCopy:
+    """Copy of a running stream: its JSON without the timeline, and its events since `since_ns`."""
+
     about: dict[str, object]
     arrival_ns: int
     since_ns: int
@@ -352,7 +355,7 @@ class _StreamCopy:
 
     def to_dict(self) -> dict[str, object]:
         carries = [flags & OUTPUT for flags in self.flags]
-        # A chunk without a declared number of tokens counts as one, as in the token source `chunks`.
+        # A chunk that declares no number of tokens counts as one token, as in the token source `chunks`.
         points = [
             (t, n if n >= 0 else 1) for t, n in compress(zip(self.t_ns, self.tokens, strict=True), carries)
         ]
@@ -378,7 +381,7 @@ class Streams:
         self._assemblers.remove(assembler)
 
     def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/api/v1/streams", self._answer)
+        app.router.add_get("/api/v1/streams", self._handle_request)
 
     async def find(self, query: StreamsQuery) -> list[_StreamCopy]:
         copies: list[_StreamCopy] = []
@@ -388,15 +391,15 @@ class Streams:
                 copies.append(_copy_stream(one, self._clock.mono_ns(), query.window_ns, events_max))
                 if len(copies) == query.limit:
                     break
-            if n_done % SLICE == 0:
+            if n_done % STREAMS_PER_ROUND == 0:
                 await asyncio.sleep(0)
-        # The copies are in the order in which the heads of their requests ended, which is only nearly that of
-        # arrivals.
+        # The copies are in the order in which the heads of their requests ended. Sort them by arrival, which
+        # can differ.
         copies.sort(key=lambda copy: copy.arrival_ns, reverse=True)
         return copies
 
     def open_exchanges(self) -> Iterator[OpenExchange]:
-        """Yield all open exchanges. The caller may give the event loop a turn in between."""
+        """Yield all open exchanges. The caller can let the event loop run in between."""
         for assembler in tuple(self._assemblers):
             yield from assembler.running_exchanges()
 
@@ -406,9 +409,9 @@ class Streams:
             key=lambda one: -one[0].exchange.timeline.arrival_ns,
         )
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _handle_request(self, request: web.Request) -> web.Response:
         query = StreamsQuery.parse(read_fields(request.query.items()))
-        async with self._lock:  # so that only one answer's copies are in memory
+        async with self._lock:  # so that the copies of only one answer are in memory
             copies = await self.find(query)
             count = sum(map(len, self._assemblers))
             window_s = query.window_ns / NS_PER_S
@@ -424,8 +427,9 @@ class Streams:
 def thin_out(points: list[tuple[int, int]], since_ns: int, now_ns: int) -> list[tuple[int, int]]:
     """Return at most POINTS_MAX points of `(t_ns, tokens)` in order of time.
 
-    If there are more, the span is cut into POINTS_MAX equal pieces, and each becomes one point: the time of
-    its first event, the tokens of all. So no pause longer than a piece is hidden, and no token is lost.
+    If there are more, the time from `since_ns` to `now_ns` is cut into POINTS_MAX equal pieces. The points
+    of a piece become one point, with the time of the first and the tokens of all. So no pause longer than a
+    piece is hidden, and no token is lost.
     """
     if len(points) <= POINTS_MAX:
         return points

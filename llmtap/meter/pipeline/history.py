@@ -3,7 +3,7 @@
 `History` is a sink of the pipeline. It counts the exchanges that end in a step of 10 s, and of 5 minutes, and
 keeps the figures of each complete step: 360 and 288 points of FIGURES. They take less than 300 KB at any
 rate of requests. A point covers all tenants and models together; the windows (`windows.py`) have separate
-series, but at most the last hour. A new meter begins a new history.
+series, but at most the last hour. The history is part of the saved state.
 """
 
 from collections import deque
@@ -36,23 +36,25 @@ FIGURES: Final = (
 )  # fmt: skip
 """Figures of a point: seconds, exchanges that ended per second, exchanges per second that met their
 objectives, and tokens per second."""
-_SHARES: Final = (0.5, 0.99)
+_PERCENTILES: Final = (0.5, 0.99)
 _Point = tuple[float | None, ...]
-_NO_POINT: Final = (None,) * len(FIGURES)
-_SUMS: Final = ("n", "counted", "met", "benefit_n", "benefit")
+_UNMEASURED_POINT: Final = (None,) * len(FIGURES)
+_SUM_FIELDS: Final = ("n", "counted", "met", "benefit_n", "benefit")
 
 
 class _SavedStep(Struct, array_like=True):
     ttft: bytes
     itl: bytes
     sums: list[float]
+    """Values of `_SUM_FIELDS`, in their order."""
 
 
 class _SavedLevel(Struct, array_like=True):
     end_ns: int
-    """Monotonic time of the end of the last complete step."""
+    """Monotonic time of the end of the latest complete step."""
     points: list[_Point]
     open: _SavedStep
+    """Sums of the step that is not complete."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -60,7 +62,8 @@ _decode: Final = msgpack.Decoder(dict[str, _SavedLevel]).decode
 
 
 class _Step:
-    """Sums over the exchanges that ended in one step."""
+    """Sums over the `n` exchanges that ended in one step: `counted` of them were judged by objectives, `met`
+    of these met them; `benefit` is the sum over the `benefit_n` streams that have one."""
 
     __slots__ = ("benefit", "benefit_n", "counted", "itl", "met", "n", "ttft")
 
@@ -87,25 +90,25 @@ class _Step:
     def merge(self, other: "_Step") -> None:
         self.ttft.merge(other.ttft)
         self.itl.merge(other.itl)
-        for name in _SUMS:
+        for name in _SUM_FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def to_saved(self) -> "_SavedStep":
-        rest = [getattr(self, name) for name in _SUMS]
+        rest = [getattr(self, name) for name in _SUM_FIELDS]
         return _SavedStep(self.ttft.to_bytes(), self.itl.to_bytes(), rest)
 
     def merge_saved(self, saved: "_SavedStep") -> None:
         self.ttft.merge_bytes(saved.ttft)
         self.itl.merge_bytes(saved.itl)
-        for name, value in zip(_SUMS, saved.sums, strict=True):
+        for name, value in zip(_SUM_FIELDS, saved.sums, strict=True):
             setattr(self, name, getattr(self, name) + value)
 
     def point(self, seconds: float) -> _Point:
-        """Return the FIGURES; None for those without a value."""
+        """Return the values of FIGURES; None for a figure without samples. `seconds`: length of the step."""
         latencies = (
             None if ns is None else ns / NS_PER_S
             for histogram in (self.ttft, self.itl)
-            for ns in histogram.percentiles(_SHARES)
+            for ns in histogram.percentiles(_PERCENTILES)
         )
         return (
             *latencies,
@@ -121,41 +124,41 @@ class _Level:
     def __init__(self, step: HistoryStep, now_ns: int) -> None:
         self.step = step
         self.points: deque[_Point] = deque(maxlen=step.points_max)
-        self.number = now_ns // step.step_ns
-        """Number of the open step on the monotonic clock."""
-        self.open = _Step()
+        self.index = now_ns // step.step_ns
+        """Index of the open step: its start on the monotonic clock, divided by its length."""
+        self.open_step = _Step()
         self._is_whole = now_ns % step.step_ns == 0
-        """False if the meter started within the open step. Such a step is not kept."""
+        """Whether the open step is measured from its start. If not, it is not kept."""
 
     def advance(self, now_ns: int) -> _Step | None:
-        """If the open step is over, close it and return its sums; else return None. Steps without exchanges
-        since then get empty points."""
-        number = now_ns // self.step.step_ns
-        if number == self.number:
+        """If the open step is over, close it and return its sums; else return None. The steps between it and
+        the present one had no exchanges, and get empty points."""
+        index = now_ns // self.step.step_ns
+        if index == self.index:
             return None
-        closed, seconds = self.open, self.step.step_ns / NS_PER_S
+        closed, seconds = self.open_step, self.step.step_ns / NS_PER_S
         if self._is_whole:
             self.points.append(closed.point(seconds))
         self._is_whole = True
         empty = _Step().point(seconds)
-        self.points.extend([empty] * min(number - self.number - 1, self.step.points_max))
-        self.number, self.open = number, _Step()
+        self.points.extend([empty] * min(index - self.index - 1, self.step.points_max))
+        self.index, self.open_step = index, _Step()
         return closed
 
     def export(self) -> _SavedLevel:
-        return _SavedLevel(self.number * self.step.step_ns, list(self.points), self.open.to_saved())
+        return _SavedLevel(self.index * self.step.step_ns, list(self.points), self.open_step.to_saved())
 
     def absorb(self, saved: _SavedLevel, shift_ns: int) -> None:
         """Add the points of another meter that are older than ours, and its open step to ours."""
-        number = min(round((saved.end_ns + shift_ns) / self.step.step_ns), self.number)
-        own, first = list(self.points), self.number - len(self.points)
-        older = saved.points[: max(0, len(saved.points) - max(0, number - first))]
-        # No meter ran in the steps between the end of the other meter and the start of this one.
-        gap = [_NO_POINT] * min(max(0, first - number), self.step.points_max) if older else []
+        index = min(round((saved.end_ns + shift_ns) / self.step.step_ns), self.index)
+        own, first = list(self.points), self.index - len(self.points)
+        older = saved.points[: max(0, len(saved.points) - max(0, index - first))]
+        # Add points without values for the time between the end of the other meter and the start of this one.
+        gap = [_UNMEASURED_POINT] * min(max(0, first - index), self.step.points_max) if older else []
         self.points.clear()
         self.points.extend([*older, *gap, *own])
-        self.open.merge_saved(saved.open)
-        self._is_whole |= number == self.number
+        self.open_step.merge_saved(saved.open)
+        self._is_whole |= index == self.index
 
 
 class History:
@@ -163,15 +166,15 @@ class History:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._anchor = WallAnchor.sample(clock)
+        self._wall_anchor = WallAnchor.sample(clock)
         self._levels = {name: _Level(step, clock.mono_ns()) for name, step in STEPS.items()}
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         self._advance()
-        next(iter(self._levels.values())).open.add(x, m, met)
+        next(iter(self._levels.values())).open_step.add(x, m, met)
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the history for another meter. Any thread may call the function."""
+        """Return a thread-safe function that packs the history for another meter."""
         self._advance()
         packed = _encode({name: level.export() for name, level in self._levels.items()})
         return lambda: packed
@@ -179,12 +182,12 @@ class History:
     def clear(self) -> None:
         for level in self._levels.values():
             level.points.clear()
-            level.open = _Step()
+            level.open_step = _Step()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
         """Add the packed history of another meter. Return no texts, since all parts can be added.
 
-        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        `shift_ns`: our monotonic time minus the other meter's. Raises msgspec.MsgspecError.
         """
         saved = _decode(packed)
         self._advance()
@@ -193,12 +196,11 @@ class History:
         return []
 
     def to_dict(self, step: str) -> Callable[[], dict[str, object]]:
-        """Return a function that makes public JSON of the complete steps. `step`: a key of STEPS. Any thread
-        may call the function."""
+        """Return a thread-safe function that makes public JSON of the complete steps of a key of STEPS."""
         self._advance()
         level = self._levels[step]
         points, step_ns = list(level.points), level.step.step_ns
-        end_ns = self._anchor.to_wall_ns(level.number * step_ns)
+        end_ns = self._wall_anchor.to_wall_ns(level.index * step_ns)
 
         def work() -> dict[str, object]:
             columns = zip(*points, strict=True) if points else ([] for _ in FIGURES)
@@ -216,5 +218,5 @@ class History:
         closed: _Step | None = None
         for level in self._levels.values():
             if closed is not None:
-                level.open.merge(closed)
+                level.open_step.merge(closed)
             closed = level.advance(now_ns)

@@ -1,7 +1,7 @@
 """State of the meter: makes observers, measures each finished exchange once, passes it to the sinks.
 
 `ExchangePipeline` is the `Sink` of `assembler.py`: it makes an Observer for each opened exchange (`observe`),
-and gets each finished one (`on_end`). It names tenant and labels, computes the metrics
+and gets each finished one (`on_end`). It determines tenant and labels, computes the metrics
 (`metrics/latency.py`), judges the objectives, and passes all to each ExchangeSink: windows, Prometheus,
 recent exchanges, experiment, log, live feed, OTLP, capture. Calls to MCP servers are only counted for
 Prometheus. It also takes the status of relays and counts errors. `admin/views.py` reads its state.
@@ -48,10 +48,10 @@ if TYPE_CHECKING:  # Arrow is imported only where exchanges are captured
 if TYPE_CHECKING:  # numpy is imported only where exchanges are paired
     from llmtap.meter.pairs import PairBook
 
-_NOT_ACCEPTED: Final = frozenset({Outcome.REJECTED, Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
+_NOT_ACCEPTED_OUTCOMES: Final = frozenset({Outcome.REJECTED, Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
 BODIES_BYTES_MAX: Final = 256 << 20
-"""Bodies of incomplete requests and responses together: 2,000 prompts of 100,000 characters. Without it, slow
-uploads of 8 MiB in all streams of a relay would take 80 GB."""
+"""Memory limit of the bodies of all incomplete requests and responses: 2,000 prompts of 100,000 characters.
+Without it, slow uploads of 8 MiB in all streams of a relay would take 80 GB."""
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,9 @@ class ExchangePipeline:
     Args:
         tenants: rules that identify the tenant; `salt`: key of the hashes that stand for API keys.
         slos: validated classes of objectives by name.
-        price: None: costs are unknown.
+        price: prices for the costs in summaries; None if they are unknown.
         count_tokens: counts the tokens of a text where the server does not report them.
-        dialects: those that the answers may have.
+        dialects: dialects by which answers can be read.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ExchangePipeline:
         self.benefit = options.benefit
         self.relays = RelayBook()
         self.streams = Streams(clock)
-        self.turns = CooperativeYield(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
+        self.cpu_yield = CooperativeYield(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
         tenants = TenantOptions() if tenants is None else tenants
         self.tenants = Tenants(tenants, salt)
         self.slos = SloBook(slos or {}, clock)
@@ -99,13 +99,13 @@ class ExchangePipeline:
         self.exposition = Exposition(
             __version__, objectives, options.buckets, native=options.native_histograms
         )
-        self._readers = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
+        self._class_benefits = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
         url = options.upstream_metrics
         self.upstream = None if url is None else UpstreamLoad(url)
-        self.recent = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
+        self.recent_exchanges = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
         self.experiments = Experiments(experiment, clock)
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
-        self.usual_phases = UsualPhases(clock, self.recent)
+        self.usual_phases = UsualPhases(clock, self.recent_exchanges)
         self.steps = StepBook(clock)
         self.front_sinks: list[ExchangeSink] = [
             self.windows,
@@ -119,28 +119,31 @@ class ExchangePipeline:
         repeat requests that the front has counted."""
         if experiment is not None:
             self.front_sinks.append(self.experiments)
-        self.sinks: list[ExchangeSink] = [self.recent, _ExchangeLog()]
+        self.sinks: list[ExchangeSink] = [self.recent_exchanges, _ExchangeLog()]
         """Sinks that get every exchange."""
         self.last_sinks = self.sinks
-        """Sinks that get every exchange when its pair is known, if exchanges are paired."""
+        """Sinks that get every exchange, but only when its pair is known, if exchanges are paired."""
         self.recorder: Recorder | None = None
         self.pairs: PairBook | None = None
         self.exporters: list[Callable[[], ExporterState]] = []
         self.frames = 0
-        self.live = 0
+        """Number of frames received from all relays."""
+        self.open_exchanges = 0
         self.errors: dict[str, int] = {}
         self.subscribers = 0
+        """Number of subscribers of the live feed."""
         self.admin_limits: Counter[str] = Counter()
         """Number of times that a limit of the admin port was reached, by limit."""
         self.reading_limits = Counter({limit.value: 0 for limit in ReadingLimit})
         """Number of answers whose reading reached a limit, by limit."""
         self.live_missed = 0
+        """Number of exchanges that slow subscribers of the live feed did not get."""
         self.crashes = 0
         """Number of earlier meters that ended without writing their state."""
         self._count_tokens = count_tokens
         self._dialects = dialects
-        self._patterns = options.patterns
-        self._bodies = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
+        self._refusal_patterns = options.patterns
+        self._body_budget = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
 
     def pair_with(self, pairs: "PairBook") -> None:
         """Pair the exchanges of both sides of a gateway; called before `last_sinks` is changed."""
@@ -160,8 +163,8 @@ class ExchangePipeline:
         on_request = None if self.recorder is None else self.recorder.observe_request
         observer = Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
-            self.tenants.identify, self._patterns, self._count_tokens,
-            on_request if self.pairs is None else self._observe_paired, self._bodies,
+            self.tenants.identify, self._refusal_patterns, self._count_tokens,
+            on_request if self.pairs is None else self._observe_paired, self._body_budget,
             dialects=self._dialects,
         )  # fmt: skip
         x = observer.exchange
@@ -172,8 +175,7 @@ class ExchangePipeline:
         return observer
 
     def _observe_paired(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
-        """Pass a complete request to the capture, and to the pairs; return whether one needs the text of the
-        answer."""
+        """Pass a complete request to capture and pairs. Return whether one needs the text of the answer."""
         is_captured = self.recorder is not None and self.recorder.observe_request(x, head, body)
         if self.pairs is None or x.side is None:
             return is_captured
@@ -181,22 +183,22 @@ class ExchangePipeline:
         return True
 
     def on_open(self) -> None:
-        self.live += 1
+        self.open_exchanges += 1
         self.windows.count_opened()
 
     def on_discard(self, n: int = 1) -> None:
         """Subtract `n` open exchanges that were discarded and will not end."""
-        self.live -= n
+        self.open_exchanges -= n
 
     def on_end(self, x: Exchange) -> None:
         """Measure a finished exchange once and pass it to every sink."""
-        self.live -= 1
+        self.open_exchanges -= 1
         # Pause several times, so that relays get the CPU: this function takes as long as the handling of a
         # dozen frames.
-        pause = self.turns.pause
+        pause = self.cpu_yield.pause
         pause()
-        slo = self.slos.of(x.tenant)
-        reader = self.benefit if slo is None else self._readers.get(slo.name, self.benefit)
+        slo = self.slos.class_of_tenant(x.tenant)
+        reader = self.benefit if slo is None else self._class_benefits.get(slo.name, self.benefit)
         m = measure(x, reader, judge_inferred=self.options.judge_inferred)
         pause()
         if not self.options.request_objectives:
@@ -211,7 +213,7 @@ class ExchangePipeline:
         x.tenant = self.labels.tenant(x.tenant, trusted=trusted)
         if x.call is not None:
             if x.endpoint != "mcp" and x.side != BACK:
-                self.windows.count_opened(-1)  # the exchange was counted before its body showed an MCP call
+                self.windows.count_opened(-1)  # it was counted before its body showed that it is an MCP call
             if x.side != BACK:
                 self.exposition.on_call(x, m, trusted=trusted)
             if self.recorder is not None:
@@ -249,13 +251,12 @@ class ExchangePipeline:
     def on_relay_left(self, relay: str, final: RelayStatus) -> None:
         """Note that a relay disconnected; `final`: counts as of its last frame. It has no open exchanges."""
         if self.recorder is not None:
-            # `final` counts up to the last frame. The relay's own last status may be half a second older, and
-            # would not count rows written since.
+            # Use `final`, which counts up to the last frame. The last status can be half a second older, and
+            # would not count the rows written in this time.
             self.recorder.note_relay_left(relay, final.opened, final.dropped)
 
     def on_error(self, kind: str, error: BaseException | str, n: int = 1) -> None:
-        """Count `n` errors of a kind, each of which affected one exchange or batch. Log the first of each
-        kind."""
+        """Count `n` errors of a kind, each of one exchange or batch, and log the first error of each kind."""
         count = self.errors.get(kind, 0)
         self.errors[kind] = count + n
         if not count:
@@ -263,21 +264,23 @@ class ExchangePipeline:
             log.warning("event=meter_error kind=%s error=%r further=counted", kind, error, exc_info=where)
 
     def _accepts_label(self, tenant: str) -> bool:
-        """Return whether labels of this tenant count; `tenant`: its name before it is folded."""
+        """Return whether labels of this tenant count; `tenant`: its name before `labels` bounds it."""
         tenants = self.options.label_tenants
         return tenants is None or tenant in tenants
 
     def _count_omitted_body(self) -> None:
-        self.on_error("body_memory", f"bodies under way take {BODIES_BYTES_MAX >> 20} MiB: one was not read")
+        limit = f"{BODIES_BYTES_MAX >> 20} MiB"
+        self.on_error("body_memory", f"a body was not read: unfinished bodies take {limit}, the limit")
 
 
 def _is_accepted(x: Exchange) -> bool:
     """Return whether the gateway accepted the request: it answered with a status below 400 and no error.
 
-    Only such a request may take a place among tenants, models and tools. Otherwise a client without a valid
-    key, or one whose requests llmtap or the gateway refuses, could use up all places with invented names.
+    Only the names of such a request get places among tenants, models and tools. Otherwise a client without a
+    valid key, or one whose requests llmtap or the gateway refuses, could use up all places with invented
+    names.
     """
-    return x.status is not None and x.status < 400 and x.outcome not in _NOT_ACCEPTED
+    return x.status is not None and x.status < 400 and x.outcome not in _NOT_ACCEPTED_OUTCOMES
 
 
 class _ExchangeLog:

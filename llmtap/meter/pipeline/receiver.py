@@ -1,9 +1,9 @@
 """Receive batches of frames on a local socket, pass them to an Assembler, and acknowledge each processed one.
 
-Each connection belongs to one vantage: a relay, a passive one, or an app with the middleware (`channel/`
-sends). If a vantage hangs up while exchanges are open, it has died unless it connects again: then its
-exchanges end as `tap_error`. If it has connected again, it counts them itself, and they are forgotten here.
-The receiver hangs up on invalid bytes.
+Each connection belongs to one vantage: a relay, a passive vantage, or an app with the middleware (`channel/`
+sends the frames). If a vantage hangs up while exchanges are open, and does not connect again, it has died,
+and its exchanges end as `tap_error`. If it has connected again, it counts these exchanges itself, and they
+are forgotten here. The receiver hangs up on invalid bytes.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ class Receiver:
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening unix socket."""
         loop = asyncio.get_running_loop()
-        # Do not use create_unix_server: since Python 3.13, its server removes the file when it closes. Only
-        # `SocketFile` may remove it.
+        # Do not use create_unix_server: since Python 3.13, its server removes the file when it closes,
+        # although it can be the file of another meter (`SocketFile`).
         self._server = await loop.create_server(
             lambda: _Connection(self._pipeline, self._connections), sock=sock
         )
@@ -44,7 +44,7 @@ class Receiver:
     async def wait_for_relays(self) -> None:
         """Wait until no relay is connected; apps with the middleware do not count."""
         while (one := next((c for c in self._connections if not c.guest), None)) is not None:
-            await one.lost.wait()
+            await one.lost_event.wait()
 
     async def close(self) -> None:
         """Close the socket and all connections, and wait for their end."""
@@ -54,50 +54,48 @@ class Receiver:
         for connection in leaving:
             connection.close()
         for connection in leaving:
-            await connection.lost.wait()
+            await connection.lost_event.wait()
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, pipeline: ExchangePipeline, siblings: "set[_Connection]") -> None:
+    def __init__(self, pipeline: ExchangePipeline, connections: "set[_Connection]") -> None:
         self._pipeline = pipeline
-        self._siblings = siblings
+        self._all_connections = connections
         self._batches = BatchReader()
         self._transport: asyncio.Transport | None = None
         self._assembler: Assembler | None = None
         self._relay = ""
         self._epoch = 0
         self._acks = bytearray()
-        self._hung_up = self._connection_lost = self._paused = False
+        self._closed_by_meter = self._connection_lost = self._reading_paused = False
         self._unread_data: deque[bytes] = deque()
         self._work: Iterator[None] | None = None
-        """Processing of the bytes read so far; None: finished."""
+        """Remaining processing of the bytes read so far; None: all are processed."""
         self.guest = False
-        """Whether the meter does not wait for this vantage: an app, or a relay that another meter
-        measures."""
-        self.lost = asyncio.Event()
+        """Whether the end of the meter does not wait for this vantage, an app or another meter's relay."""
+        self.lost_event = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, since uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._siblings.add(self)
+        self._all_connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._unread_data.append(data)
         if self._work is None:
-            self._work = self._digest()
+            self._work = self._process_unread()
             self._process_batches()
 
     def _process_batches(self) -> None:
-        """Process the bytes read so far, until the event loop must run. If bytes are left, stop reading and
-        continue in its next round."""
-        work, turns = self._work, self._pipeline.turns
+        """Process the bytes read so far. If the event loop must run, stop and go on in its next round."""
+        work, turns = self._work, self._pipeline.cpu_yield
         if work is None:
-            return  # the receiver has closed the connection
+            return  # `close` has discarded the work
         turns.begin_turn()
         try:
             unfinished = next(work, _DONE) is not _DONE
         except (ValueError, msgspec.MsgspecError) as error:
-            # After an invalid batch, the start of the next one cannot be found: hang up, and the relay
+            # After an invalid batch, the start of the next batch cannot be found. So hang up: the relay then
             # connects again.
             self._pipeline.on_error("bad_batch", error)
             self.close()
@@ -107,19 +105,18 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._process_batches)
             return
         self._work = None
-        if turns.behind:
-            # uvloop reads a socket up to 32 times in a row, and an answer of the admin port takes several
-            # rounds of the loop: seconds, during a backlog. Pausing limits uvloop to one read a round.
+        if turns.is_behind:
+            # uvloop reads a socket up to 32 times in a round of the loop, and an answer of the admin port
+            # takes several rounds: seconds, during a backlog. Pausing limits uvloop to one read a round.
             self._pause_reading()
-        if self._paused:
+        if self._reading_paused:
             asyncio.get_running_loop().call_soon(self._resume_reading)
         if self._connection_lost:
             self._leave()
 
-    def _digest(self) -> Iterator[None]:
-        """Process the unread bytes. Yields when the event loop must run. Raises ValueError for invalid
-        ones."""
-        turns = self._pipeline.turns
+    def _process_unread(self) -> Iterator[None]:
+        """Process the unread bytes; yield when the event loop must run. Raises ValueError on invalid data."""
+        turns = self._pipeline.cpu_yield
         while self._unread_data:
             for batch_no, frames in self._batches.feed(self._unread_data.popleft()):
                 self._pipeline.frames += len(frames)
@@ -134,13 +131,14 @@ class _Connection(asyncio.Protocol):
                 self._acks += ACK.pack(batch_no)
 
     def _pause_reading(self) -> None:
-        if self._transport is not None and not self._paused:
-            self._paused = True
+        if self._transport is not None and not self._reading_paused:
+            self._reading_paused = True
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._transport is not None and self._paused and self._work is None and not self._connection_lost:
-            self._paused = False
+        is_ready = self._work is None and not self._connection_lost
+        if self._transport is not None and self._reading_paused and is_ready:
+            self._reading_paused = False
             self._transport.resume_reading()
 
     def _acknowledge(self) -> None:
@@ -149,7 +147,7 @@ class _Connection(asyncio.Protocol):
         # readable.
         transport, acks = self._transport, bytes(self._acks)
         self._acks.clear()
-        if transport is None or self.lost.is_set() or transport.is_closing():
+        if transport is None or self.lost_event.is_set() or transport.is_closing():
             return
         sent = 0
         if not transport.get_write_buffer_size():
@@ -164,7 +162,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection_lost = True
-        if self._hung_up:
+        if self._closed_by_meter:
             # Discard the rest of the work: the relay counts the exchanges that were not acknowledged.
             self._work = None
         if self._work is None:
@@ -172,19 +170,19 @@ class _Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         """Remove the relay, and end or discard its open exchanges."""
-        self._siblings.discard(self)
-        self.lost.set()
+        self._all_connections.discard(self)
+        self.lost_event.set()
         if self._assembler is None:
             return
-        self._pipeline.experiments.leave(self._send_word)
+        self._pipeline.experiments.leave(self._send_control_word)
         self._pipeline.streams.leave(self._assembler)
         reckoning = self._assembler.reckoning
         open_exchanges, final = reckoning.running, None
         again = self._pipeline.relays.has_reconnected(self._relay, self._epoch)
-        if self._hung_up or again:
+        if self._closed_by_meter or again:
             self._assembler.discard()
         else:
-            final = reckoning.final()
+            final = reckoning.final_status()
             self._assembler.lose()
             if final is not None:
                 self._pipeline.on_relay_left(self._relay, final)
@@ -193,23 +191,23 @@ class _Connection(asyncio.Protocol):
         log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
 
     def close(self) -> None:
-        self._hung_up = True
+        self._closed_by_meter = True
         self._work = None
         if self._transport is not None:
             self._transport.abort()
 
-    def _send_word(self, word: int) -> None:
+    def _send_control_word(self, word: int) -> None:
         if self._transport is not None:
             self._transport.write(ACK.pack(word))
 
     def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
         if frame[0] != FrameKind.HELLO:
-            raise ValueError(f"expected a hello as the first frame, got a frame of kind {frame[0]}")
+            raise ValueError(f"expected a hello as the first frame of a connection, got kind {frame[0]}")
         hello = msgspec.json.decode(frame[4], type=Hello)
         self._relay = hello.relay
         self.guest = hello.guest
         self._epoch = self._pipeline.relays.join(hello)
-        self._pipeline.experiments.join(hello.switch, self._send_word)
+        self._pipeline.experiments.join(hello.switch, self._send_control_word)
         self._assembler = Assembler(hello, self._pipeline)
         self._pipeline.streams.join(self._assembler)
         log.info(
@@ -222,9 +220,9 @@ class _Connection(asyncio.Protocol):
 
 
 class SocketFile:
-    """File of a listening unix socket. Create and remove it only while the socket listens.
+    """File of a listening unix socket. Make this object, and call `remove`, only while the socket listens.
 
-    The open socket keeps its inode number in use, so another meter's file cannot have the same number.
+    The open socket keeps its inode number in use, so the file of another meter cannot have the same number.
     """
 
     def __init__(self, path: str) -> None:
@@ -232,7 +230,7 @@ class SocketFile:
         self._identity = _file_identity(path)
 
     def remove(self) -> None:
-        """Remove the file, unless another meter has put its own in its place."""
+        """Remove the file, unless another meter has replaced it by its own file."""
         if self._identity is not None and _file_identity(self._path) == self._identity:
             os.unlink(self._path)
 
@@ -249,8 +247,8 @@ def _file_identity(path: str) -> tuple[int, int] | None:
 def listen_on(path: str) -> socket.socket:
     """Return a listening unix socket at `path` that only this user can open (0600).
 
-    A socket of a dead meter is replaced. Raises OSError if something else is there, or the path is longer
-    than the system's limit (about 100 bytes).
+    The socket of a dead meter is replaced. Raises OSError if `path` is another kind of file, or is longer
+    than the limit of the system (about 100 bytes).
     """
     try:
         if stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -258,7 +256,7 @@ def listen_on(path: str) -> socket.socket:
     except FileNotFoundError:
         pass
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Set the mask instead of calling chmod() after bind(): in between, other users could connect.
+    # Set the mask instead of calling chmod() after bind(): between these calls, other users could connect.
     mask = os.umask(0o177)
     try:
         sock.bind(path)

@@ -1,10 +1,10 @@
 """Record finished exchanges in the capture: the meter's loop queues them, a thread writes them to disk.
 
 `Recorder` is a sink of the pipeline. It adds block hashes, session and redacted text (`capture/privacy`) as
-far as the level allows, and notes the relays' counts; `capture/store` makes the files. The memory that may
-wait is bounded: beyond it exchanges are measured and not captured, counted by reason. While the disk takes
-writes, an exchange is on it (in the spool) at most `capture.flush` and one turn of the thread (0.6 s by
-default) after its end. Otherwise it waits in memory, and writing is tried again.
+far as the level allows, and notes the relays' counts; `capture/store` makes the files. The memory of waiting
+exchanges is bounded: above the bound, exchanges are measured but not captured, and counted by reason. While
+the disk accepts writes, an exchange is on it (in the spool) at most `capture.flush` and one turn of the
+thread (0.6 s by default) after its end. Otherwise it waits in memory, and writing is tried again.
 """
 
 import logging
@@ -42,9 +42,9 @@ from llmtap.protocol.http1 import Headers, RequestHead
 ROWS_MAX: Final = 1_000
 """Number of queued rows at which the queue is written at once."""
 TURN_S: Final = 0.1
-"""Interval at which the thread works: a wake-up for each exchange would cost more than the exchange."""
+"""Interval at which the thread works. A wake-up for each exchange would cost more than the exchange."""
 LEFT_MAX: Final = 64
-"""Maximum number of disconnected relays that each later file still reports, so that readers notice a lost
+"""Maximum number of disconnected relays whose counts each later file repeats, so that readers notice a lost
 file. Without the limit, apps with the middleware that start and end would add relays without end."""
 _STORE_FIELDS: Final = {one.name for one in fields(StoreState)} & {one.name for one in fields(CaptureState)}
 RETRY_OPEN_NS: Final = 1_000_000_000
@@ -55,39 +55,39 @@ log = logging.getLogger(__name__)
 
 
 class _RequestMemory:
-    """Number of bytes of request data that are kept until the end of their exchange; both threads change
-    it."""
+    """Size of the request data that wait for the end of their exchange; event loop and thread change it."""
 
     def __init__(self) -> None:
-        self.bytes = 0
-        self._guard = threading.Lock()
+        self.n_bytes = 0
+        self._lock = threading.Lock()
 
     def add(self, n: int) -> None:
-        with self._guard:
-            self.bytes += n
+        with self._lock:
+            self.n_bytes += n
 
 
 class _RequestData:
     """Data of a request that the recorder needs at the end of its exchange (`Exchange.capture_data`)."""
 
-    __slots__ = ("_bytes", "_memory", "body", "keys")
+    __slots__ = ("_counted_bytes", "_memory", "body", "keys")
 
     def __init__(self, memory: _RequestMemory, body: bytes | None = None) -> None:
         self.body = body
-        """The body, if its redacted text is wanted."""
+        """The body; None if the capture needs no redacted text of it."""
         self.keys: Keys | None = None
+        """Keys by which the conversation of the request is found."""
         self._memory = memory
-        self._bytes = 0
+        self._counted_bytes = 0
 
     def count_memory(self, x: Exchange) -> None:
         """Count the body, the shape of the request and the keys of its conversation."""
         n_bytes = len(self.body or b"") + memory_bytes(self.keys) + memory_bytes(x.shape)
-        self._memory.add(n_bytes - self._bytes)
-        self._bytes = n_bytes
+        self._memory.add(n_bytes - self._counted_bytes)
+        self._counted_bytes = n_bytes
 
     def release(self) -> None:
-        self._memory.add(-self._bytes)
-        self._bytes = 0
+        self._memory.add(-self._counted_bytes)
+        self._counted_bytes = 0
 
     def __del__(self) -> None:
         self.release()
@@ -99,9 +99,9 @@ class Recorder:
     Args:
         info: metadata of its files.
         salt: key of all hashes; it is written nowhere.
-        after: relays up to this number were there before the capture began; 0: none.
+        after: number of the latest relay that was started before the capture; 0: none.
         encode: the configured tokenizer, or None.
-        waits: another recorder is about to release the folder.
+        waits: whether another recorder still holds the folder, and will release it soon.
     """
 
     def __init__(
@@ -140,39 +140,39 @@ class Recorder:
         # session header fields, body, counted bytes). Entry of a finished exchange: (exchange, None, b"",
         # counted bytes).
         self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
-        self._taken_bytes = 0  # total of bytes appended, counted by the loop
-        self._freed_bytes = 0  # total of bytes removed, counted by the thread
+        self._appended_bytes = 0  # total of bytes appended, counted by the loop
+        self._removed_bytes = 0  # total of bytes removed, counted by the thread
         self._request_memory = _RequestMemory()
         self._rows: list[Exchange] = []
         self._row_bytes = 0
-        self._oldest_ns = 0
+        self._oldest_row_ns = 0
         self._empty_batch = to_batch([], capture=info.capture, level=options.level)[0]
         self._batches: deque[Any] = deque()
         self._batch_bytes = 0
         self._batch_rows = 0
-        self._captured = 0
+        self._captured_rows = 0
         self._dropped_by_reason: dict[str, int] = {}
-        self._left_out: dict[str, int] = {}
-        self._unshaped = 0  # number of requests not read, since the memory was full; the event loop counts
-        self._cut = 0  # number of prompts of which parts, or all, were too large to read; the thread counts
+        self._left_out_by_reason: dict[str, int] = {}
+        self._unread_requests = 0  # not read, since the memory was full; counted by the loop
+        self._cut_prompts = 0  # not read, or only in part, since too large; counted by the thread
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
-        self._left: dict[str, None] = {}
-        self._owes_counts = False  # whether final counts must follow: the last ones have running exchanges
-        self._after = after
-        self._meter = secrets.token_hex(4)
-        self._whole = False
+        self._left_relays: dict[str, None] = {}
+        self._owes_counts = False  # whether final counts must follow: the latest include running exchanges
+        self._after_relay = after
+        self._meter_id = secrets.token_hex(4)
+        self._is_complete = False
         self._is_open = False
-        self._open_at_ns = 0
-        self._idle_waits = waits
-        self._gives_way = False
-        self._flushes_requested = 0  # number so far, counted by the loop
-        self._flushes_done = 0  # number so far, counted by the thread
+        self._next_open_ns = 0
+        self._waits_for_folder = waits
+        self._must_step_aside = False
+        self._flushes_requested = 0  # number since the start, counted by the loop
+        self._flushes_done = 0  # number since the start, counted by the thread
         self._aside_folder: Path | None = None
-        self._pause = PauseWatch(
+        self._pause_watch = PauseWatch(
             options.memory_bytes, str(spool_folder(options)), redact_url(options.to or "")
         )
-        self._stop = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -182,12 +182,12 @@ class Recorder:
 
     def observe_request(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
         """Queue a complete request. Return whether the texts of its answer are needed."""
-        full = self._redactor is not None and self._is_full(x.tenant)
+        full = self._redactor is not None and self._captures_text(x.tenant)
         wants_text = full or self._options.pair_key is not None
         if self._pending_bytes + len(body) > self._options.memory_bytes:
-            self._unshaped += 1
+            self._unread_requests += 1
             return False
-        self._taken_bytes += len(body)
+        self._appended_bytes += len(body)
         # Store only these header fields, so that the queue contains no keys and cookies.
         headers = [field for field in head.headers if field[0].lower() in self._session_fields]
         self._inbox.append((x, headers, body, len(body)))
@@ -200,12 +200,12 @@ class Recorder:
             self._drop(self._store.problem or "memory", 1)
             x.shape = x.text = x.capture_data = None
             return
-        self._taken_bytes += n_bytes
+        self._appended_bytes += n_bytes
         self._inbox.append((x, None, b"", n_bytes))
 
     def leave_out(self, reason: str) -> None:
-        """Count an exchange that is not model traffic, so that readers do not take its row for lost."""
-        self._left_out[reason] = self._left_out.get(reason, 0) + 1
+        """Count an exchange that is not model traffic, so that readers do not count its row as lost."""
+        self._left_out_by_reason[reason] = self._left_out_by_reason.get(reason, 0) + 1
 
     def note_relay(
         self,
@@ -220,7 +220,7 @@ class Recorder:
         known = self._relays.get(relay)
         if known is not None:
             since, before = known.since, known.before
-        elif 0 < _number_of(relay) <= self._after:
+        elif 0 < _relay_number(relay) <= self._after_relay:
             since, before = opened, dict(dropped)
         else:
             since, before = 0, {}
@@ -230,24 +230,24 @@ class Recorder:
             opened, dict(dropped), unsettled, since, before, dict(packets or {}), dict(watched or {})
         )
         self._relays = {**self._relays, relay: count}
-        self._left.pop(relay, None)
+        self._left_relays.pop(relay, None)
 
     def note_relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
         """Note the last counts of a relay that disconnected and has no open exchanges.
 
-        Of more than LEFT_MAX such relays, the oldest are forgotten once a file has their last counts: readers
-        use the last report on each relay from any file.
+        If there are more than LEFT_MAX such relays, the oldest are forgotten as soon as a file has their
+        final counts: readers use the latest counts of each relay from all files.
         """
         self.note_relay(relay, opened, dropped, 0)
-        if 0 < _number_of(relay) <= self._after:
-            return  # a relay from before the capture: if it were forgotten, it would count as new later
-        self._left[relay] = None
+        if 0 < _relay_number(relay) <= self._after_relay:
+            return  # keep a relay from before the capture: if it were forgotten, it would later count as new
+        self._left_relays[relay] = None
         reported = self._store.ledger().relays
-        first = list(self._left)[: max(0, len(self._left) - LEFT_MAX)]
+        first = list(self._left_relays)[: max(0, len(self._left_relays) - LEFT_MAX)]
         gone = {name for name in first if reported.get(name) == self._relays[name]}
         if gone:
             self._relays = {name: count for name, count in self._relays.items() if name not in gone}
-            self._left = dict.fromkeys(name for name in self._left if name not in gone)
+            self._left_relays = dict.fromkeys(name for name in self._left_relays if name not in gone)
 
     def state(self) -> CaptureState:
         """Return the state of the capture for the admin API."""
@@ -257,11 +257,11 @@ class Recorder:
         return CaptureState(
             to=redact_url(self._options.to or ""),
             level=self._options.level,
-            exchanges=self._captured,
+            exchanges=self._captured_rows,
             waiting=self._waiting,
             dropped={**self._dropped_by_reason, **deleted},
-            unshaped=self._unshaped + self._cut + skipped,
-            pause=self._pause.pause,
+            unshaped=self._unread_requests + self._cut_prompts + skipped,
+            pause=self._pause_watch.pause,
             **{name: getattr(store, name) for name in _STORE_FIELDS}
             | ({} if self._is_open else {"problem": "folder"}),
         )
@@ -280,18 +280,17 @@ class Recorder:
         return self._flushes_done < self._flushes_requested or self._store.state().files_waiting > 0
 
     def give_way(self) -> None:
-        """Release the folder to another recorder of the capture; write later exchanges to a folder beside
-        it."""
-        self._gives_way = True
+        """Release the folder to another recorder; write later exchanges to a second folder next to it."""
+        self._must_step_aside = True
 
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
         """Write waiting rows, and finish the files if there is time; else the next start recovers them.
 
-        `whole`: the relays reported their final counts, and the capture will get no more exchanges.
+        `whole`: whether the relays reported their final counts and the capture will get no more exchanges.
         """
-        self._whole = whole
+        self._is_complete = whole
         end_ns = self._clock.mono_ns() + round(timeout_s * 1e9)
-        self._stop.set()
+        self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         left = self._waiting
@@ -308,10 +307,10 @@ class Recorder:
 
     @property
     def _pending_bytes(self) -> int:
-        queued_bytes = self._taken_bytes - self._freed_bytes
-        return queued_bytes + self._row_bytes + self._batch_bytes + self._request_memory.bytes
+        queued_bytes = self._appended_bytes - self._removed_bytes
+        return queued_bytes + self._row_bytes + self._batch_bytes + self._request_memory.n_bytes
 
-    def _is_full(self, tenant: str) -> bool:
+    def _captures_text(self, tenant: str) -> bool:
         """Return whether the tenant's text is captured."""
         return any(fnmatchcase(tenant, pattern) for pattern in self._options.full_tenants)
 
@@ -319,33 +318,33 @@ class Recorder:
         self._dropped_by_reason[reason] = self._dropped_by_reason.get(reason, 0) + n
 
     def _run(self) -> None:
-        while not self._stop.wait(TURN_S):
+        while not self._stop_event.wait(TURN_S):
             self._turn()
-        self._open_at_ns = 0  # try once more without waiting
+        self._next_open_ns = 0  # if the folder could not be opened, try again now
         self._turn(last=True)
 
     def _turn(self, *, last: bool = False) -> None:
         requested = self._flushes_requested
         flush = requested > self._flushes_done
         try:
-            self._digest()
-            due_ns = self._oldest_ns + self._options.flush
+            self._process_inbox()
+            due_ns = self._oldest_row_ns + self._options.flush
             if self._rows and (last or flush or self._clock.mono_ns() >= due_ns):
                 self._encode()
-            if self._gives_way:
+            if self._must_step_aside:
                 self._step_aside()
             if self._is_open or self._open():
                 self._write()
                 if last:
                     self._give_up()
-                    self._store.append(self._empty_batch, self._ledger(closed=self._whole))
+                    self._store.append(self._empty_batch, self._ledger(closed=self._is_complete))
                 if flush:
                     self._store.rotate()
                     self._flushes_done = requested
                 self._store.tick()
         except Exception as error:  # an error of the capture must not affect the measurement
             self._count_error(error)
-        self._pause.update(
+        self._pause_watch.update(
             self._store.problem if self._is_open else "folder",
             self._clock.mono_ns(),
             rows=self._waiting,
@@ -354,65 +353,65 @@ class Recorder:
         )
 
     def _step_aside(self) -> None:
-        """Make files of the spools, and release the folder; later exchanges go to a folder beside it. Spools
-        that STEP_ASIDE_S does not suffice for are finished when the process ends."""
-        self._gives_way = False
+        """Make files of the spools, and release the folder; later exchanges go to a second folder, next to
+        it. Spools that are not finished within STEP_ASIDE_S are finished when the process ends."""
+        self._must_step_aside = False
         if self._is_open:
             self._store.append(self._empty_batch, self._ledger())
             self._store.close(STEP_ASIDE_S)
         options = aside_of(self._options, spool_folder(self._options), os.getpid())
         self._store = Store(options, self._info, self._clock)
         self._aside_folder = spool_folder(options)
-        self._open_at_ns = 0
+        self._next_open_ns = 0
         self._is_open = False
         self._open()
 
     def _open(self) -> bool:
         now_ns = self._clock.mono_ns()
-        if now_ns < self._open_at_ns:
+        if now_ns < self._next_open_ns:
             return False
         try:
             self._store.open()
         except LlmtapError as exc:
-            if not self._open_at_ns and not self._idle_waits:
+            if not self._next_open_ns and not self._waits_for_folder:
                 log.error("event=capture_not_opened error=%r", str(exc))
-            self._open_at_ns = now_ns + RETRY_OPEN_NS
+            self._next_open_ns = now_ns + RETRY_OPEN_NS
             return False
         self._is_open = True
         return True
 
-    def _digest(self) -> None:
+    def _process_inbox(self) -> None:
         for _ in range(len(self._inbox)):
             x, headers, body, n_bytes = self._inbox.popleft()
-            self._freed_bytes += n_bytes
+            self._removed_bytes += n_bytes
             try:
                 if headers is not None:
                     self._read_request(x, headers, body)
                 else:
-                    self._finish(x)
+                    self._finish_exchange(x)
             except Exception as error:
                 self._count_error(error)
-                x.text = None  # text that may not be redacted must not be written
+                x.text = None  # discard the text: the error possibly prevented its redaction
             if headers is not None:
                 continue
             if not self._rows:
-                self._oldest_ns = self._clock.mono_ns()
+                self._oldest_row_ns = self._clock.mono_ns()
             self._row_bytes += _bytes_of(x)
             self._rows.append(x)
             if len(self._rows) >= ROWS_MAX:
                 self._encode()
 
     def _read_request(self, x: Exchange, headers: Headers, body: bytes) -> None:
-        full = self._redactor is not None and self._is_full(x.tenant)
+        full = self._redactor is not None and self._captures_text(x.tenant)
         x.capture_data = data = _RequestData(self._request_memory, body if full else None)
         data.count_memory(x)
         if self._pending_bytes > self._options.memory_bytes:
-            self._cut += 1  # no memory left: a shape may take ten times the memory of its body
+            self._cut_prompts += 1  # do not read it: a shape can take ten times the memory of its body
             return
         prompt = read_prompt(body, x.endpoint)
         if prompt is not None:
             x.shape = prompt.shape
-            self._cut += prompt.cut
+            self._cut_prompts += prompt.cut
             hasher = self._hasher
             blocks = None if hasher is None else hasher.blocks(prompt)
             if hasher is not None and blocks is not None:
@@ -421,7 +420,7 @@ class Recorder:
         data.keys = self._sessions.keys(headers, prompt)
         data.count_memory(x)
 
-    def _finish(self, x: Exchange) -> None:
+    def _finish_exchange(self, x: Exchange) -> None:
         data, x.capture_data = x.capture_data, None
         if not isinstance(data, _RequestData):
             x.text = None
@@ -454,7 +453,7 @@ class Recorder:
         self._row_bytes = 0
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
         for x in rows:
-            x.shape = x.turn = x.text = x.text_blocks = None  # `RecentExchanges` needs none of these
+            x.shape = x.turn = x.text = x.text_blocks = None  # free memory; `RecentExchanges` needs none
             del x.timeline.events.chars[:]
         for error in failed:
             self._count_error(error)
@@ -474,14 +473,14 @@ class Recorder:
             self._batches.popleft()
             self._batch_bytes -= batch.nbytes
             self._batch_rows -= batch.num_rows
-            self._captured += batch.num_rows
+            self._captured_rows += batch.num_rows
             self._owes_counts = not _is_settled(ledger)
         if self._owes_counts and _is_settled(ledger) and not self._rows and not self._inbox:
             # Without traffic, no row carries these counts into a file: write a batch without rows.
             self._owes_counts = not self._store.append(self._empty_batch, ledger)
 
     def _give_up(self) -> None:
-        """Count the rows that could not be written as dropped, in the last ledger."""
+        """Count the rows that could not be written as dropped, so that the last ledger reports them."""
         reason = self._store.problem or "closing"
         while self._batches:
             batch = self._batches.popleft()
@@ -491,7 +490,8 @@ class Recorder:
             log.error("event=capture_lost reason=%s exchanges=%d", reason, batch.num_rows)
 
     def _ledger(self, *, closed: bool = False) -> CaptureLedger:
-        return CaptureLedger(self._relays, {**self._dropped_by_reason, **self._left_out}, self._meter, closed)
+        dropped = {**self._dropped_by_reason, **self._left_out_by_reason}
+        return CaptureLedger(self._relays, dropped, self._meter_id, closed)
 
     def _count_error(self, error: BaseException) -> None:
         kind = type(error).__name__
@@ -505,13 +505,12 @@ def _is_settled(ledger: CaptureLedger) -> bool:
     return not any(count.unsettled for count in ledger.relays.values())
 
 
-def _number_of(relay: str) -> int:
-    """Return NUMBER of a relay's name RUN.INDEX.NUMBER, which counts relays by start; 0 for other names."""
+def _relay_number(relay: str) -> int:
+    """Return NUMBER of a relay's name RUN.INDEX.NUMBER, the serial number of its start; 0 for other names."""
     number = relay.rpartition(".")[2]
     return int(number) if number.isdigit() else 0
 
 
 def _bytes_of(x: Exchange) -> int:
-    """Return the memory of an exchange with its captured text; `_RequestMemory` counts the data of
-    requests."""
+    """Return the memory of an exchange without the data of its request, which `_RequestMemory` counts."""
     return memory_bytes(x) - memory_bytes(x.capture_data)

@@ -1,7 +1,7 @@
-"""Answer `/api/v1/silences`: streams that have sent no token for some time, and what became of earlier ones.
+"""Answer `/api/v1/silences`: streams that have sent no token for some time, and how earlier silences ended.
 
-`SilenceBook` is a sink of the pipeline: it counts the silences of finished streams by model. On request, it
-looks at all open streams, a few at a time, so that a token costs nothing. Streams whose answers are not
+`SilenceBook` is a sink of the pipeline: it counts the silences of finished streams by model. It inspects the
+open streams only on request, a few at a time, so that a token causes no work. Streams whose answers are not
 understood are not judged. Silences are measured until the time up to which the meter knows the events of the
 relay, so that a meter that is behind does not report streams as silent. `metrics/silences.py` has the
 estimates.
@@ -31,8 +31,8 @@ STREAMS_DEFAULT: Final = 200
 STREAMS_MAX: Final = 1_000
 GROUPS_MAX: Final = 200
 """Maximum number of groups in an answer, those with the most silent streams."""
-SLICE: Final = 256
-"""Streams that are inspected between two rounds of the event loop: about a millisecond."""
+STREAMS_PER_ROUND: Final = 256
+"""Streams that are inspected between two rounds of the event loop, which take about a millisecond."""
 
 
 class SilenceGroup(NamedTuple):
@@ -56,9 +56,9 @@ class SilentStream:
 
 class _SavedSilences(msgspec.Struct, array_like=True):
     streams: int
+    """Number of finished streams."""
     kinds: dict[SilenceKind, tuple[list[int], list[int]]]
-    """Numbers of silences in each cell of the grid: those that a token ended, and those that ended
-    otherwise."""
+    """Silences by kind and cell of the grid of durations: those that a token ended, and all others."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -67,12 +67,12 @@ _decode: Final = msgspec.msgpack.Decoder(dict[str, _SavedSilences]).decode
 
 @dataclass(slots=True)
 class SilenceReport:
-    """All open streams at one moment."""
+    """Result of an inspection of all open streams."""
 
-    running: int = 0
+    running_streams: int = 0
     not_judged: int = 0
     """Number of streams whose answers are not understood."""
-    silent: list[SilentStream] = field(default_factory=list)
+    silent_streams: list[SilentStream] = field(default_factory=list)
     by_tenant: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number of silent streams by kind and label of the tenant."""
 
@@ -80,31 +80,31 @@ class SilenceReport:
 class SilenceBook:
     """Silences of finished streams, and the streams that are silent now.
 
-    `threshold_ns`: silence from which a stream is reported.
+    `threshold_ns`: length of a silence from which the stream is reported.
     """
 
     def __init__(
         self, clock: Clock, threshold_ns: int, streams: Streams, relays: RelayBook, labels: Labels
     ) -> None:
         self.threshold_ns = threshold_ns
-        self.latest = SilenceReport()
+        self.latest_report = SilenceReport()
         self._clock = clock
         self._streams = streams
         self._relays = relays
         self._labels = labels
-        self._past: dict[str, SilenceCounts] = {}
+        self._counts_by_model: dict[str, SilenceCounts] = {}
         """Silences by label of the model; `Labels` bounds the number of labels."""
         self._lock = asyncio.Lock()
 
     def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/api/v1/silences", self._answer)
+        app.router.add_get("/api/v1/silences", self._handle_request)
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         if x.stream:
-            self._counts(key.model).add(x, m)
+            self._counts_of(key.model).add(x, m)
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the counts for another meter. Any thread may call the function."""
+        """Return a thread-safe function that packs the counts for another meter."""
         packed = _encode(
             {
                 model: _SavedSilences(
@@ -114,13 +114,13 @@ class SilenceBook:
                         for kind in SilenceKind
                     },
                 )
-                for model, past in self._past.items()
+                for model, past in self._counts_by_model.items()
             }
         )
         return lambda: packed
 
     def clear(self) -> None:
-        self._past = {}
+        self._counts_by_model = {}
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
         """Add the packed counts of another meter. Return no texts, since all parts can be added.
@@ -128,27 +128,27 @@ class SilenceBook:
         Raises msgspec.MsgspecError.
         """
         for name, saved in _decode(packed).items():
-            past = self._counts(labels.model(name))
+            past = self._counts_of(labels.model(name))
             past.streams += saved.streams
             for kind, counts in saved.kinds.items():
                 past.kinds[kind].merge(*counts)
         return []
 
-    def _counts(self, model: str) -> SilenceCounts:
-        past = self._past.get(model)
+    def _counts_of(self, model: str) -> SilenceCounts:
+        past = self._counts_by_model.get(model)
         if past is None:
-            past = self._past[model] = SilenceCounts()
+            past = self._counts_by_model[model] = SilenceCounts()
         return past
 
     async def refresh(self) -> SilenceReport:
-        """Return a new report on all open streams, and keep it as `latest`."""
+        """Return a new report on all open streams, and keep it as `latest_report`."""
         async with self._lock:
             report = SilenceReport()
             for n_done, one in enumerate(self._streams.open_exchanges(), 1):
                 self._inspect(one, report)
-                if n_done % SLICE == 0:
+                if n_done % STREAMS_PER_ROUND == 0:
                     await asyncio.sleep(0)
-            self.latest = report
+            self.latest_report = report
             return report
 
     def _inspect(self, one: OpenExchange, report: SilenceReport) -> None:
@@ -160,13 +160,13 @@ class SilenceBook:
             return
         now_ns = self._relays.processed_ns(x.relay, self._clock.mono_ns())
         if t.last_token_ns is not None and now_ns - since_ns < self.threshold_ns:
-            report.running += 1
+            report.running_streams += 1
             return
-        # The call below may set `last_token_ns`, so read the time of the last token again after it.
+        # The next call can set `last_token_ns`, so the time of the last token is read again after it.
         now = observer.running_state()
         if not now.stream:
             return
-        report.running += 1
+        report.running_streams += 1
         if not now.understood:
             report.not_judged += 1
             return
@@ -176,7 +176,7 @@ class SilenceBook:
         if silent_ns < self.threshold_ns:
             return
         report.by_tenant[kind.value, self._labels.tenant(x.tenant, trusted=False)] += 1
-        report.silent.append(
+        report.silent_streams.append(
             SilentStream(
                 x.id,
                 SilenceGroup(kind, x.tenant, x.model, self._relays.upstream(x.relay)),
@@ -188,15 +188,15 @@ class SilenceBook:
             )
         )
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _handle_request(self, request: web.Request) -> web.Response:
         fields = read_fields(request.query.items())
         limit = read_number("limit", fields.pop("limit", str(STREAMS_DEFAULT)), STREAMS_MAX)
         for name in fields:
             raise BadQuery(name, "is an unknown field; known fields: limit")
         report = await self.refresh()
-        models = {_model_label(stream.group.model) for stream in report.silent}
+        models = {_model_label(stream.group.model) for stream in report.silent_streams}
         # Copy the counts, which change while a thread reads them.
-        past = {name: self._past[name].copy() for name in models & self._past.keys()}
+        past = {name: self._counts_by_model[name].copy() for name in models & self._counts_by_model.keys()}
 
         def work() -> bytes:
             return msgspec.json.encode(self._to_dict(report, past, limit))
@@ -206,13 +206,13 @@ class SilenceBook:
     def _to_dict(
         self, report: SilenceReport, past: Mapping[str, SilenceCounts], limit: int
     ) -> dict[str, object]:
-        longest = nlargest(limit, report.silent, key=lambda stream: stream.silent_ns)
+        longest = nlargest(limit, report.silent_streams, key=lambda stream: stream.silent_ns)
         return {
             "threshold": self.threshold_ns / NS_PER_S,
-            "running": report.running,
+            "running": report.running_streams,
             "not_judged": report.not_judged,
-            "count": len(report.silent),
-            "groups": _groups_to_dicts(report.silent),
+            "count": len(report.silent_streams),
+            "groups": _groups_to_dicts(report.silent_streams),
             "streams": [_stream_to_dict(stream, past) for stream in longest],
         }
 

@@ -1,7 +1,7 @@
 """Step changes of TTFT by model, for the summary, `/metrics`, the dashboard and `llmtap top`.
 
 `StepBook` is a sink of the pipeline with a `StepDetector` (`metrics/step_change.py`) for each model. `Labels`
-bounds the number of models. The next meter continues the history.
+bounds the number of models. The history is part of the saved state, so that it goes on after a restart.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from llmtap.metrics.step_change import (
 from llmtap.units import NS_PER_S
 
 _HOUR_NS: Final = 3_600 * NS_PER_S
-_REASONS: Final = {
+_NOT_JUDGED_REASONS: Final = {
     StepState.LEARNING: f"the history is too short, {HISTORY_NS_MIN // _HOUR_NS} h are needed, half of them"
     " with traffic",
     StepState.FEW: f"fewer than {STREAMS_MIN} streams ended in {BLOCK_NS_MAX // NS_PER_S} s",
@@ -42,12 +42,12 @@ class StepBook:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._anchor = WallAnchor.sample(clock)
-        self._models: dict[str, StepDetector] = {}
+        self._wall_anchor = WallAnchor.sample(clock)
+        self._detectors: dict[str, StepDetector] = {}
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         first_ns = x.timeline.first_content_ns
-        # `other` is a mix of models, which has no level of its own.
+        # Skip `other`, a mix of models: its TTFT changes with the mix.
         if first_ns is None or m.ttft_ns is None or not x.stream or key.model == OTHER:
             return
         if x.reading is Reading.INFERRED:
@@ -58,17 +58,17 @@ class StepBook:
         )
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the detectors for another meter. Any thread may call the function."""
-        packed = pack_detectors({model: detector.export() for model, detector in self._models.items()})
+        """Return a thread-safe function that packs the detectors for another meter."""
+        packed = pack_detectors({model: detector.export() for model, detector in self._detectors.items()})
         return lambda: packed
 
     def clear(self) -> None:
-        self._models = {}
+        self._detectors = {}
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
         """Add the packed detectors of another meter. Return no texts, since all parts can be added.
 
-        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        `shift_ns`: our monotonic time minus the other meter's. Raises msgspec.MsgspecError.
         """
         for name, saved in unpack_detectors(packed).items():
             model = labels.model(name)
@@ -77,15 +77,15 @@ class StepBook:
         return []
 
     def _detector(self, model: str, now_ns: int) -> StepDetector:
-        detector = self._models.get(model)
+        detector = self._detectors.get(model)
         if detector is None:
-            detector = self._models[model] = StepDetector(now_ns)
+            detector = self._detectors[model] = StepDetector(now_ns)
         return detector
 
     def ratios(self) -> dict[str, float]:
-        """Return the ratio of each step that goes on, by model, without models with too few streams."""
+        """Return the ratio of each step that still lasts, by model, without models with too few streams."""
         now_ns = self._clock.mono_ns()
-        steps = {model: detector.judged_step(now_ns) for model, detector in self._models.items()}
+        steps = {model: detector.judged_step(now_ns) for model, detector in self._detectors.items()}
         return {model: step.ratio for model, step in steps.items() if step is not None}
 
     def to_dict(self) -> dict[str, object]:
@@ -93,19 +93,19 @@ class StepBook:
         now_ns = self._clock.mono_ns()
         return {
             "false_alarm_days": FALSE_ALARM_DAYS,
-            "models": {name: self._model(name, one, now_ns) for name, one in self._models.items()},
+            "models": {name: self._model_json(name, one, now_ns) for name, one in self._detectors.items()},
         }
 
-    def _model(self, name: str, detector: StepDetector, now_ns: int) -> dict[str, object]:
+    def _model_json(self, name: str, detector: StepDetector, now_ns: int) -> dict[str, object]:
         step, state = detector.step_at(now_ns), detector.state(now_ns)
         return {
             "state": state.value,
             "history": detector.history_ns(now_ns) / NS_PER_S,
-            "step": None if step is None else self._step(step),
+            "step": None if step is None else self._step_json(step),
             "sentence": self._sentence(name, state, detector, now_ns),
         }
 
-    def _step(self, step: StepChange) -> dict[str, object]:
+    def _step_json(self, step: StepChange) -> dict[str, object]:
         low, high = step.ratio_interval()
         return {
             "since": self._wall_s(step.since_ns),
@@ -131,13 +131,13 @@ class StepBook:
                 f" and prompt length: {ttft:.3g} s instead of {baseline:.3g} s, {step.n:,} streams. On"
                 f" average, one false alarm comes in {FALSE_ALARM_DAYS} days."
             )
-        if state in _REASONS:
-            return f"Steps of the TTFT of {name} are not judged now: {_REASONS[state]}."
+        if state in _NOT_JUDGED_REASONS:
+            return f"Steps of the TTFT of {name} are not judged now: {_NOT_JUDGED_REASONS[state]}."
         span = _span_text(detector.history_ns(now_ns))
         return f"The TTFT of {name} has no step beside {span} before, at the same load and prompt length."
 
     def _wall_s(self, mono_ns: int) -> float:
-        return self._anchor.to_wall_ns(mono_ns) / NS_PER_S
+        return self._wall_anchor.to_wall_ns(mono_ns) / NS_PER_S
 
     def _time_text(self, mono_ns: int, now_ns: int) -> str:
         at, now = (datetime.fromtimestamp(self._wall_s(ns), UTC) for ns in (mono_ns, now_ns))

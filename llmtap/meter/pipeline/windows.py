@@ -28,7 +28,7 @@ from llmtap.metrics.summary import Summary, with_objectives
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 SLICES_MAX: Final = 512
-"""Slices that may wait to be merged; if there are more, creating the next one merges all of them."""
+"""Maximum number of slices that wait to be merged; if there are more, the next new slice merges them all."""
 
 T = TypeVar("T")
 Merging = Generator[None, None, T]
@@ -37,7 +37,7 @@ Merging = Generator[None, None, T]
 
 @dataclass(frozen=True, slots=True)
 class SliceLevel:
-    """Length of a window, and its step: a divisor of the length and of every longer level's step."""
+    """Length of a window, and of its slices (step). The step divides the window and all longer steps."""
 
     window_ns: int
     step_ns: int
@@ -53,8 +53,9 @@ class _Slice(Generic[T]):
 class Slices(Generic[T]):
     """Slices of the windows, oldest first.
 
-    `levels`: ascending. `past`: keep the data older than the longest window. `make` returns an empty slice,
-    `merge` merges slices to one of a level; the level after the last is the past.
+    `levels`: the windows, the shortest first. `past`: whether to keep data that are older than the longest
+    window, as one slice of the level `len(levels)`. `make` returns the data of an empty slice, `merge` merges
+    the data of slices to those of one slice of a level.
     """
 
     def __init__(
@@ -73,16 +74,15 @@ class Slices(Generic[T]):
         self._begin_ns = now_ns
         self._make = make
         self._merge = merge
-        self._open: _Slice[T] = _Slice(0, 0, make())
-        self._sealed: list[_Slice[T]] = []
-        self._past: T | None = make() if past else None
-        self._job: tuple[int, int, int, int, Merging[T]] | None = None
-        self._idle_at_ns = -1
-        """Start of the slice that was open when `tidy` last had nothing to merge. It has nothing to merge
-        until the next slice begins."""
+        self._open_slice: _Slice[T] = _Slice(0, 0, make())
+        self._sealed_slices: list[_Slice[T]] = []
+        self._past_data: T | None = make() if past else None
+        self._merge_job: tuple[int, int, int, int, Merging[T]] | None = None
+        self._idle_since_ns = -1
+        """Start of the slice in which `tidy` found nothing to merge: it searches again in the next slice."""
 
     def __len__(self) -> int:
-        return len(self._sealed) + 1
+        return len(self._sealed_slices) + 1
 
     @property
     def begin_ns(self) -> int:
@@ -92,131 +92,132 @@ class Slices(Generic[T]):
     def export(self, now_ns: int) -> list[tuple[int, int, T]]:
         """Return all slices as (start as monotonic time, level, data); the data never change again."""
         self.seal(now_ns)
-        past = [] if self._past is None else [(self._begin_ns, len(self._levels), self._past)]
-        return past + [(self._begin_ns + s.start_ns, s.level, s.data) for s in self._sealed]
+        past = [] if self._past_data is None else [(self._begin_ns, len(self._levels), self._past_data)]
+        return past + [(self._begin_ns + s.start_ns, s.level, s.data) for s in self._sealed_slices]
 
     def clear(self) -> None:
-        """Forget all slices except the current one."""
-        self._sealed, self._job = [], None
-        self._past = None if self._past is None else self._make()
+        """Forget all slices except the open one."""
+        self._sealed_slices, self._merge_job = [], None
+        self._past_data = None if self._past_data is None else self._make()
 
     def absorb(self, begin_ns: int, slices: Iterable[tuple[int, int, T]]) -> None:
         """Add the exported slices of another meter, whose data begin at `begin_ns`, to those of this one.
 
-        If they begin earlier, their steps become the steps of this one.
+        If the other data begin earlier, all steps are counted from their start.
         """
-        own = [(self._begin_ns + s.start_ns, s.level, s.data) for s in self._sealed]
-        now_ns = self._begin_ns + self._open.start_ns
+        own = [(self._begin_ns + s.start_ns, s.level, s.data) for s in self._sealed_slices]
+        now_ns = self._begin_ns + self._open_slice.start_ns
         self._begin_ns = min(begin_ns, self._begin_ns)
-        self._open.start_ns = self._round_to_step(now_ns, 0)
-        self._sealed = sorted(
+        self._open_slice.start_ns = self._round_to_step(now_ns, 0)
+        self._sealed_slices = sorted(
             (
-                _Slice(min(self._round_to_step(start_ns, level), self._open.start_ns), level, data)
+                _Slice(min(self._round_to_step(start_ns, level), self._open_slice.start_ns), level, data)
                 for start_ns, level, data in (*own, *slices)
             ),
             key=attrgetter("start_ns"),
         )
-        self._job, self._idle_at_ns = None, -1
+        self._merge_job, self._idle_since_ns = None, -1
 
     def _round_to_step(self, start_ns: int, level: int) -> int:
-        """Return the start of the nearest step of a level; all data of the past begin together."""
+        """Return the start, since the start of the data, of the nearest step of a level; 0 for the past."""
         if level >= len(self._levels):
             return 0
         step_ns = self._levels[level].step_ns
         return max(0, (start_ns - self._begin_ns + step_ns // 2) // step_ns * step_ns)
 
-    def current(self, now_ns: int) -> T:
+    def open_data(self, now_ns: int) -> T:
         """Return the data of the open slice, to which new exchanges are added."""
         since_ns = now_ns - self._begin_ns
-        open_ = self._open
+        open_ = self._open_slice
         step_ns = self._levels[0].step_ns
         if since_ns - open_.start_ns >= step_ns:
-            self._sealed.append(open_)
-            self._open = open_ = _Slice(since_ns // step_ns * step_ns, 0, self._make())
-            while len(self._sealed) > SLICES_MAX and self.tidy():
+            self._sealed_slices.append(open_)
+            self._open_slice = open_ = _Slice(since_ns // step_ns * step_ns, 0, self._make())
+            while len(self._sealed_slices) > SLICES_MAX and self.tidy():
                 pass
         return open_.data
 
     def seal(self, now_ns: int) -> None:
-        """Make the current slice final, for a reader in another thread, and begin a new one."""
-        self.current(now_ns)
-        self._sealed.append(self._open)
-        self._open = _Slice(self._open.start_ns, 0, self._make())
-        self._idle_at_ns = -1
+        """Make the open slice final, for a reader in another thread, and begin a new slice."""
+        self.open_data(now_ns)
+        self._sealed_slices.append(self._open_slice)
+        self._open_slice = _Slice(self._open_slice.start_ns, 0, self._make())
+        self._idle_since_ns = -1
 
     def window(self, level: int, now_ns: int) -> list[T]:
-        """Return the slices of a window, oldest first; all but the last are final."""
-        self.current(now_ns)
-        first_ns = self._first_ns(level, now_ns - self._begin_ns)
-        return [s.data for s in self._sealed if s.start_ns >= first_ns] + [self._open.data]
+        """Return the data of the slices of a window, oldest first; only those of the newest slice change."""
+        self.open_data(now_ns)
+        first_ns = self._window_offset_ns(level, now_ns - self._begin_ns)
+        return [s.data for s in self._sealed_slices if s.start_ns >= first_ns] + [self._open_slice.data]
 
     def window_start_ns(self, level: int, now_ns: int) -> int:
-        """Return the time since which a window is complete."""
-        return self._begin_ns + max(0, self._first_ns(level, now_ns - self._begin_ns))
+        """Return the monotonic time since which the data of a window are complete."""
+        return self._begin_ns + max(0, self._window_offset_ns(level, now_ns - self._begin_ns))
 
-    def everything(self, now_ns: int) -> list[T]:
-        """Return all data since the start, oldest first."""
-        self.current(now_ns)
-        past = [] if self._past is None else [self._past]
-        return past + [s.data for s in self._sealed] + [self._open.data]
+    def all_data(self, now_ns: int) -> list[T]:
+        """Return the data of all slices since the start, oldest first."""
+        self.open_data(now_ns)
+        past = [] if self._past_data is None else [self._past_data]
+        return past + [s.data for s in self._sealed_slices] + [self._open_slice.data]
 
     def tidy(self) -> bool:
         """Do one small piece of merging. Return False if there was nothing to merge."""
-        if self._job is None:
-            if self._idle_at_ns == self._open.start_ns:
+        if self._merge_job is None:
+            if self._idle_since_ns == self._open_slice.start_ns:
                 return False
-            self._job = self._next_job()
-            if self._job is None:
-                self._idle_at_ns = self._open.start_ns
+            self._merge_job = self._next_merge_job()
+            if self._merge_job is None:
+                self._idle_since_ns = self._open_slice.start_ns
                 return False
-        begin, end, start_ns, level, work = self._job
+        begin, end, start_ns, level, work = self._merge_job
         try:
             next(work)
         except StopIteration as done:
-            self._job = None
+            self._merge_job = None
             if level == len(self._levels):
-                self._past = done.value
-                del self._sealed[begin:end]
+                self._past_data = done.value
+                del self._sealed_slices[begin:end]
             else:
-                self._sealed[begin:end] = [_Slice(start_ns, level, done.value)]
+                self._sealed_slices[begin:end] = [_Slice(start_ns, level, done.value)]
         return True
 
-    def _first_ns(self, level: int, since_ns: int) -> int:
+    def _window_offset_ns(self, level: int, since_ns: int) -> int:
+        """Return the start of a window that ends at `since_ns`, also counted from the start of the data."""
         step_ns = self._levels[level].step_ns
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 
     def _level_of(self, start_ns: int) -> int:
-        """Return the coarsest level to which a slice with this start may be merged: the merged slice must lie
-        before all shorter windows."""
-        since_ns = self._open.start_ns
-        if start_ns < self._first_ns(len(self._levels) - 1, since_ns):
+        """Return the highest level to which a slice with this start can be merged: the merged slice must lie
+        before all shorter windows, which need the single slices."""
+        since_ns = self._open_slice.start_ns
+        if start_ns < self._window_offset_ns(len(self._levels) - 1, since_ns):
             return len(self._levels)
         best = 0
         for level in range(1, len(self._levels)):
             step_ns = self._levels[level].step_ns
-            if start_ns // step_ns * step_ns + step_ns > self._first_ns(level - 1, since_ns):
+            if start_ns // step_ns * step_ns + step_ns > self._window_offset_ns(level - 1, since_ns):
                 break
             best = level
         return best
 
-    def _next_job(self) -> tuple[int, int, int, int, Merging[T]] | None:
+    def _next_merge_job(self) -> tuple[int, int, int, int, Merging[T]] | None:
         past = len(self._levels)
-        for (level, start_ns), group in groupby(list(enumerate(self._sealed)), self._place):
+        for (level, start_ns), group in groupby(list(enumerate(self._sealed_slices)), self._merge_target):
             slices = list(group)
             begin, end = slices[0][0], slices[-1][0] + 1
             data = [one.data for _, one in slices]
-            if level == past and self._past is None:
-                del self._sealed[begin:end]
-                return self._next_job()
-            if level == past and self._past is not None:
-                data.insert(0, self._past)
-            elif start_ns == self._open.start_ns or (len(slices) == 1 and slices[0][1].level == level):
-                continue  # the slice is still open, or already merged
+            if level == past and self._past_data is None:
+                del self._sealed_slices[begin:end]
+                return self._next_merge_job()
+            if level == past and self._past_data is not None:
+                data.insert(0, self._past_data)
+            elif start_ns == self._open_slice.start_ns or (len(slices) == 1 and slices[0][1].level == level):
+                continue  # nothing to merge: the target is the open slice, or the slice is already merged
             return begin, end, start_ns, level, self._merge(data, level)
         return None
 
-    def _place(self, sealed: tuple[int, _Slice[T]]) -> tuple[int, int]:
-        """Return level and start of the slice into which a sealed one is merged."""
+    def _merge_target(self, sealed: tuple[int, _Slice[T]]) -> tuple[int, int]:
+        """Return level and start of the slice into which a sealed slice is merged."""
         level = self._level_of(sealed[1].start_ns)
         if level == len(self._levels):
             return level, 0
@@ -229,13 +230,12 @@ LEVELS: Final = tuple(
     SliceLevel(window_ns, step_s * NS_PER_S)
     for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
 )
-TIDY_EACH: Final = 4
-"""Steps of merging after each exchange. Always enough: an exchange makes at most one Summary, which is merged
-at most once on each level."""
-TIDY_EACH_STATUS: Final = 16
-"""Steps of merging at each status of a relay, twice a second, which finish the merging when exchanges stop.
-"""
-EVERYTHING: Final = "all"
+TIDY_STEPS_PER_EXCHANGE: Final = 4
+"""Number of merge steps after each exchange: enough for one Summary, which is merged once on each level."""
+TIDY_STEPS_PER_STATUS: Final = 16
+"""Number of steps of merging at each status of a relay. They finish the merging when exchanges stop."""
+WHOLE_TIME: Final = "all"
+"""Name of the window since the start of the meter."""
 
 
 _LABEL_FIELDS: Final = {
@@ -243,14 +243,15 @@ _LABEL_FIELDS: Final = {
 }  # fmt: skip
 """Labels with few values (all except the tenant), with their fields of SeriesKey."""
 BY: Final = ("tenant", *_LABEL_FIELDS)
+"""Labels by which a summary can be split (`by=`)."""
 
 
 @dataclass(slots=True)
 class _Tile:
-    """Counts and Summaries of one slice."""
+    """Counts and Summaries of one slice. Only the Summaries (`parts`) are divided by series."""
 
     lag_ns: int = 0
-    """Largest lag of any relay. This field and the sums below are not divided by series."""
+    """Largest event-loop lag of any relay."""
     sums: Counter[str] = field(default_factory=Counter)
     """Counts by name:
 
@@ -262,6 +263,7 @@ class _Tile:
     - `benefit_n`: streams with a benefit
     """
     benefit: float = 0.0
+    """Sum of the benefits of all streams, in tokens."""
     parts: dict[SeriesKey, Summary | bytes] = field(default_factory=dict)
 
     def add_sums(self, other: "_Tile") -> None:
@@ -270,12 +272,12 @@ class _Tile:
         self.benefit += other.benefit
 
 
-_JUDGED: Final = ("counted", "met", "benefit_n")
-"""Sums of a tile that depend on objectives and on the reader."""
+_JUDGED_SUMS: Final = ("counted", "met", "benefit_n")
+"""Sums of a tile that depend on the objectives and the reader of the configuration."""
 
 
 class _SavedSlice(Struct, array_like=True):
-    """A packed slice; `start_ns` is monotonic."""
+    """A packed slice; `start_ns` is a monotonic time."""
 
     start_ns: int
     level: int
@@ -302,7 +304,7 @@ _decode: Final = msgpack.Decoder(_SavedWindows).decode
 
 def _pack_slice(slice_: tuple[int, int, _Tile]) -> _SavedSlice:
     start_ns, level, tile = slice_
-    # Pack a copy of a Summary, because packing changes the object while readers may use it.
+    # Pack a copy of each Summary: packing changes the object, which other threads can be reading.
     parts = [
         (key, one if isinstance(one, bytes) else _merged_parts([one])) for key, one in tile.parts.items()
     ]
@@ -311,6 +313,8 @@ def _pack_slice(slice_: tuple[int, int, _Tile]) -> _SavedSlice:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
+    """Rates of a window: `n` exchanges ended, `uncertain` of them have an uncertainty above the limit."""
+
     seconds: float
     n: int
     uncertain: int
@@ -322,28 +326,27 @@ class Rates:
 
 
 class Windows:
-    """All windows. One thread writes; data that readers get never changes again."""
+    """All windows. One thread writes; the data that a reader gets never change again."""
 
     def __init__(
         self, clock: Clock, objectives: Mapping[str, Objectives] | None = None, *, terms: str = ""
     ) -> None:
-        """`terms`: text of all options by which exchanges are judged, to compare with those of another
-        meter."""
+        """`terms`: text of all options by which exchanges are judged, to compare it with another meter's."""
         self._clock = clock
         self._objectives = objectives or {}
         self._terms = terms
-        self._anchor = WallAnchor.sample(clock)
+        self._wall_anchor = WallAnchor.sample(clock)
         self._slices: Slices[_Tile] = Slices(LEVELS, clock.mono_ns(), _Tile, _merge_tiles, past=True)
         self._terms_ns = self._slices.begin_ns
-        """Time since which the sums of `_JUDGED` are counted: they begin anew when `terms` change."""
+        """Monotonic time since which the sums of `_JUDGED_SUMS` are counted; new `terms` begin them anew."""
         self._judged_ns = {objectives.text: self._terms_ns for objectives in self._objectives.values()}
-        """Time since which goodput is counted, by set of objectives."""
+        """Monotonic time since which goodput is counted, by text of the objectives."""
 
     def __len__(self) -> int:
         return len(self._slices)
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        tile = self._slices.current(self._clock.mono_ns())
+        tile = self._slices.open_data(self._clock.mono_ns())
         summary = tile.parts.get(key)
         if summary is None:
             summary = tile.parts[key] = Summary(self._objectives.get(key.slo))
@@ -358,23 +361,23 @@ class Windows:
         if met is not None:
             sums["counted"] += 1
             sums["met"] += met
-        self._tidy(TIDY_EACH)
+        self._tidy(TIDY_STEPS_PER_EXCHANGE)
 
     def count_opened(self, n: int = 1) -> None:
-        """Count exchanges that began; -1 subtracts one that is not model traffic."""
-        self._slices.current(self._clock.mono_ns()).sums["opened"] += n
+        """Count `n` exchanges that began; -1 subtracts an exchange that turned out to be no model traffic."""
+        self._slices.open_data(self._clock.mono_ns()).sums["opened"] += n
 
     def count_skipped(self, n: int) -> None:
-        self._slices.current(self._clock.mono_ns()).sums["skipped"] += n
+        self._slices.open_data(self._clock.mono_ns()).sums["skipped"] += n
 
     def record_lag(self, lag_ns: int) -> None:
-        tile = self._slices.current(self._clock.mono_ns())
+        tile = self._slices.open_data(self._clock.mono_ns())
         tile.lag_ns = max(tile.lag_ns, lag_ns)
-        self._tidy(TIDY_EACH_STATUS)
+        self._tidy(TIDY_STEPS_PER_STATUS)
 
     def tidy(self) -> None:
         """Do all merging that is possible now."""
-        self._slices.current(self._clock.mono_ns())
+        self._slices.open_data(self._clock.mono_ns())
         while self._slices.tidy():
             pass
 
@@ -400,12 +403,12 @@ class Windows:
         return rates
 
     def freeze(self, window: str) -> "FrozenWindow":
-        """Return the content of a window: one of WINDOWS, or `all` since the start."""
+        """Return the present content of a window. `window`: a name of WINDOWS, or `all` (since the start)."""
         now_ns = self._clock.mono_ns()
-        if self._slices.current(now_ns).sums["n"]:
+        if self._slices.open_data(now_ns).sums["n"]:
             self._slices.seal(now_ns)
-        if window == EVERYTHING:
-            tiles, start_ns = self._slices.everything(now_ns), self._slices.begin_ns
+        if window == WHOLE_TIME:
+            tiles, start_ns = self._slices.all_data(now_ns), self._slices.begin_ns
         else:
             level = list(WINDOWS).index(window)
             tiles = self._slices.window(level, now_ns)
@@ -416,8 +419,8 @@ class Windows:
         open_.add_sums(tiles[-1])
         return FrozenWindow(
             name=window,
-            start=self._date(start_ns),
-            end=self._date(now_ns),
+            start=self._date_text(start_ns),
+            end=self._date_text(now_ns),
             seconds=(now_ns - start_ns) / NS_PER_S,
             tiles=[*tiles[:-1], open_],
             judged_seconds={
@@ -428,7 +431,7 @@ class Windows:
         )
 
     def export(self) -> Callable[[], bytes]:
-        """Return a function that packs the windows for another meter. Any thread may call the function."""
+        """Return a thread-safe function that packs the windows for another meter."""
         terms, begin_ns = self._terms, self._slices.begin_ns
         since = self._terms_ns, dict(self._judged_ns)
         slices = self._slices.export(self._clock.mono_ns())
@@ -438,9 +441,9 @@ class Windows:
         self._slices.clear()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the packed windows of another meter. Return texts on the parts that could not be added.
+        """Add the packed windows of another meter. Return a text for each part that could not be added.
 
-        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        `shift_ns`: our monotonic time minus the other meter's. Raises msgspec.MsgspecError.
         """
         saved = _decode(packed)
         same_terms = saved.terms == self._terms
@@ -454,7 +457,7 @@ class Windows:
             tile = _Tile(slice_.lag_ns, Counter(slice_.sums), slice_.benefit)
             if not same_terms:
                 tile.benefit = 0.0
-                for name in _JUDGED:
+                for name in _JUDGED_SUMS:
                     del tile.sums[name]
             for key, part in slice_.parts:
                 tenant, model, arm = labels.fold(labels.tenant(key.tenant), key.model, key.arm)
@@ -463,7 +466,7 @@ class Windows:
                 tile.parts[key] = _merged_parts([part, tile.parts[key]]) if key in tile.parts else part
             return tile
 
-        self._slices.current(self._clock.mono_ns())
+        self._slices.open_data(self._clock.mono_ns())
         slices = [(one.start_ns + shift_ns, one.level, tile_of(one)) for one in saved.slices]
         self._slices.absorb(saved.begin_ns + shift_ns, slices)
         changed = "goodput of changed objectives, and goodput rates ([slo] or the reader of [meter] changed)"
@@ -474,14 +477,14 @@ class Windows:
             if not self._slices.tidy():
                 break
 
-    def _date(self, mono_ns: int) -> str:
-        seconds = self._anchor.to_wall_ns(mono_ns) / NS_PER_S
+    def _date_text(self, mono_ns: int) -> str:
+        seconds = self._wall_anchor.to_wall_ns(mono_ns) / NS_PER_S
         return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenWindow:
-    """Slices of a window at one moment, unchangeable."""
+    """Slices of a window at one moment. They never change."""
 
     name: str
     start: str
@@ -489,7 +492,7 @@ class FrozenWindow:
     seconds: float
     tiles: Sequence[_Tile]
     judged_seconds: Mapping[str, float]
-    """Time that goodput covers, by set of objectives, where it is less than `seconds`."""
+    """Time that goodput covers, by text of the objectives, where it is less than `seconds`."""
 
     def to_dict(
         self, by: Collection[str] = BY, *, certain: bool = False, price: Price | None = None
@@ -497,9 +500,9 @@ class FrozenWindow:
         """Return the merged Summary as public JSON.
 
         Args:
-            by: some of BY: adds the same summary for each tenant, model, ...
-            certain: without exchanges flagged `uncertain`.
-            price: costs of GPUs apply to the whole only; parts have the costs of their tokens.
+            by: labels of BY; the result has the same summary for each value of these labels.
+            certain: whether to leave out exchanges flagged `uncertain`.
+            price: prices; the costs of GPUs are in the whole only, those of tokens also in the parts.
         """
         sums = _Tile()
         for tile in self.tiles:
@@ -520,7 +523,7 @@ class FrozenWindow:
         total.opened = sums.sums["opened"]
         groups = {label: defaultdict[str, Summary](Summary) for label in _LABEL_FIELDS if label in by}
         tenants: dict[str, object] = {}
-        # Unpack one tenant after the other: all of them at once would take a gigabyte.
+        # Unpack the Summaries of one tenant after the other: all of them at once would take a gigabyte.
         for tenant, parts in groupby(self.series(certain=certain), lambda one: one[0].tenant):
             tenant_total = Summary()
             for key, summary in parts:
@@ -540,8 +543,8 @@ class FrozenWindow:
         return out
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
-        """Yield each series with its merged Summary, in order; `certain`: without uncertain exchanges."""
-        by_key = _by_key(self.tiles)
+        """Yield each series with its merged Summary, by key; `certain`: without uncertain exchanges."""
+        by_key = _parts_by_key(self.tiles)
         for key in [key for key in by_key if key.uncertain]:
             parts = by_key.pop(key)
             if not certain:
@@ -549,13 +552,13 @@ class FrozenWindow:
         for key, parts in sorted(by_key.items(), key=itemgetter(0)):
             summary = Summary()
             for part in parts:
-                _add_tile(summary, part)
+                _add_part(summary, part)
             yield key, summary
 
 
 def window_name(text: str) -> str | None:
-    """Return the name of a window of this length or name, such as `60s` or `all`; None if there is none."""
-    if text in WINDOWS or text == EVERYTHING:
+    """Return the name of the window with this name or length (`all`, `60s`); None if there is none."""
+    if text in WINDOWS or text == WHOLE_TIME:
         return text
     try:
         length_ns = parse_duration_ns(text)
@@ -564,7 +567,7 @@ def window_name(text: str) -> str | None:
     return next((name for name, window_ns in WINDOWS.items() if window_ns == length_ns), None)
 
 
-def names_of(key: SeriesKey) -> dict[str, object]:
+def labels_of(key: SeriesKey) -> dict[str, object]:
     return {
         "tenant": key.tenant,
         "model": key.model,
@@ -582,7 +585,7 @@ def _token_price(price: Price) -> Price | None:
     return Price(0, 0.0, price.per_million_input, price.per_million_output, price.currency)
 
 
-def _add_tile(into: Summary, part: Summary | bytes) -> None:
+def _add_part(into: Summary, part: Summary | bytes) -> None:
     if isinstance(part, bytes):
         into.merge_bytes(part)
     else:
@@ -592,34 +595,34 @@ def _add_tile(into: Summary, part: Summary | bytes) -> None:
 def _merged_parts(parts: Sequence[Summary | bytes]) -> bytes:
     summary = Summary()
     for part in parts:
-        _add_tile(summary, part)
+        _add_part(summary, part)
     return summary.to_bytes()
 
 
 def _merge_tiles(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
-    """Merge tiles to one; on the finest level the result stays unpacked, as it is merged again soon."""
+    """Merge tiles to one. On the first level the result stays unpacked, because it is merged again soon."""
     out = _Tile()
     for tile in tiles:
         out.add_sums(tile)
     if level == len(LEVELS):
-        # Level `len(LEVELS)` is the past, whose first tile is the result so far. Copy its dict, since readers
-        # may have it.
+        # Level `len(LEVELS)` is the past, whose first tile is the result so far. Copy its dict, because other
+        # threads can be reading it.
         out.parts = dict(tiles[0].parts)
         tiles = tiles[1:]
-    for key, parts in _by_key(tiles).items():
+    for key, parts in _parts_by_key(tiles).items():
         first = out.parts.get(key)
         if first is None and len(parts) == 1 and (level == 0 or isinstance(parts[0], bytes)):
             out.parts[key] = parts[0]
             continue
         summary = Summary()
         for part in parts if first is None else (first, *parts):
-            _add_tile(summary, part)
+            _add_part(summary, part)
         out.parts[key] = summary.to_bytes() if level else summary
         yield
     return out
 
 
-def _by_key(tiles: Sequence[_Tile]) -> dict[SeriesKey, list[Summary | bytes]]:
+def _parts_by_key(tiles: Sequence[_Tile]) -> dict[SeriesKey, list[Summary | bytes]]:
     by_key: dict[SeriesKey, list[Summary | bytes]] = {}
     for tile in tiles:
         for key, part in tile.parts.items():

@@ -63,7 +63,7 @@ async def serial(authority: Authority, tls: AdminTls) -> int:
 
 
 async def test_a_renewed_certificate_is_shown_to_new_connections(authority: Authority) -> None:
-    tls = AdminTls.of(authority.options)
+    tls = AdminTls.from_options(authority.options)
     assert tls is not None
     first = await serial(authority, tls)
     assert not tls.reload_if_changed()
@@ -90,4 +90,4 @@ def test_files_that_do_not_fit_name_their_option(authority: Authority, tmp_path:
     assert failure.value.place == "meter.admin_tls_key"
     authority.write(key=False)
     with pytest.raises(ConfigError, match=r"meter\.admin_tls_certificate.*admin_tls_key"):
-        AdminTls.of(authority.options)
+        AdminTls.from_options(authority.options)

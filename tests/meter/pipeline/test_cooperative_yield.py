@@ -46,9 +46,9 @@ def test_the_cpu_is_offered_whenever_a_turn_is_over() -> None:
 def test_who_is_behind_gives_nothing_away_until_it_has_caught_up() -> None:
     bench = Bench()
     assert bench.digest(frames=20, work_ns=TURN_NS, age_ns=2 * BEHIND_NS) == []
-    assert bench.turns.behind
+    assert bench.turns.is_behind
     assert bench.digest(frames=4, work_ns=2 * TURN_NS) == []
-    assert not bench.turns.behind
+    assert not bench.turns.is_behind
     bench.now_ns += NO_YIELD_NS
     assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 4
 

@@ -76,7 +76,7 @@ def test_bodies_under_way_are_bounded_together_and_what_is_not_kept_is_counted(
     assembler.lose()
     uploads(7)
     assert t.errors == {"body_memory": 1, "DecodeError": 1}
-    assert t.live == 1
+    assert t.open_exchanges == 1
 
 
 def test_limits_of_reading_are_counted_by_name_from_zero() -> None:
@@ -150,7 +150,7 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
         x = streamed(100, 140)
         x.uncertainty_ns = lag_ns
         t.on_end(x)
-    assert [x.uncertain for _, x, _ in t.recent.find(Query())] == [True, False]
+    assert [x.uncertain for _, x, _ in t.recent_exchanges.find(Query())] == [True, False]
     assert summary(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
     assert (summary(t)["n"], summary(t, certain=True)["n"]) == (2, 1)
     assert summary(t, certain=True)["uncertainty"] == 0.005
@@ -169,7 +169,7 @@ def test_a_class_of_tenants_has_a_reader_of_its_own() -> None:
     ]  # fmt: skip
     assert [by[name]["smooth_goodput"]["speed_tokens_per_second"] for name in ("a", "b")] == [10, 20]
     query = Query()
-    kept = json.loads(t.recent.to_json(t.recent.find(query), query))["exchanges"]
+    kept = json.loads(t.recent_exchanges.to_json(t.recent_exchanges.find(query), query))["exchanges"]
     assert [x["metrics"]["user_idle"] for x in kept] == [0.2, 0.15]
 
 
@@ -199,7 +199,7 @@ def test_labels_count_for_the_tenants_that_may_set_them(
     assert labels["should-answer"]["refused"] == len(counted)
     assert labels["ignored"] == ({"not-accepted": 2 - len(counted)} if len(counted) < 2 else {})
     query = Query.parse({"label": "should-answer"})
-    assert [x.tenant for _, x, _ in t.recent.find(query)] == counted[::-1]
+    assert [x.tenant for _, x, _ in t.recent_exchanges.find(query)] == counted[::-1]
 
 
 def test_refused_requests_are_those_that_labels_and_experiments_count() -> None:
@@ -212,7 +212,7 @@ def test_refused_requests_are_those_that_labels_and_experiments_count() -> None:
         x.refusal = refusal
         t.on_end(x)
     for value, seqs in (("1", [2, 1]), ("0", [3])):
-        assert [x.seq for _, x, _ in t.recent.find(Query.parse({"refused": value}))] == seqs
+        assert [x.seq for _, x, _ in t.recent_exchanges.find(Query.parse({"refused": value}))] == seqs
 
 
 TOOL = "Mcp-Method: tools/call\r\nMcp-Name: get_weather\r\n"
@@ -248,7 +248,7 @@ def test_requests_to_mcp_servers_are_timed_apart_and_their_bodies_are_not_read(
     family = b"llmtap_mcp_request_duration_seconds"
     assert b"%b_count{%b} 1.0" % (family, labels.encode()) in text
     assert b"%b_sum{%b} 0.08" % (family, labels.encode()) in text
-    assert (every.exchanges, t.live, t.errors) == ([], 0, {})
+    assert (every.exchanges, t.open_exchanges, t.errors) == ([], 0, {})
     clock.now_ns += S
     summary = summary_of(t)()
     assert (summary["n"], summary["load"]["offered_rps"]) == (0, 0)

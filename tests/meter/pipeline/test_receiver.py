@@ -144,7 +144,7 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
         script = Script().stream(4).stream(5).request(6).frame(FrameKind.DROP, 6).stream(9)
         writer.write(script.pack(2))
         writer.transport.abort()
-        await wait_until(lambda: not tally.live and n(tally) == 6)
+        await wait_until(lambda: not tally.open_exchanges and n(tally) == 6)
 
     tally, clock = play(tmp_path, scene)
     assert summary_of(tally, "all")()["outcomes"] == {"complete": 4, "tap_error": 2}
@@ -197,7 +197,7 @@ def test_a_capture_is_told_the_counts_of_a_relay_that_left_up_to_its_last_frame(
         script = Script().head(2, 5).word(2, 6).stream(3).request(4).frame(FrameKind.DROP, 4).request(5)
         writer.write(script.pack(2))
         writer.transport.abort()
-        await wait_until(lambda: not tally.live)
+        await wait_until(lambda: not tally.open_exchanges)
 
     play(tmp_path, scene)
     assert notes.last == {"r0": (5, {"overflow": 1}, 0)}
@@ -216,7 +216,7 @@ def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) ->
         writer.close()
 
     uvloop.run(run())
-    assert (tally.live, summary_of(tally, "all")()["outcomes"]) == (0, {"complete": 1})
+    assert (tally.open_exchanges, summary_of(tally, "all")()["outcomes"]) == (0, {"complete": 1})
 
 
 LARGE = 300
@@ -266,7 +266,7 @@ def test_a_batch_that_is_half_processed_when_the_meter_ends_is_not_acknowledged(
         return measured
 
     assert uvloop.run(run()) != LARGE
-    assert (tally.errors, tally.live) == ({}, 0)
+    assert (tally.errors, tally.open_exchanges) == ({}, 0)
 
 
 def test_a_batch_that_is_half_processed_when_its_relay_leaves_is_processed_to_its_end(
@@ -286,7 +286,7 @@ def test_a_batch_that_is_half_processed_when_its_relay_leaves_is_processed_to_it
         await receiver.close()
 
     uvloop.run(run())
-    assert (tally.errors, tally.live) == ({}, 0)
+    assert (tally.errors, tally.open_exchanges) == ({}, 0)
 
 
 def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
         await wait_until(lambda: n(tally) == count)
 
     tally, _ = play(tmp_path, scene)
-    assert (tally.errors, tally.live) == ({}, 0)
+    assert (tally.errors, tally.open_exchanges) == ({}, 0)
 
 
 def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:
         again.write(Script().hello().stream(2).pack(9))
         assert await ack(again_reader) == 9
         writer.close()
-        await wait_until(lambda: not tally.live)
+        await wait_until(lambda: not tally.open_exchanges)
         (state,) = tally.relays.states(tally.clock.mono_ns() + 60 * S)
         assert (state.connected, state.status) == (True, None), "nothing is lost"
         again.close()

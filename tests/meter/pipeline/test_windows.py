@@ -197,7 +197,7 @@ def check_row(slices: Slices[list[int]], now: int, ends: list[int], start: int) 
         assert now - since >= min(now - start, level.window_ns - level.step_ns)
         held = [t for part in slices.window(i, now) for t in part]
         assert sorted(held) == sorted(t for t in ends if t >= since)
-    held = [t for part in slices.everything(now) for t in part]
+    held = [t for part in slices.all_data(now) for t in part]
     assert sorted(held) == sorted(ends)
 
 
@@ -206,7 +206,7 @@ def test_windows_hold_exactly_what_they_must(events: list[tuple[int, str]], star
     slices, now, ends = row(start=start), start, []
     for gap, what in events:
         now += gap
-        slices.current(now).append(now)
+        slices.open_data(now).append(now)
         ends.append(now)
         if what == "s":
             slices.seal(now)
@@ -219,10 +219,10 @@ def test_windows_hold_exactly_what_they_must(events: list[tuple[int, str]], star
 def test_without_a_past_what_left_the_longest_window_is_gone() -> None:
     slices = row(past=False)
     for now in range(0, 20_000, 100):
-        slices.current(now).append(now)
+        slices.open_data(now).append(now)
         while slices.tidy():
             pass
-    held = [t for part in slices.everything(19_900) for t in part]
+    held = [t for part in slices.all_data(19_900) for t in part]
     assert min(held) == 16_500
     assert len(slices) < 40
 
@@ -230,7 +230,7 @@ def test_without_a_past_what_left_the_longest_window_is_gone() -> None:
 def test_slices_that_nobody_tidies_are_tidied_by_the_one_who_makes_them() -> None:
     slices = row()
     for now in range(4 * SLICES_MAX):
-        slices.current(now).append(now)
+        slices.open_data(now).append(now)
         assert len(slices) <= SLICES_MAX + 2
     check_row(slices, now, list(range(4 * SLICES_MAX)), 0)
 

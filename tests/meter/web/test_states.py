@@ -313,7 +313,7 @@ async def test_the_charts_begin_with_what_the_meter_kept_before_the_page_was_ope
       history.begin(kept);
       history.add(new Date(1000 * (kept.end + 1)), { ttft_p50: 9 });
       history.begin(kept);
-      const { t, series } = history.drawn();
+      const { t, series } = history.toDraw();
       return [t.length, t.at(-2) - t.at(-3), series.ttft_p50.slice(-2), series.achieved_rps[0]];
     })"""
 
@@ -417,7 +417,7 @@ async def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> Non
         await reads(page, "n 200")
         await online(page, False)
         await page.until(f"{STATUS}.dataset.state === 'failed'")
-        assert "the tap does not answer" in await page.look(f"{STATUS}.innerText")
+        assert "llmtap does not answer" in await page.look(f"{STATUS}.innerText")
         assert "n 200" in await shown(page)
         await online(page, True)
         await is_live(page)

@@ -180,7 +180,7 @@ async def test_the_live_feed_is_asked_anew_when_another_question_was_answered() 
               for (let i = 0; i < 4; i++) {
                 await turn();
                 found.push(asked);
-                feed.answered();
+                feed.retryNow();
               }
               feed.stop();
               return found;
@@ -198,7 +198,7 @@ async def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:
             """import('/assets/charts.js').then(({ History }) => {
               const history = new History(['a']);
               for (const second of [1, 2, 4, 60, 61]) history.add(new Date(second * 1000), { a: second });
-              const { t, series } = history.drawn();
+              const { t, series } = history.toDraw();
               return [t.map((at) => at / 1000), series.a];
             })"""
         )

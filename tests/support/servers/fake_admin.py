@@ -47,11 +47,11 @@ def recorded(
             tally.experiments.on_assignment(x.arm, x.unit or "0", True)
         tally.on_end(x)
     tally.clock.advance(S)  # type: ignore[attr-defined]
-    found = tally.recent.find(Query())
-    with_events = json.loads(tally.recent.to_json(found, Query(events=True)))
+    found = tally.recent_exchanges.find(Query())
+    with_events = json.loads(tally.recent_exchanges.to_json(found, Query(events=True)))
     documents = {
         "summary": summary_of(tally, "1m", BY)(),
-        "exchanges": json.loads(tally.recent.to_json(found, Query())),
+        "exchanges": json.loads(tally.recent_exchanges.to_json(found, Query())),
         "experiment": tally.experiments.results()(),
         "streams": {"count": 0, "window": 10.0, "streams": []},
         "silences": {
@@ -63,7 +63,7 @@ def recorded(
             "streams": [],
         },
         "events": {x["id"]: x for x in with_events["exchanges"]},
-        "first_tokens": {x.id: tally.usual_phases.answer(x)() for _, x, _ in found},
+        "first_tokens": {x.id: tally.usual_phases.describe(x)() for _, x, _ in found},
     }
     copied: dict[str, Any] = json.loads(msgspec.json.encode(documents))
     return copied

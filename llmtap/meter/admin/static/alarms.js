@@ -2,11 +2,11 @@
 
 import { count, number, seconds } from "./format.js";
 
-/** Share of its nominal length that a complete window has at least: it moves in steps. */
+/** Minimum share of its nominal length that a complete window covers, because a window moves in steps. */
 const WHOLE = 0.9;
 const LENGTHS = { s: 1, m: 60, h: 3600 };
 
-/** All alarms of a summary's classes; firing ones first. */
+/** Returns all alarms of the classes of a summary; firing alarms first. */
 export function alarmsOf(slo) {
   const rows = Object.entries(slo ?? {}).flatMap(([name, { alarms, windows, by }]) =>
     alarms.map((alarm) => {
@@ -17,13 +17,13 @@ export function alarmsOf(slo) {
   return rows.sort((a, b) => b.alarm.ringing - a.alarm.ringing);
 }
 
-/** "1h", or "the 25 s measured" if the meter, or the class as it is, is younger than that. */
+/** Returns "1h", or "the 25 s measured" if the meter or the class has existed for a shorter time. */
 function span(name, window) {
   const whole = parseInt(name, 10) * LENGTHS[name.at(-1)];
   return window.seconds < WHOLE * whole ? `the ${seconds(window.seconds)} measured` : name;
 }
 
-/** "gold uses ...: burn rate 20 over 1h and 18 over 5m; page above 14.4 over 1h and 5m." */
+/** Returns the sentence of a firing alarm: "gold uses ...: burn rate 20 over 1h and 18 over 5m; page above ..." */
 export function ringing({ name, alarm, long, short }) {
   const spans = [[alarm.long, long], [alarm.short, short]];
   const rates = new Set(spans.map(([of, window]) => `${number(window.burn_rate)} over ${span(of, window)}`));

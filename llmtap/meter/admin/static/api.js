@@ -1,9 +1,9 @@
-// Requests to the admin API, with the token if one is needed. The token is sent in a header only.
+// Requests to the admin API, with the token if one is required. The token is sent in a header field only.
 
 const TOKEN_KEY = "llmtap.token";
-/** Characters that a header may contain (Fetch: a byte string). With others, the browser sends no request. */
+/** Texts that a header field can contain (Fetch: a byte string). With other texts, `fetch` sends no request. */
 const SENDABLE = /^[\x21-\x7e\x80-\xff]*$/;
-const BROKE = "the connection to the tap broke";
+const BROKE = "the connection to llmtap broke";
 
 class ApiError extends Error {
   constructor(status, message, field = null) {
@@ -20,13 +20,13 @@ export class Api {
     this.denied = () => {};
   }
 
-  /** Store the token without leading and trailing blanks, which may have been copied with it. */
+  /** Stores the token without blanks at its ends, which were possibly copied with it. */
   useToken(token) {
     this.token = token.trim();
     sessionStorage.setItem(TOKEN_KEY, this.token);
   }
 
-  /** The JSON at a path. Throws ApiError with the message of the admin port. */
+  /** Returns the JSON at a path. Throws ApiError with the message of the admin port. */
   async get(path, fields = {}, signal = undefined) {
     const answer = await this.ask(path, fields, signal);
     try {
@@ -39,7 +39,7 @@ export class Api {
   }
 
   /**
-   * Server-sent events as [name, data], until the stream ends. Not an EventSource, which can send no header.
+   * Yields server-sent events as [name, data], until the stream ends. An EventSource could not send the token.
    */
   async *events(path, fields = {}, signal = undefined) {
     const answer = await this.ask(path, fields, signal);
@@ -81,7 +81,7 @@ export class Api {
       answer = await fetch(url, about);
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError(0, "the tap does not answer");
+      throw new ApiError(0, "llmtap does not answer");
     }
     if (answer.ok) return answer;
     if (answer.status === 401) this.refuse();
@@ -89,7 +89,7 @@ export class Api {
     try {
       problem = (await answer.json()).error;
     } catch {
-      // The answer is not from the admin port (a proxy in front of it, for example): report the status.
+      // The answer is not from the admin port, but for example from a proxy in front of it: report the status.
     }
     const words = `${path}: ${problem?.message ?? answer.statusText} (${answer.status})`;
     throw new ApiError(answer.status, words, problem?.field ?? null);
@@ -98,7 +98,7 @@ export class Api {
   /** Asks the user for a token; throws ApiError. */
   refuse() {
     this.denied();
-    const words = this.token === null ? "the tap asks for its token" : "the tap refuses this token";
+    const words = this.token === null ? "llmtap requires its token" : "llmtap refuses this token";
     throw new ApiError(401, words);
   }
 }

@@ -1,4 +1,4 @@
-// The page: the view that is shown, its requests, and whether its data are fresh.
+// The page: which view is shown, its requests, and whether its data are up to date.
 
 import { Api } from "./api.js";
 import { Chunking } from "./chunking.js";
@@ -26,7 +26,7 @@ class App {
     this.readerSpeed = null;
     this.view = null;
     this.measured = measured;
-    this.feed = new Feed(this.api, (live) => this.lived(live));
+    this.feed = new Feed(this.api, (live) => this.onLiveSummary(live));
     this.views = [Overview, Streams, Exchanges, Chunking, Experiment, Tap].map((View) => new View(this));
     this.tabs = this.views.map((view, i) => {
       const key = el("kbd", { "aria-hidden": "true" }, i + 1);
@@ -34,11 +34,11 @@ class App {
     });
   }
 
-  /** A poll for a view; it runs while the view is shown. */
+  /** Returns a poll for a view; it runs while the view is shown. */
   poll(name, ask, period, onAnswer) {
     return new Poll(name, ask, period, (data) => {
-      this.feed.answered();
-      this.showStatus(); // first, since screen readers read the view's own text last
+      this.feed.retryNow();
+      this.showStatus(); // before the view, so that screen readers read the text of the view last
       onAnswer(data);
     });
   }
@@ -72,7 +72,7 @@ class App {
     byId("theme").addEventListener("click", () => this.nextTheme());
     byId("help-open").addEventListener("click", () => byId("help").showModal());
     byId("skip").addEventListener("click", (event) => {
-      event.preventDefault(); // the hash is the view's
+      event.preventDefault(); // the link must not change the hash, which names the view
       byId("main").focus();
     });
     byId("token-form").addEventListener("submit", (event) => {
@@ -80,8 +80,8 @@ class App {
       this.useToken(byId("token").value);
     });
     window.addEventListener("hashchange", () => this.route());
-    document.addEventListener("visibilitychange", () => this.look());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.themed());
+    document.addEventListener("visibilitychange", () => this.onVisibility());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.onThemeChange());
     listen(this);
     this.showTheme();
     this.route();
@@ -89,19 +89,19 @@ class App {
     setInterval(() => this.showStatus(), 1000);
   }
 
-  /** The view that the URL's hash names, and the parts of the hash after it. */
-  named() {
+  /** Returns the view that the hash of the URL names, and the rest of the hash. */
+  viewOfHash() {
     const [name, ...rest] = location.hash.slice(1).split("/");
     return [this.views.find((one) => one.id === name) ?? this.views[0], rest.join("/")];
   }
 
   route() {
-    const [view, rest] = this.named();
+    const [view, rest] = this.viewOfHash();
     if (view !== this.view) {
       const before = this.view;
       if (before) {
         for (const poll of before.polls) poll.stop();
-        before.hidden?.();
+        before.onHide?.();
         before.node.hidden = true;
         window.scrollTo(0, 0);
       }
@@ -114,41 +114,41 @@ class App {
       reveal(this.tabs[this.views.indexOf(view)]);
       document.title = `${view.title} · llmtap`;
       for (const poll of view.polls) poll.start();
-      view.shown?.();
+      view.onShow?.();
       if (before) this.announce(view.title);
     }
     let part = rest;
     try {
       part = decodeURIComponent(part);
     } catch {
-      // Not a valid encoding, so typed by hand: the view reports that it is unknown.
+      // The encoding is invalid, so somebody typed it: the view reports that it is unknown.
     }
     view.route?.(part);
     this.showStatus();
   }
 
-  /** Moves by `step` views from the view in the hash; the hash's event shows the new one. */
+  /** Moves by `step` views from the view in the hash. The new hash causes `route`, which shows the new view. */
   go(step) {
-    const at = this.views.indexOf(this.named()[0]);
+    const at = this.views.indexOf(this.viewOfHash()[0]);
     location.hash = this.views[(at + step + this.views.length) % this.views.length].id;
   }
 
-  /** Stops all requests while the page is hidden. */
-  look() {
+  /** Stops all requests while the page is hidden, and starts them when it is visible. */
+  onVisibility() {
     if (document.hidden) {
       for (const poll of this.view.polls) poll.stop();
       this.feed.stop();
     } else {
       for (const poll of this.view.polls) poll.start();
       this.feed.start();
-      this.view.shown?.();
+      this.view.onShow?.();
     }
   }
 
-  lived(live) {
+  onLiveSummary(live) {
     this.live = live;
     this.readerSpeed = live.smooth_goodput.speed_tokens_per_second ?? this.readerSpeed;
-    for (const view of this.views) if (view.lived) this.render("live", () => view.lived(live));
+    for (const view of this.views) if (view.onLiveSummary) this.render("live", () => view.onLiveSummary(live));
   }
 
   setFilter(text) {
@@ -206,20 +206,20 @@ class App {
       // Storage is blocked: the choice lasts as long as the page.
     }
     this.showTheme();
-    this.themed();
+    this.onThemeChange();
   }
 
   showTheme() {
     setText(byId("theme-now"), document.documentElement.dataset.theme ?? "auto");
   }
 
-  /** Canvases know their colours by value. */
-  themed() {
-    for (const view of this.views) view.themed?.();
+  /** Draws all canvases again: a canvas keeps the values of the old colours. */
+  onThemeChange() {
+    for (const view of this.views) view.onThemeChange?.();
   }
 }
 
-/** Scrolls a tab into view, for phones. (scrollIntoView would move the start of keyboard navigation, too.) */
+/** Scrolls a tab into view, for phones. `scrollIntoView` would also move the start of keyboard navigation. */
 function reveal(tab) {
   const list = tab.closest("ul");
   const here = tab.getBoundingClientRect(), visible = list.getBoundingClientRect();

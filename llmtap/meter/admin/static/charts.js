@@ -1,31 +1,31 @@
-// What the charts of the views share: drawing, which is timed, legends, and series over time.
+// Common parts of the charts of all views: drawing (with its duration), legends, and series over time.
 
 import { el } from "./dom.js";
 import { measured } from "./measure.js";
 import { drawPlot } from "./plot.js";
 
-/** Without a point for so long nobody knows what was between; the feed's come a second apart. */
+/** Time without a point after which a line has a gap. The points of the live feed come every second. */
 const GAP_MS = 3000;
 
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** What the lines of a chart are: [colour's name, words]. */
+/** Returns the legend of a chart; `entries`: [name of the colour, text] of each line. */
 export function legend(entries) {
   const key = (ink) => `key ${ink === "area" ? "" : "line"} ink-${ink}`;
   return el("ul", { class: "legend" }, entries.map(([ink, words]) =>
     el("li", {}, el("i", { class: key(ink), "aria-hidden": "true" }), words)));
 }
 
-/** Draws into `node`, or draws anew. */
+/** Draws a chart into `node`, in place of an earlier chart. */
 export function draw(node, plot) {
   measured("chart", () => drawPlot(node, plot));
 }
 
 /**
- * Series over time: the points of the meter, then those of the live feed, one a second; when it is full every
- * second point goes.
+ * Series over time: the points of the meter, then those of the live feed, one a second. When there are `most`
+ * points, every second point is removed.
  */
 export class History {
   constructor(names, most = 1200) {
@@ -38,7 +38,7 @@ export class History {
     this.past = 0;
   }
 
-  /** Begins anew with an answer of `/api/v1/history`; live points that are newer stay. */
+  /** Replaces the points by those of an answer of `/api/v1/history`, and keeps live points that are newer. */
   begin({ step, end, figures }) {
     const n = figures[Object.keys(figures)[0]].length;
     const live = this.t.findIndex((at, i) => i >= this.past && at / 1000 > end);
@@ -64,8 +64,8 @@ export class History {
     this.every *= 2;
   }
 
-  /** The series to draw: lines have a gap where no values came for a while. */
-  drawn() {
+  /** Returns the series to draw: a line has a gap where no point came for GAP_MS. */
+  toDraw() {
     const { t, series } = this;
     const after = t.map((at, i) => i > this.past && at - t[i - 1] > GAP_MS * this.every);
     if (!after.includes(true)) return { t, series };

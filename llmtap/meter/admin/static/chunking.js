@@ -1,4 +1,4 @@
-// Chunking of answers, and refusals.
+// View "Chunking": how answers are divided into chunks, and which requests were refused.
 
 import { card, el, refill, setText, section, sendOne } from "./dom.js";
 import { NONE, basis, clock, count, iso, number, ranked, seconds, share, zone } from "./format.js";
@@ -57,13 +57,13 @@ export class Chunking {
     this.app.render("refused", () => this.renderRefused());
   }
 
-  shown() {
+  onShow() {
     this.render();
     this.renderRefused();
   }
 
   filterChanged() {
-    this.shown();
+    this.onShow();
   }
 
   render() {

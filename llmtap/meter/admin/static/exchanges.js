@@ -1,4 +1,4 @@
-// Finished exchanges, the newest first; and one finished or running exchange in the inspector.
+// View "Exchanges": finished exchanges, the newest first, or one exchange in the inspector.
 
 import { el, refill, setText, section, sendOne } from "./dom.js";
 import { FAILED, NONE, clock, count, iso, seconds, tokenTime, zone } from "./format.js";
@@ -8,10 +8,10 @@ import { Table, matching } from "./table.js";
 const PERIOD_MS = 3000;
 const RUNNING_MS = 1000;
 const SHOWN = 100;
-/** Exchanges searched with a filter: the maximum of the API. They are requested less often. */
+/** Number of exchanges that a filter searches: the maximum of the API. They are requested less often. */
 const SEARCHED = 1000;
 const SEARCH_MS = 9000;
-/** Period of the chunks of a running stream: the maximum of the API. */
+/** Time for which the chunks of a running stream are requested: the maximum of the API. */
 const WINDOW = "60s";
 const OUTCOMES = [
   "complete", "refused", "client_cancelled", "client_error", "upstream_error", "upstream_reset", "upstream_timeout",
@@ -34,7 +34,7 @@ export class Exchanges {
     this.outcome = el("select", { id: "outcome", onchange: () => this.polls[0].again() },
       el("option", { value: "" }, "any"), OUTCOMES.map((name) => el("option", { value: name }, name)));
     this.table = new Table(COLUMNS, { caption: "Newest exchanges", key: (row) => row.id, rows: SHOWN });
-    /** Whether focus or mouse is in the rows: then they do not change, and new answers wait. */
+    /** Whether the focus or the mouse is in the rows. Meanwhile the rows do not change, and new answers wait. */
     this.holds = { focus: false, mouse: false };
     this.waiting = null;
     const { body } = this.table;
@@ -64,7 +64,7 @@ export class Exchanges {
     if (one === this.one) return;
     const before = this.one;
     if (before === null) this.place = window.scrollY;
-    this.holds.mouse = false; // hiding the rows causes no mouseleave event
+    this.holds.mouse = false; // reset it here, because hidden rows cause no `pointerleave` event
     this.one = one;
     this.single.hidden = one === null;
     this.listing.hidden = one !== null;
@@ -80,7 +80,7 @@ export class Exchanges {
     this.polls[0].again();
   }
 
-  /** Escape: back from an exchange to the list, or focus out of the list. Returns whether it did anything. */
+  /** Acts on Escape: back from an exchange to the list, or focus out of the list. Returns whether it acted. */
   leave() {
     if (this.one !== null) location.hash = this.id;
     else if (this.holds.focus) document.activeElement.blur();
@@ -124,10 +124,10 @@ export class Exchanges {
     return { of: id, running: await this.askRunning(id, signal) };
   }
 
-  /** The finished exchange with this id and all its events; null if the meter does not have it any more. */
+  /** Returns the finished exchange with this id and all its events; null if the meter no longer has it. */
   async askEnded(id, signal) {
     let whole = null, next = null;
-    do { // a long exchange takes several answers
+    do { // repeat, because a long exchange needs several answers
       const answer = await this.app.api.get("exchanges", { id, events: "1", limit: 1, next }, signal);
       const [part] = answer.exchanges;
       if (!part) break;
@@ -138,13 +138,13 @@ export class Exchanges {
     return whole;
   }
 
-  /** Whether an exchange is in a pair, which is known some time after its end. */
+  /** Returns whether an exchange is in a pair, which the meter knows some time after the end. */
   async isPaired(id, signal) {
     const { exchanges } = await this.app.api.get("exchanges", { id, limit: 1 }, signal);
     return Boolean(exchanges[0]?.pair);
   }
 
-  /** The exchanges of a pair with their events, and the titles of its figures; null without a pair. */
+  /** Returns the exchanges of a pair with their events, and the titles of its figures; null without a pair. */
   async askPair(x, signal) {
     if (!x.pair) return null;
     const { api } = this.app;
@@ -153,7 +153,7 @@ export class Exchanges {
     return { members: exchanges, figures };
   }
 
-  /** The running stream with this id, or null. */
+  /** Returns the running stream with this id, or null. */
   async askRunning(id, signal) {
     const { streams } = await this.app.api.get("streams", { id, limit: 1, window: WINDOW }, signal);
     return streams[0] ?? null;
@@ -163,7 +163,7 @@ export class Exchanges {
     if (answer.of !== this.one || answer.same) return;
     this.app.render("exchanges", () => {
       if (answer.of === null) {
-        // Show the answer at once if the filter or the limit has changed.
+        // Show the answer at once, even if rows are held, if the filter or the limit has changed.
         const same = this.list?.limit === answer.list.limit && this.list.outcome === answer.list.outcome;
         if (this.held && same) this.waiting = answer.list;
         else [this.list, this.waiting] = [answer.list, null];
@@ -185,7 +185,7 @@ export class Exchanges {
     refill(this.empty, rows.length ? null : this.nothing());
   }
 
-  /** Describes the rows: the list has the newest exchanges only. */
+  /** Returns a description of the rows, because the list has the newest exchanges only. */
   about(n) {
     const { exchanges, next } = this.list;
     const all = `${next === null ? "all" : "the newest"} ${count(exchanges.length)} kept`;
@@ -205,7 +205,7 @@ export class Exchanges {
     return sendOne("No exchange has ended yet. Send a request through llmtap:", this.app.live);
   }
 
-  shown() {
+  onShow() {
     this.render();
     this.inspector.draw();
   }
@@ -217,7 +217,7 @@ export class Exchanges {
   }
 }
 
-/** The latest known time of an exchange, in ms since the epoch: its end, its last write, or its arrival. */
+/** Returns the latest known time of an exchange in ms since 1970: its end, its last write, or its arrival. */
 function endOf(x) {
   const { response_end: end, delivered } = x.timeline;
   return Date.parse(x.arrival) + 1000 * (end ?? delivered ?? 0);

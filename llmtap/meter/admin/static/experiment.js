@@ -1,4 +1,4 @@
-// The experiment: comparison of its arms, with intervals. This page cannot switch the experiment.
+// View "Experiment": comparison of the arms, with intervals. This page cannot switch the experiment.
 
 import { el, emptyState, refill, setText, section, svg } from "./dom.js";
 import { NONE, count, number, seconds, share } from "./format.js";
@@ -8,9 +8,9 @@ import { Table } from "./table.js";
 const PERIOD_MS = 5000;
 const TOKENS = new Set(["tokens_per_chunk", "output_tokens"]);
 const SHARES = new Set(["refused", "failed", "cancelled", "false_positives", "false_negatives"]);
-/** Shares in the table of arms; those of labelled requests have a table of their own. */
+/** Shares in the table of arms. The shares of labelled requests have a table of their own. */
 const ARM_SHARES = ["refused", "failed", "cancelled"];
-/** A p that is 0 as a float is shown as less than this. */
+/** A smaller p is shown as "less than this", since a float can be 0 although p is not. */
 const P_MIN = 1e-16;
 const FIGURES = ["mean", "p50", "p95", "p99"];
 const STATES = { off: "is off: all traffic goes to the control", running: "runs", ended: "has ended" };
@@ -57,7 +57,7 @@ export class Experiment {
     this.app.render("experiment", () => this.render());
   }
 
-  shown() {
+  onShow() {
     this.render();
   }
 
@@ -154,7 +154,7 @@ export class Experiment {
     ];
   }
 
-  /** Each arm's figure as a point on its interval, all on one scale. */
+  /** Draws the figure of each arm as a point on its interval, all on one scale. */
   drawForest(arms, metric) {
     const ends = arms
       .flatMap(({ value, interval: bounds }) => [value, ...(bounds ?? [])])
@@ -181,7 +181,7 @@ export class Experiment {
   }
 }
 
-/** State of the experiment: since when, and who switched it. */
+/** Returns a line with the state of the experiment, its settings, and who switched it. */
 function about(e) {
   const state = STATES[e.state] ?? e.state;
   let words = ` ${state}${e.aa ? " as an A/A test" : ""} · unit ${e.unit}`;
@@ -192,7 +192,7 @@ function about(e) {
   return el("p", { title }, el("b", { class: "has-tip" }, e.name), `${words}${by}`);
 }
 
-/** A banner with the arm that ended the experiment because it was worse, or null. */
+/** Returns a banner with the arm that ended the experiment because it was worse; null if none did. */
 function stopped(e) {
   if (!e.stopped) return null;
   const { arm, figure, at, difference, anytime_interval: bounds } = e.stopped;
@@ -206,7 +206,7 @@ function switchedOff() {
   return el("p", { class: "banner" }, "Switch it on: ", el("code", {}, SWITCH));
 }
 
-/** Whether units were assigned in the configured ratio. */
+/** Returns a line or banner that says whether units were assigned in the configured ratio. */
 function ratio(sample) {
   if (sample.alarm) {
     return el("p", { class: "banner bad", role: "alert" },
@@ -217,14 +217,14 @@ function ratio(sample) {
   return el("p", { class: "soft" }, words);
 }
 
-/** A banner for arms with several chunks per read: most of their gaps are 0, so they look too good. */
+/** Returns a banner for each arm with several chunks per read: most gaps are 0, so that it looks too good. */
 function bursts(e) {
   return e.cautions.map(({ arm, events_per_read: n, control_events_per_read: usual }) => el("p", { class: "banner" },
     `${arm}: ${number(n)} chunks arrive together (${e.control}: ${number(usual)}), so most gaps are 0.`
     + " Its TBC, ITL and TPOT look too good; compare TTFT and the longest pause."));
 }
 
-/** What each arm does to the median TTFT: a sentence, or what is missing for one. */
+/** Returns a sentence for each arm on its median TTFT, or on the data that are missing for a comparison. */
 function headlines(e) {
   return Object.entries(e.differences).map(([arm, by]) => {
     const d = by.ttft?.p50, few = [arm, e.control].some((name) => e.arms[name].units < e.units_needed);
@@ -243,7 +243,7 @@ function headlines(e) {
   });
 }
 
-/** Which arms have too few units for a comparison. */
+/** Returns a sentence on how many units each arm has, and how many a comparison needs. */
 function missing(e) {
   const named = Object.entries(e.arms).map(([name, arm]) => `${name} has ${count(arm.units)}`);
   return `A comparison of means needs ${e.units_needed} units in each arm: ${named.join(", ")}.`;
@@ -257,7 +257,7 @@ function findings(e) {
     + (early ? " Only shares are compared so far." : "");
 }
 
-/** A row for each difference of an arm and metric: findings first, misleading ones last. */
+/** Returns a row for each difference, by arm and metric: findings first, misleading differences last. */
 function differences(e, figure) {
   const found = new Set(e.findings.map((one) => `${one.arm} ${one.metric}`));
   const misleading = new Set(e.cautions.flatMap(({ arm, metrics }) => metrics.map((metric) => `${arm} ${metric}`)));
@@ -276,13 +276,13 @@ function differences(e, figure) {
   return rows.sort((a, b) => rank(a) - rank(b));
 }
 
-/** Units of an arm that have a value of the metric; of a share, its units. */
+/** Returns the number of units of an arm with a value of the metric; for a share, of all its units. */
 function samples(e, name, metric) {
   const arm = e.arms[name];
   return arm.metrics[metric]?.units ?? arm.units;
 }
 
-/** A value of the disclosure as words. */
+/** Returns a value of the disclosure as text. */
 function inWords(value) {
   if (value === true || value === false) return value ? "yes" : "no";
   if (Array.isArray(value)) return value.map(inWords).join(", ");
@@ -312,7 +312,7 @@ function pValue(p) {
   return p < 0.001 ? p.toExponential(1) : number(p, 3);
 }
 
-/** Only the figure with the small p is a finding, not the other figures of the metric. */
+/** Returns whether a row is a finding: only the figure with the p is, not other figures of the metric. */
 function isFinding(row) {
   return row.isFinding && !row.isMisleading && row.d.p !== undefined;
 }

@@ -1,4 +1,5 @@
-// The wait of one exchange for its first token: a bar for each part, and what is unusual beside the last hour.
+// The wait of one exchange for its first token: a bar for each part, and the parts that are unusually long,
+// compared with the last hour.
 
 import { el, refill, section, setText, svg } from "./dom.js";
 import { NONE, seconds } from "./format.js";

@@ -12,7 +12,7 @@ import { Table } from "./table.js";
 
 const CHUNKS_DRAWN = 4000;
 const CHUNKS_LISTED = 500;
-/** A longer list is folded: it has the first chunks, those with the longest waits, and the last chunks. */
+/** A longer list shows only the first chunks, those with the longest waits, and the last chunks. */
 const FOLDED_FROM = 50, FIRST = 20, WAITED = 20, LAST = 5;
 const SPEED = 20;
 const LINES = [
@@ -53,10 +53,10 @@ export class Inspector {
   }
 
   reset() {
-    /** The finished exchange that is shown, or null; `running`: the running one. */
+    /** The exchange that is shown: finished (`exchange`) or running (`running`); the other one is null. */
     this.exchange = null;
     this.running = null;
-    /** Result of `follow`: the reader's waits. */
+    /** Result of `follow`: the waits of the reader. */
     this.reading = null;
     this.submit = 0;
     this.rows = [];
@@ -71,7 +71,7 @@ export class Inspector {
     return this.app.readerSpeed ?? SPEED;
   }
 
-  /** Shows a finished exchange; `firstToken`: the parts of its wait, `pair`: both sides of a gateway, or null. */
+  /** Shows a finished exchange. `firstToken`: parts of its wait; `pair`: both sides of a gateway, or null. */
   show(x, firstToken, pair) {
     if (this.running) this.app.announce(`Ended: ${x.outcome}`);
     this.reset();
@@ -93,7 +93,7 @@ export class Inspector {
     this.reveal();
   }
 
-  /** Shows a running exchange, by its entry in `/api/v1/streams`. */
+  /** Shows a running exchange. `stream`: its entry in `/api/v1/streams`. */
   watch(stream) {
     if (!this.running) this.app.announce(`${stream.id} is running`);
     this.reset();
@@ -127,7 +127,7 @@ export class Inspector {
     this.reveal();
   }
 
-  /** Shows that the exchange is unknown: it is not running, and not among the newest ones. */
+  /** Shows that the exchange is unknown: it is not running, and not among the newest finished exchanges. */
   missing(id) {
     this.reset();
     this.body.hidden = true;
@@ -139,7 +139,7 @@ export class Inspector {
 
   reveal() {
     this.node.hidden = this.body.hidden = false;
-    // No chart for an exchange that ended without a token; a running one shows its wait.
+    // Show no chart if the exchange ended without a token. A running exchange always shows its wait.
     this.figure.hidden = this.exchange !== null && this.reading.worst === null;
     this.draw();
   }
@@ -218,7 +218,8 @@ export class Inspector {
       came.x.push(chunk.t);
       came.y.push(chunk.before + chunk.tokens);
     });
-    // The reader's line follows the wanted speed until no token is left, then is level until the next chunk.
+    // The line of the reader rises with the reading speed until no token is left, and is then level until the
+    // next chunk.
     const read = { x: [submit], y: [0] };
     let at = submit, done = 0;
     for (const [from, to] of waits) {
@@ -253,7 +254,7 @@ export class Inspector {
   }
 }
 
-/** The chunks of a running stream as events; tokens before its timeline are one event. */
+/** Returns the chunks of a running stream as events; the tokens before its timeline are one event. */
 function eventsOf(stream) {
   const event = (t, tokens) => ({ t, tokens, class: "content", bytes: null });
   const shown = stream.timeline.reduce((sum, [, tokens]) => sum + tokens, 0);
@@ -271,12 +272,12 @@ function ending(x) {
   return `Outcome: ${x.outcome}${who}${error}${reason}.`;
 }
 
-/** The trace id, as a link if `meter.trace_url` is configured. */
+/** Returns the trace id, as a link if `meter.trace_url` is configured. */
 function traceLink({ trace_id: id, trace_url: href }) {
   return href ? el("a", { href, target: "_blank", rel: "noopener" }, id) : id ?? NONE;
 }
 
-/** The figures of a stream that its client held: as delivered, and without the client's time. */
+/** Returns the figures of a stream that its client held: as delivered, and without the time of the client. */
 function heldFigures(held) {
   if (!held) return [];
   const pair = (name) => `${seconds(held[`${name}_delivered`])}; server alone at least ${seconds(held[`${name}_server`])}`;

@@ -25,7 +25,7 @@ function act(app, key, at) {
   else if (key === "/") byId("filter").focus();
   else if (key === "?") byId("help").showModal();
   else if (key === "t") app.nextTheme();
-  // In a table that scrolls, arrow keys scroll; on a button, the space key presses it.
+  // Exceptions: in a table that scrolls, arrow keys scroll; on a button, the space key presses it.
   else if (key === "ArrowRight" && !at.closest(".scroll")) app.go(1);
   else if (key === "ArrowLeft" && !at.closest(".scroll")) app.go(-1);
   else if (key === "Escape" && app.view.leave) return app.view.leave();

@@ -4,14 +4,14 @@ import { el, refill } from "./dom.js";
 import { NONE, count, share } from "./format.js";
 import { Table } from "./table.js";
 
-/** By label: the result that is an error, and the name of such errors. */
+/** By label of a request: the result that is an error of the guardrail, and the name of such errors. */
 const ERRORS = {
   "should-answer": ["refused", "false positives"],
   "should-refuse": ["answered", "false negatives"],
 };
 
 export class Labels {
-  /** `head`: title of the column of names. */
+  /** `head`: title of the first column, which names the rows. */
   constructor(head) {
     this.table = new Table([{ id: "name", head, kind: "text", text: (row) => row.name }, ...COLUMNS],
       { caption: "Refusals against labels", key: (row) => `${row.name} ${row.label}` });
@@ -20,7 +20,7 @@ export class Labels {
       el("h2", {}, "Refusals against labels"), this.table.node, this.note);
   }
 
-  /** Shows the labels by name; nothing if no request had a label. */
+  /** Shows the counts of labels. `named`: counts by name of the row; if none has counts, nothing is shown. */
   update(named) {
     const entries = Object.entries(named).filter(([, labels]) => labels);
     this.node.hidden = !entries.length;

@@ -1,10 +1,10 @@
-// State of the running streams: one lane each, with a reader at its end.
+// State of the running streams: one lane for each, with the reader who reads its tokens (`reader.js`).
 // Times are seconds of performance.now().
 
 import { Reader } from "./reader.js";
 
 export const LANES_MAX = 200;
-/** Minimum delay of the picture: chunks must have been received before their place is drawn. */
+/** Minimum delay of the picture, so that chunks have been received before their place is drawn. */
 const BEHIND_S = 1.6;
 const DIMMED_S = 2;
 
@@ -13,14 +13,14 @@ class Lane {
   constructor(stream, arrival, pace) {
     this.id = stream.id;
     this.arrival = arrival;
-    /** By chunk: time, tokens, and time when the reader began to wait for it (null: did not wait). */
+    /** By chunk: time, tokens, and the time when the reader began to wait for it (null: no wait). */
     this.t = [];
     this.tokens = [];
     this.dry = [];
     this.first = null;
     this.last = -Infinity;
     this.ended = null;
-    /** Whether the tape shows that the stream has ended. */
+    /** Whether the tape has drawn the lane as that of an ended stream. */
     this.faded = false;
     this.reader = new Reader(arrival, pace);
     this.pace = pace;
@@ -34,14 +34,14 @@ class Lane {
     this.update(stream);
   }
 
-  /** Takes the stream's newest entry of `/api/v1/streams`. Returns the time of the first new chunk. */
+  /** Adds the new chunks of an entry of `/api/v1/streams`. Returns the time of the first new chunk. */
   update(stream) {
     this.stream = stream;
     this.ended = null;
     const n = this.t.length;
-    // A point of a thinned timeline stands for chunks after it, too: do not count those again.
+    // A point of a thinned timeline includes later chunks, up to the newest: do not count these again.
     const newest = stream.since_last === null ? -Infinity : stream.age - stream.since_last;
-    // All chunks of a read have the same time and are in the same answer.
+    // Skip chunks up to the latest known time. No chunk is missed, since an answer has all chunks of a read.
     const known = this.last + 1e-5;
     for (const [offset, tokens] of stream.timeline) {
       if (offset <= known) continue;
@@ -56,7 +56,7 @@ class Lane {
     return this.t[n] ?? Infinity;
   }
 
-  /** Drops older chunks, which are not drawn any more. */
+  /** Removes the chunks from before a time: they are not drawn any more. */
   forget(before) {
     let n = 0;
     while (n < this.t.length && this.t[n] < before) n++;
@@ -71,28 +71,28 @@ class Lane {
   }
 }
 
-/** All lanes. A stream stays in its lane; the lane is used again some time after the stream has ended. */
+/** All lanes. A stream stays in its lane; a new stream can use the lane DIMMED_S after the end of the old one. */
 export class Lanes {
   constructor() {
     this.slots = [];
     this.by = new Map();
     this.pace = 0.05;
-    /** Time of the latest request: chunks until then are known. */
+    /** Time of the latest request: the chunks until this time are known. */
     this.until = -Infinity;
-    /** Time of the oldest chunk received since the last drawing: a slow meter reports late. */
+    /** Time of the oldest chunk received since the previous frame; a slow meter reports chunks late. */
     this.freshFrom = Infinity;
-    /** BEHIND_S, or more if answers take longer. */
+    /** Delay of the picture: BEHIND_S, or more if answers take longer. */
     this.behind = BEHIND_S;
   }
 
-  /** Takes an answer of `/api/v1/streams`, requested at `sentAt`; `all`: it lists all running streams. */
+  /** Adds an answer of `/api/v1/streams`, requested at `sentAt`. `all`: whether it lists all running streams. */
   update(streams, sentAt, now, all) {
     const here = new Set();
     if (this.until > -Infinity) {
       this.behind += 0.3 * (Math.max(BEHIND_S, 1.1 * (now - this.until)) - this.behind);
     }
     this.until = sentAt;
-    // Ages in the answer are as of half the round trip ago.
+    // Assume that the meter made the answer, with the ages in it, in the middle of the round trip.
     const at = now - (now - sentAt) / 2;
     for (const stream of streams) {
       here.add(stream.id);
@@ -103,7 +103,7 @@ export class Lanes {
     for (const lane of this.by.values()) {
       if (here.has(lane.id) || lane.ended !== null) continue;
       if (!all) {
-        this.drop(lane); // only the newest streams are listed: it is unknown whether this one has ended
+        this.drop(lane); // the answer lists only the newest streams, so this one has possibly not ended
         continue;
       }
       lane.ended = lane.t.length ? Math.max(lane.t.at(-1), sentAt - 1) : sentAt;
@@ -128,7 +128,7 @@ export class Lanes {
     this.slots[this.slots.indexOf(lane)] = null;
   }
 
-  /** Removes streams that ended before `since`, and empty lanes. Returns whether other lanes moved. */
+  /** Removes streams that ended before `since`, and empty lanes. Returns whether the other lanes moved. */
   tidy(since) {
     for (const lane of this.by.values()) {
       lane.forget(since);
@@ -145,7 +145,7 @@ export class Lanes {
     this.by.clear();
   }
 
-  /** Number of streams in each state. */
+  /** Returns the number of streams in each state. */
   states(now) {
     const counts = { waiting: 0, streaming: 0, stalled: 0 };
     for (const lane of this.slots) {

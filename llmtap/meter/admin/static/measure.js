@@ -1,4 +1,4 @@
-// Durations of the page's own work, for tests and debugging: window.llmtap.renders.
+// Durations of the work of this page, for tests and debugging: `window.llmtap.renders`.
 
 const RENDERS_MAX = 5000;
 

@@ -1,4 +1,4 @@
-// The key figures now, by tenant, model, arm or class, and over the last hour or the last 24 hours.
+// View "Overview": the key figures now, by tenant, model, arm or class, and over the last hour or 24 hours.
 
 import { ALARMS, alarmsOf, ringing } from "./alarms.js";
 import { History, draw, legend } from "./charts.js";
@@ -16,13 +16,13 @@ const PLACES_SHOWN = 2;
 const BY = ["tenant", "model", "arm", "class"];
 const PERIODS = { "10s": 2000, "1m": 2000, "5m": 5000, "1h": 15000, all: 15000 };
 const DRAW_MS = 2000;
-/** Lengths of windows in seconds; a window consists of slices, so it is usually a little shorter. */
+/** Lengths of windows in seconds. A window consists of slices, so that it usually covers a little less. */
 const LENGTHS = { "1m": 60, "5m": 300, "1h": 3600 };
 const SHORT = 0.8;
 const SERIES = [
   "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "achieved_rps", "goodput_rps", "smooth_goodput_tps",
 ];
-/** By period of the charts: step of the meter's points, and whether live points follow them. */
+/** By period of the charts: step of the points of the meter, and whether live points follow. */
 const PERIODS_SHOWN = {
   "last hour": { step: "10s", live: true, words: "Each point covers 10 s" },
   "last 24 hours": { step: "5m", live: false, words: "Each point covers 5 minutes" },
@@ -50,7 +50,7 @@ export class Overview {
       app.poll("summary", (signal) => this.ask(signal), () => PERIODS[app.window] ?? 5000,
         (data) => this.update(data)),
       app.poll("history", (signal) => app.api.get("history", { step: this.shownPeriod.step }, signal), HISTORY_MS,
-        (points) => this.past(points)),
+        (points) => this.showHistory(points)),
     ];
     this.period = el("select", { id: "period", onchange: () => this.setPeriod() },
       Object.keys(PERIODS_SHOWN).map((name) => el("option", { value: name }, name)));
@@ -100,7 +100,7 @@ export class Overview {
     this.polls[1].again();
   }
 
-  past(points) {
+  showHistory(points) {
     this.history.begin(points);
     this.draw();
   }
@@ -108,7 +108,7 @@ export class Overview {
   async ask(signal) {
     const { api, window } = this.app;
     const summary = await api.get("summary", { window, by: BY.join(",") }, signal);
-    // If the window is empty, the time of the newest exchange shows which window is not.
+    // If the window is empty, get the newest exchange: its time shows which window is not empty.
     this.last = summary.n ? null : (await api.get("exchanges", { limit: 1 }, signal)).exchanges[0];
     return summary;
   }
@@ -138,8 +138,8 @@ export class Overview {
     this.draw(); // the charts show the figures of the cards
   }
 
-  /** Takes a summary of the live feed: the figures of the last 10 s, once a second. */
-  lived(live) {
+  /** Adds a summary of the live feed to the charts: the figures of the last 10 s, once a second. */
+  onLiveSummary(live) {
     const m = live.metrics;
     this.live = live;
     if (this.shownPeriod.live) {
@@ -153,7 +153,7 @@ export class Overview {
     if (this.app.view === this && this.open) setText(this.open, count(live.open));
   }
 
-  shown() {
+  onShow() {
     if (this.summary) this.app.render("overview", () => this.render());
     this.draw();
   }
@@ -163,7 +163,7 @@ export class Overview {
     if (!s) return;
     this.renderTroubles(s);
     const lost = lostWithVantages(s.relays).map((words) => el("p", { class: "soft" }, words));
-    refill(this.notes, begun(s.window), lost, unmeasured(s.relays), withoutDialect(s));
+    refill(this.notes, youngMeter(s.window), lost, unmeasured(s.relays), withoutDialect(s));
     refill(this.empty, this.nothing(s));
     setText(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderCards(s);
@@ -180,14 +180,14 @@ export class Overview {
     this.labels.update({ all: s.labels });
   }
 
-  /** One banner with all causes, the worst first; and the table of alarms. */
+  /** Shows one banner with all troubles, the worst first, and the table of alarms. */
   renderTroubles(s) {
     const alarms = alarmsOf(s.slo);
     const lines = [
       ...upstreamsDown(s.relays), failing(s), ...alarms.filter(({ alarm }) => alarm.ringing && !alarm.inhibited).map(ringing),
-      ...steps(s.ttft_steps), ...capturePaused(s.capture), unreliable(s),
+      ...ttftSteps(s.ttft_steps), ...capturePaused(s.capture), unreliable(s),
     ].filter(Boolean).map((line) => el("p", {}, line));
-    // Replace the banner only if it differs, since screen readers read a new one aloud.
+    // Replace the banner only if its text differs, since screen readers read a new banner aloud.
     const words = lines.map((line) => line.textContent).join();
     if (words !== this.announced) {
       this.announced = words;
@@ -197,7 +197,7 @@ export class Overview {
     this.alarms.update(alarms);
   }
 
-  /** Why there are no data, and what to do; null if there are data. */
+  /** Returns why there are no data, and what to do; null if there are data. */
   nothing(s) {
     if (s.n) return null;
     if (!Object.values(s.relays).some((relay) => relay.connected)) {
@@ -332,7 +332,7 @@ export class Overview {
 
   draw() {
     this.drawn = performance.now();
-    const { t, series } = this.history.drawn();
+    const { t, series } = this.history.toDraw();
     if (t.length < 2) return;
     const m = this.summary?.metrics;
     const line = (name, y, ink) => ({ name, x: t, y, ink });
@@ -359,14 +359,14 @@ export class Overview {
   }
 }
 
-/** A note if the meter is younger than the window. */
-function begun(window) {
+/** Returns a note if the meter has run for a shorter time than the window, else null. */
+function youngMeter(window) {
   if (!(window.seconds < SHORT * LENGTHS[window.name])) return null;
   const words = `The meter started at ${clock(window.start)}: the window covers ${seconds(window.seconds)}.`;
   return el("p", { class: "soft" }, words);
 }
 
-/** A line of the banner if a tenth of the window's exchanges failed, and at least FAILED_MIN. */
+/** Returns a line of the banner if a tenth of the exchanges failed, and at least FAILED_MIN; else null. */
 function failing(s) {
   const n = failed(s.outcomes);
   if (n < FAILED_MIN || n < s.n / 10) return null;
@@ -376,13 +376,13 @@ function failing(s) {
   ];
 }
 
-/** A line of the banner for each model whose TTFT has risen and not returned. */
-function steps({ models }) {
+/** Returns a line of the banner for each model whose TTFT has risen and not come back. */
+function ttftSteps({ models }) {
   const risen = Object.values(models).filter(({ state, step }) => step && step.until === null && state !== "few");
   return risen.map(({ sentence }) => sentence);
 }
 
-/** A note on exchanges that the figures do not include. */
+/** Returns a note on exchanges that were not measured, so that no figure includes them; null without any. */
 function unmeasured(relays) {
   const n = losses(relays).reduce((sum, [, lost]) => sum + lost, 0);
   if (!n) return null;
@@ -390,7 +390,7 @@ function unmeasured(relays) {
   return el("p", { class: "soft" }, words, el("a", { href: "#tap" }, "why"));
 }
 
-/** The share of answers that no dialect reads, the most frequent places, and the next step. */
+/** Returns a note with the share of answers of unknown format, where they come from, and what to do. */
 function withoutDialect(s) {
   const places = s.without_dialect ?? [];
   if (!places.length) return null;
@@ -403,7 +403,7 @@ function withoutDialect(s) {
     el("code", {}, "llmtap inspect FILE --draft NAME"));
 }
 
-/** A line of the banner if too many exchanges are uncertain, as in the view Health. */
+/** Returns a line of the banner if too many exchanges are uncertain, as in the view "Health"; else null. */
 function unreliable(s) {
   const words = uncertain(s);
   return words && [`${words}: their times are unreliable. See `, el("a", { href: "#tap" }, "Health")];
@@ -414,7 +414,7 @@ function large(node) {
   return node;
 }
 
-/** The share of exchanges that met their objectives, and goodput. */
+/** Returns the card with the share of exchanges that met their objectives, and goodput. */
 function objectives(good, window, classes) {
   const none = classes.length
     ? `no exchange counts yet: classes ${classes.join(", ")}`
@@ -428,10 +428,10 @@ function objectives(good, window, classes) {
     basis(good.counted, window), NOT_COUNTED);
 }
 
-/** The mark of a percentile with too few samples. */
+/** Returns the mark of a percentile with too few samples, else "". */
 const fewMark = (figures, name) => (figures.marks.includes(name) ? "few" : "");
 
-/** p50 and p99 of a latency with their basis; `formula` is the tooltip. */
+/** Returns the card with p50 and p99 of a latency, and their basis; `formula`: the tooltip. */
 function pair(title, figures, wide, window, about = null, formula = null) {
   const shown = ["p50", "p99"].map((name) => el("span", {}, el("i", {}, name),
     el("b", { class: "value" }, seconds(figures[name])),
@@ -455,7 +455,7 @@ function afterComma(text) {
   return text.slice(text.lastIndexOf(", ") + 2);
 }
 
-/** Burn rates by window of a tenant or class. Models and arms have none. */
+/** Returns a function from the name of a tenant or class to its burn rates. Models and arms have none. */
 function burnRates(slo, by) {
   if (by === "class") return (name) => slo[name]?.windows;
   if (by !== "tenant") return () => undefined;

@@ -1,4 +1,4 @@
-// Both sides of a gateway: a lane for the exchange of its client, and below it one for each request of the gateway.
+// Both sides of a gateway: a lane for the exchange of the client, and one below for each request of the gateway.
 
 import { el, refill, section, svg } from "./dom.js";
 import { number, seconds } from "./format.js";
@@ -51,7 +51,7 @@ function row({ x, start, end }, whole) {
     el("span", {}, `${x.model ?? ""} ${x.outcome}, ${x.events.length} events from ${seconds(start)}${evidence}`));
 }
 
-/** Seconds of a date with microseconds, which `Date` would cut. */
+/** Returns the seconds since 1970 of a date with microseconds, which `Date` would cut to milliseconds. */
 function secondsOf(date) {
   const [whole, fraction = "0"] = date.replace("Z", "").split(".");
   return Date.parse(`${whole}Z`) / 1000 + Number(`0.${fraction}`);

@@ -1,4 +1,4 @@
-// Repeated requests: one at a time, less often while they fail, none while the page is hidden.
+// Repeated requests to the API: one at a time, less often while they fail, none while the page is hidden.
 
 const PATIENCE_MS = 15000;
 const FEED_WAIT_MS = 4000;
@@ -6,7 +6,7 @@ const FEED_WAIT_MS = 4000;
 export class Poll {
   /**
    * @param ask (signal) => data
-   * @param period ms between two answers, or a function that returns them
+   * @param period time in ms from an answer to the next request, or a function that returns this time
    * @param onAnswer called with each answer
    */
   constructor(name, ask, period, onAnswer) {
@@ -49,7 +49,7 @@ export class Poll {
     return this.at !== null && this.at >= this.began;
   }
 
-  /** Seconds since the last answer if the next one is late, else null. */
+  /** Seconds since the latest answer if the next answer is late, else null. */
   staleFor() {
     if (!this.runs) return null;
     const now = performance.now(), awaited = now - (this.fresh ? this.at : this.began);
@@ -88,12 +88,12 @@ export class Feed {
     this.api = api;
     this.onAnswer = onAnswer;
     this.name = "live";
-    /** Number of the current loop: an older one must end. */
+    /** Number of the current call of `listen`; an earlier call sees a higher number, and ends. */
     this.generation = 0;
     this.at = null;
     this.error = null;
     this.runs = false;
-    /** Ends the wait before the next attempt; null if it does not wait. */
+    /** Function that ends the wait before the next attempt; null while there is no wait. */
     this.wake = null;
   }
 
@@ -114,8 +114,8 @@ export class Feed {
     this.wake?.();
   }
 
-  /** Another request succeeded, so the meter is back: try again at once. */
-  answered() {
+  /** Tries again at once, because another request succeeded: the meter is back. */
+  retryNow() {
     if (this.error !== null) this.wake?.();
   }
 
@@ -130,7 +130,7 @@ export class Feed {
     while (this.runs && generation === this.generation) {
       const aborter = new AbortController();
       this.aborter = aborter;
-      // A connection may break without being closed, so end it after PATIENCE_MS without data.
+      // A connection can break without being closed, so end it after PATIENCE_MS without data.
       const watch = () => setTimeout(() => aborter.abort("silent"), PATIENCE_MS);
       let silent = watch();
       try {

@@ -1,5 +1,5 @@
-// The reader of a stream (smooth goodput paper, eq. 4 and 6): needs a fixed time for each token, and waits if no
-// token is there. Pure: seconds in, seconds out.
+// The reader of a stream (smooth goodput paper, eq. 4 and 6), who needs a fixed time for each token, and waits if
+// there is no token. All times are seconds.
 
 /** State of the reader of one stream. */
 export class Reader {
@@ -12,7 +12,7 @@ export class Reader {
     this.idle = 0;
   }
 
-  /** Takes tokens received at `t`. Returns the time when the reader began to wait for them, or null. */
+  /** Adds tokens received at `t`. Returns the time when the reader began to wait for them; null: no wait. */
   receive(t, tokens) {
     let dry = null;
     if (t > this.free) {
@@ -25,7 +25,7 @@ export class Reader {
   }
 }
 
-/** Tokens of each event with output: as declared, else an equal share of the total, else one. */
+/** Returns the tokens of each event with output: as declared, else an equal share of the total, else one. */
 function sharesOf(events, total) {
   const declared = events.every((event) => event.tokens !== null);
   const even = total && events.length ? total / events.length : 1;
@@ -35,7 +35,7 @@ function sharesOf(events, total) {
 const OUTPUT = new Set(["content", "reasoning", "tool_call", "refusal"]);
 
 /**
- * One exchange as the reader sees it: `chunks` [{index, t, tokens, before, due, late, waited}], `waits`
+ * Returns one exchange as the reader sees it: `chunks` [{index, t, tokens, before, due, late, waited}], `waits`
  * [[from, to]], `idle`, `free` (time when all received tokens are read), and `worst`, the index of the chunk with
  * the largest delay (the turning point of Fig. 1).
  *

@@ -68,7 +68,7 @@ export class Silences {
   }
 }
 
-/** "3 of 240: 1.25 % (0.40 % to 3.82 %)" */
+/** Returns how many streams went on: "3 of 240: 1.25 % (0.40 % to 3.82 %)". */
 function went({ n, resumed, share: estimate, low, high }) {
   if (!n) return NONE;
   const counts = `${count(resumed)} of ${count(n)}`;

@@ -17,10 +17,10 @@ const KEYS = [
   ["ended", "faded: the stream has ended"],
 ];
 const SPANS_S = [10, 20, 30, 60];
-/** Span that follows the data: it shows the oldest running stream from its start, in steps of STEP_S. */
+/** Choice of a span that shows the oldest running stream from its start, rounded up to STEP_S. */
 const AUTO = "auto";
 const STEP_S = 5;
-/** The span shrinks if the data need less than this share of it, so that it does not change all the time. */
+/** The automatic span shrinks only if the streams need less than this share of it, so that it changes rarely. */
 const SHRINK = 0.75;
 /** Minimum height of a lane with a label, in pixels. */
 const LABELLED_PX = 14;
@@ -82,7 +82,7 @@ export class Streams {
     this.polls[0].again();
   }
 
-  /** Lets the span follow the streams. */
+  /** Sets the automatic span by the age of the oldest running stream. */
   followStreams(now) {
     if (this.span.value !== AUTO) return;
     const running = this.lanes.slots.filter((lane) => lane && lane.ended === null);
@@ -96,7 +96,7 @@ export class Streams {
 
   async ask(signal) {
     const sentAt = performance.now() / 1000;
-    // Request the time since the last request and 1 s more; first and after a pause the whole picture.
+    // Request the time since the previous request and 1 s more; at first and after a pause, the longest span.
     const since = this.sentAt === null ? 60 : sentAt - this.sentAt + 1;
     const window = Math.min(60, Math.ceil(since));
     const answer = await this.app.api.get("streams", { limit: LANES_MAX, window: `${window}s` }, signal);
@@ -144,7 +144,7 @@ export class Streams {
     this.table.update(rows.map((row) => ({ ...row, state: this.lanes.by.get(row.id)?.state(now) ?? NONE })));
   }
 
-  /** Labels each lane with tenant, model and arm. A lane newer than the right edge has nothing drawn yet. */
+  /** Labels each lane with tenant, model and arm. A lane that begins after the right edge is still empty. */
   nameLanes(now) {
     const { slots } = this.lanes, height = rowHeight(slots.length);
     const labelled = height >= LABELLED_PX ? slots : [];
@@ -218,7 +218,7 @@ export class Streams {
     }
   }
 
-  /** Build the lanes from the next answer. */
+  /** Removes all lanes, so that the next answer builds them again. */
   forget() {
     this.sentAt = null;
     this.lanes.clear();
@@ -234,22 +234,22 @@ export class Streams {
     this.silences.render();
   }
 
-  shown() {
-    if (this.tape.paused) this.polls[0].stop(); // the picture does not change
+  onShow() {
+    if (this.tape.paused) this.polls[0].stop(); // a paused picture needs no answers
     else this.forget();
     this.tape.start();
   }
 
-  hidden() {
+  onHide() {
     this.tape.stop();
   }
 
-  themed() {
+  onThemeChange() {
     this.tape.anew();
   }
 }
 
-/** "acme · tiny · guarded" */
+/** Returns the label of a stream: "acme · tiny · guarded". */
 function nameOf({ tenant, model, arm }) {
   return [tenant, model, arm].filter((part) => part !== null).join(" · ");
 }

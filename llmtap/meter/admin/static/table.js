@@ -1,4 +1,4 @@
-// A table that reuses its rows and changes only cells that differ, so that focus and selection stay.
+// A table that reuses its rows and changes only the cells that differ, so that focus and selection stay.
 
 import { el, setText } from "./dom.js";
 
@@ -35,7 +35,7 @@ export class Table {
     return el("th", about, el("button", { type: "button", onclick: sort }, column.head));
   }
 
-  /** The link in the row with this key, or null. */
+  /** Returns the link in the row with this key, or null. */
   link(key) {
     return this.lines.get(key)?.node.querySelector("a") ?? null;
   }
@@ -59,7 +59,7 @@ export class Table {
     this.data = data;
     const rows = this.sorted(data);
     const shown = rows.slice(0, this.most);
-    // Remove old rows first: the others are then mostly in order and are not moved.
+    // Remove old rows first: the remaining rows are then mostly in order, and need not be moved.
     const keys = new Set(shown.map(this.key));
     const spare = [];
     for (const [key, line] of this.lines) {
@@ -92,7 +92,7 @@ export class Table {
     return data
       .map((row) => [column.value(row), row])
       .sort(([a], [b]) => {
-        // Unknown values are last in both directions.
+        // Put unknown values last in both directions.
         if (a === null || a === undefined) return b === null || b === undefined ? 0 : 1;
         if (b === null || b === undefined) return -1;
         return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
@@ -111,7 +111,7 @@ export class Table {
     return { node: el("tr", {}, cells.map((cell) => cell.node)), cells };
   }
 
-  /** Sets the cells that differ from the stored texts: reading them from the document takes longer. */
+  /** Sets the cells that differ from the stored texts: to read the texts from the document takes longer. */
   put(line, row) {
     this.columns.forEach((column, i) => {
       const cell = line.cells[i];
@@ -138,7 +138,7 @@ export class Table {
 /** Note for figures to which the filter does not apply. */
 export const ALL_TRAFFIC = "The filter applies to the table only; cards and charts show all traffic.";
 
-/** Sets the tooltip of a truncated cell when the mouse enters it, since measuring all cells is slow. */
+/** Sets the tooltip of a truncated cell when the mouse enters the cell, since to measure all cells is slow. */
 function unfold(event) {
   const cell = event.target.closest("th, td");
   if (!cell) return;
@@ -147,7 +147,7 @@ function unfold(event) {
   else if (cell.title === cell.textContent) cell.removeAttribute("title");
 }
 
-/** Rows that have the filter's words in one of these values. */
+/** Returns the rows with the text of the filter in one of their `values`. */
 export function matching(rows, filter, values) {
   const words = filter.trim().toLowerCase();
   if (!words) return rows;

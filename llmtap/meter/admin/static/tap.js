@@ -1,4 +1,4 @@
-// llmtap itself: the latency that it adds, its own delays, and exchanges that it did not measure.
+// View "Health": the latency that llmtap adds, its own delays, and exchanges that it did not measure.
 
 import { card, el, emptyState, refill, setText, section } from "./dom.js";
 import { NONE, basis, bytes, count, number, ranked, seconds, share, width } from "./format.js";
@@ -58,7 +58,7 @@ export class Tap {
     this.app.render("tap", () => this.render());
   }
 
-  shown() {
+  onShow() {
     this.render();
   }
 
@@ -107,7 +107,7 @@ export class Tap {
   }
 }
 
-/** Whether a vantage forwards the traffic; `llmtap watch` only reads packets. */
+/** Returns whether a vantage forwards the traffic; `llmtap watch` only reads packets. */
 function inPath(relays) {
   const vantages = Object.values(relays);
   return !vantages.length || vantages.some(({ vantage }) => vantage !== "passive");
@@ -119,7 +119,7 @@ function passed(relays) {
     : el("p", { class: "banner" }, "Connected; no exchange has begun since the start.");
 }
 
-/** Problems, as sentences. */
+/** Returns a sentence for each problem of llmtap. */
 function complaints(s, relays, lost) {
   const bad = [];
   if (!relays.some(({ relay }) => relay.connected)) bad.push("No process is connected to the meter: nothing is measured.");
@@ -140,28 +140,28 @@ function complaints(s, relays, lost) {
   return bad;
 }
 
-/** A sentence for each upstream that refused the latest connection of a relay. */
+/** Returns a sentence for each upstream that refused the latest connection of a relay. */
 export function upstreamsDown(relays) {
   const down = Object.values(relays).filter((relay) => relay.connected).flatMap(
     (relay) => Object.entries(relay.upstreams ?? {}).filter(([, up]) => !up).map(([url]) => url));
   return [...new Set(down)].map((url) => `${url} accepts no connection: clients get 502 or 504.`);
 }
 
-/** A sentence without its end if too many exchanges of the window are uncertain; else null. */
+/** Returns the begin of a sentence if too many exchanges of the window are uncertain; else null. */
 export function uncertain(s) {
   const wide = s.n ? s.uncertain.n / s.n : 0;
   if (wide <= UNCERTAIN_MAX) return null;
   return `${share(wide)} of the exchanges have an uncertainty above ${seconds(s.uncertain.limit)}`;
 }
 
-/** What a capture that cannot write means, and what to do; [] while it writes. */
+/** Returns a sentence on a capture that cannot write, with the remedy; [] while it can write. */
 export function capturePaused(capture) {
   return capture?.pause ? [capture.pause.sentence] : [];
 }
 
 function captureComplaints(capture) {
   if (capture === null) return [];
-  const { deleted, ...dropped } = capture.dropped; // `deleted` exchanges were removed by the configured limits
+  const { deleted, ...dropped } = capture.dropped; // no complaint: the configured limits removed `deleted`
   const lost = ranked(dropped), bad = [];
   bad.push(...capturePaused(capture));
   if (capture.files_problem) bad.push(`Files of the capture are not delivered: ${capture.files_problem}.`);
@@ -169,7 +169,7 @@ function captureComplaints(capture) {
   return bad;
 }
 
-/** Exchanges that were not measured since the start, by reason: [["overflow", 5], ...] */
+/** Returns the exchanges that were not measured since the start, by reason: [["overflow", 5], ...] */
 export function losses(relays) {
   const lost = {};
   for (const relay of Object.values(relays)) {
@@ -178,7 +178,7 @@ export function losses(relays) {
   return ranked(lost);
 }
 
-/** A sentence for each way in which exchanges were lost with a vantage; they count as `tap_error`. */
+/** Returns a sentence for each reason why exchanges were lost with a vantage; they count as `tap_error`. */
 export function lostWithVantages(relays) {
   const lost = {};
   for (const { lost: n, lost_reason: why } of Object.values(relays)) if (n) lost[why] = (lost[why] ?? 0) + n;
@@ -186,7 +186,7 @@ export function lostWithVantages(relays) {
     `${n === 1 ? "1 exchange was" : `${count(n)} exchanges were`} lost since the start (outcome tap_error): ${why}.`);
 }
 
-/** Packet counts of passive vantages; "" without one. */
+/** Returns a sentence with the packet counts of each passive vantage; "" without one. */
 function packets(relays) {
   return relays.filter(({ relay }) => relay.packets).map(({ name, relay }) => {
     const parts = [`packets ${named(ranked(relay.packets)) || "none"}`];
@@ -196,12 +196,12 @@ function packets(relays) {
   }).join(" ");
 }
 
-/** Number of requests that are counted and not measured. */
+/** Returns a sentence with the number of requests that are counted but not measured, if there are any. */
 function skippedIn(s) {
   return s.not_inference ? ` Not inference, so not measured (${s.window.name}): ${count(s.not_inference)}.` : "";
 }
 
-/** "overflow 5, no_meter 2" */
+/** Returns counts as text: "overflow 5, no_meter 2". */
 function named(counts) {
   return counts.map(([name, n]) => `${name} ${count(n)}`).join(", ");
 }
@@ -211,7 +211,7 @@ function listeners(live) {
   return `live feed: ${count(live.subscribers)} subscribers, ${missed}`;
 }
 
-/** "native", or "python (LLMTAP_NATIVE=0)" */
+/** Returns which implementation runs, and why: "native", or "python (LLMTAP_NATIVE=0)". */
 function implementation({ implementation: name, implementation_reason: reason }) {
   return reason ? `${name} (${reason})` : name;
 }
@@ -225,7 +225,7 @@ function captured(capture) {
     if (typeof value === "number") return number(value);
     return typeof value === "object" ? named(ranked(value)) || "none" : String(value);
   };
-  const { pause, ...figures } = capture; // the banner has the pause
+  const { pause, ...figures } = capture; // without the pause, which the banner shows
   const known = Object.entries(figures).filter(([, value]) => value !== null && value !== "");
   return `Capture: ${known.map(([name, value]) => `${name.replaceAll("_", " ")} ${textOf(value)}`).join(", ")}.`;
 }

@@ -1,5 +1,5 @@
-// The lanes as a tape that moves to the left. Each frame shifts the old picture and draws only the new part,
-// so its cost depends on the new chunks and not on the number of streams.
+// The lanes as a tape that moves to the left. Each frame shifts the old picture and draws only the new part, so
+// that the CPU time of a frame depends on the new chunks and not on the number of streams.
 
 import { colour } from "./charts.js";
 
@@ -77,7 +77,7 @@ export class Tape {
     this.at = edge;
   }
 
-  /** Fades what is drawn of the streams that have ended since the last drawing. */
+  /** Fades the lanes of the streams that have ended since the previous frame. */
   fade(now) {
     const { ctx, canvas, row } = this;
     this.lanes.slots.forEach((lane, i) => {
@@ -91,7 +91,7 @@ export class Tape {
     });
   }
 
-  /** The canvas in the size that its lanes need. */
+  /** Gives the canvas the size that its lanes need, and reads the colours. */
   shape() {
     const { canvas } = this;
     const n = this.rows = this.lanes.slots.length;
@@ -107,7 +107,7 @@ export class Tape {
     this.at = null;
   }
 
-  /** Draws the pixels [from, to) of the tape, whose right end is `edge`. */
+  /** Draws the columns [from, to) of the tape, in pixels since time 0; the right end of the canvas is `edge`. */
   strip(from, to, edge, scale) {
     const { ctx, row, inks } = this;
     const shift = this.canvas.width - edge;
@@ -130,10 +130,10 @@ export class Tape {
       paint(inks.waiting, lane.arrival, Math.min(first, over, end), middle, low);
       if (first < end) paint(inks.streaming, first, Math.min(over, end), middle, low);
       const { t, dry } = lane;
-      let k = t.length; // index of the first chunk in the strip; search from the end, where strips are
+      let k = t.length; // index of the first chunk in the strip; searched from the end, where most strips are
       while (k > 0 && t[k - 1] >= begin) k--;
       for (let j = k; j < t.length; j++) {
-        // A wait ends with a chunk: a wait that ends after the strip may begin in it.
+        // A wait ends with a chunk. Draw also a wait that begins in the strip and ends after it.
         if (dry[j] !== null && t[j] > first) paint(inks.stalled, Math.max(dry[j], first), t[j], y, height);
         if (t[j] >= end) break;
       }
@@ -152,7 +152,7 @@ export class Tape {
     ctx.globalAlpha = 1;
   }
 
-  /** The lane at a vertical position on the page. */
+  /** Returns the lane at a vertical position in the window, or null. */
   laneAt(clientY) {
     const box = this.canvas.getBoundingClientRect();
     const slot = Math.floor(((clientY - box.top) / box.height) * this.rows);

@@ -1,4 +1,4 @@
-// Runs before the first paint, so that the page does not flash in the other theme.
+// Sets the theme that the user chose. Runs before the first paint, so that the other theme is never visible.
 "use strict";
 (() => {
   try {
