@@ -24,8 +24,8 @@ from llmtap.report.values import at, milliseconds, number
 _Json = Mapping[str, Any]
 CHUNKS_SHARE_MAX: Final = 0.07
 """Share of responses counted by chunks above which counts of tokens are not valid."""
-ERROR_SEEN_S: Final = 0.001
-ERROR_SEEN_SHARE: Final = 0.01
+DOUBTFUL_ERROR_S: Final = 0.001
+DOUBTFUL_ERROR_SHARE: Final = 0.01
 """Limits for results without a verdict: an error of more seconds, and of a larger share of a figure, makes
 the figure doubtful."""
 
@@ -50,7 +50,7 @@ class FigureRow:
     value: Callable[[_Json], float | None]
     """Function that returns the value in a result: in seconds, as a share from 0 to 1, or in the unit of the
     JSON."""
-    marked: Callable[[_Json], bool] = lambda result: False
+    has_few_samples: Callable[[_Json], bool] = lambda result: False
     """Function that returns whether the figure of a result has too few samples (IETF 5.1.4.3)."""
     percentiles: Mapping[str, float] = field(default_factory=dict)
     """The percentile, in the form of `parse_percentiles`; empty if the figure is not a percentile."""
@@ -130,7 +130,7 @@ _VALID_WITH: Final = {
 }
 _STATISTIC: Final = re.compile(r"(.+)_(mean|min|max|p\d+(?:\.\d+)?)")
 NEEDS_OBJECTIVES: Final = frozenset({"attainment", "goodput"})
-_BY_CHUNKS: Final = frozenset({"tpot", "tokens", "smooth_goodput"})
+_TOKEN_FIGURES: Final = frozenset({"tpot", "tokens", "smooth_goodput"})
 
 
 def figure_named(name: str, place: str) -> FigureRow:
@@ -249,11 +249,11 @@ def _validity_of_summary(figure: FigureRow, result: _Json, needed: set[str]) -> 
     if at(result, "fit", "valid") is False:
         return FigureValidity("not_valid", str(at(result, "fit", "caution")))
     share = _chunks_share(result)
-    if needed & _BY_CHUNKS and share > CHUNKS_SHARE_MAX:
+    if needed & _TOKEN_FIGURES and share > CHUNKS_SHARE_MAX:
         counted = f"the tokens of {number(share * 100, 3)} % of the responses are counted by chunks"
         return FigureValidity("not_valid", counted)
     value, error = figure.value(result), at(result, "uncertainties", "p99")
-    error_max = max(ERROR_SEEN_S, ERROR_SEEN_SHARE * (value or 0.0))
+    error_max = max(DOUBTFUL_ERROR_S, DOUBTFUL_ERROR_SHARE * (value or 0.0))
     if figure.unit is FigureUnit.TIME and error is not None and error > error_max:
         return FigureValidity("doubtful", f"error up to {milliseconds(error)} ms")
     return FigureValidity("valid")

@@ -7,7 +7,7 @@ alarm is unlikely even with many figures. `judge_replays` judges comparisons of 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from llmtap.gates.requirements import load_failed
 from llmtap.report.gates import Change, JudgedChange
 
 _Json = Mapping[str, Any]
-EVERY: Final = "all"
+ALL_FIGURES: Final = "all"
 """Value of the option if the user names no figure."""
 DEFAULT_SHARE: Final = 0.05
 ALPHA: Final = 0.05
@@ -47,7 +47,7 @@ class Tolerances:
 
     shares: Mapping[str, float] = field(default_factory=dict)
     """Tolerance by figure. If it is empty, `DEFAULT_FIGURES` or the main figures of benchmarks are judged."""
-    default: float = DEFAULT_SHARE
+    default_share: float = DEFAULT_SHARE
 
     @classmethod
     def parse(cls, texts: Sequence[str], place: str = "--fail-if-worse") -> "Tolerances":
@@ -55,7 +55,7 @@ class Tolerances:
         shares: dict[str, float] = {}
         default = DEFAULT_SHARE
         for word in " ".join(texts).replace(",", " ").split():
-            if word == EVERY:
+            if word == ALL_FIGURES:
                 continue
             match = _ITEM.fullmatch(word)
             if match is None:
@@ -68,7 +68,7 @@ class Tolerances:
         return cls(shares, default)
 
     def share(self, name: str) -> float:
-        return self.shares.get(name, self.default)
+        return self.shares.get(name, self.default_share)
 
 
 def judge_replays(
@@ -83,9 +83,9 @@ def judge_replays(
         figure_named(name, "--fail-if-worse")
     plain = replay_changes(compare(1 - ALPHA), results)
     main = [change.figure in DEFAULT_FIGURES for change in plain]
-    places = list(_places_to_judge(plain, main, tolerances))
-    joint = replay_changes(compare(1 - ALPHA / max(1, len(places))), results)
-    return [_judged_change(joint[i], tolerances) for i in places]
+    indexes = list(_indexes_to_judge(plain, main, tolerances))
+    joint = replay_changes(compare(1 - ALPHA / max(1, len(indexes))), results)
+    return [_judged_change(joint[i], tolerances) for i in indexes]
 
 
 def judge_tests(tolerances: Tolerances, document: _Json) -> list[JudgedChange]:
@@ -103,8 +103,8 @@ def judge_tests(tolerances: Tolerances, document: _Json) -> list[JudgedChange]:
         )
         for test, row in compared
     ]
-    places = _places_to_judge(changes, [row["key"] for _, row in compared], tolerances)
-    return [_judged_change(changes[i], tolerances) for i in places]
+    indexes = _indexes_to_judge(changes, [row["key"] for _, row in compared], tolerances)
+    return [_judged_change(changes[i], tolerances) for i in indexes]
 
 
 def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -> list[Change]:
@@ -134,7 +134,7 @@ def _deciding_end(change: Change) -> float | None:
     return change.low if change.better == "lower" else change.high
 
 
-def _places_to_judge(rows: Sequence[Change], main: Sequence[bool], tolerances: Tolerances) -> Iterator[int]:
+def _indexes_to_judge(rows: Sequence[Change], main: Sequence[bool], tolerances: Tolerances) -> Iterator[int]:
     """Yield the indexes of the rows to judge: the named figures, or the main figures with a usable interval.
 
     Raises ConfigError if a named figure is not compared.
@@ -163,11 +163,13 @@ def _judged_change(row: Change, tolerances: Tolerances) -> JudgedChange:
     return JudgedChange(**fields, tolerance=share, state=state)
 
 
-def regression_code(verdicts: Sequence[_Json], rows: Sequence[JudgedChange], *, differ: bool) -> ExitCode:
+def regression_code(
+    verdicts: Iterable[_Json], rows: Sequence[JudgedChange], *, loads_differ: bool
+) -> ExitCode:
     """Return the exit code of a comparison. `differ`: whether the loads differ."""
     limited = any(row.figure == "error_rate" for row in rows)
     return ExitCode.of_run(
         failed=any(load_failed(verdict, limited=limited) for verdict in verdicts),
         missed=any(row.state == "worse" for row in rows),
-        not_valid=differ or not rows or any(row.state == "not_valid" for row in rows),
+        not_valid=loads_differ or not rows or any(row.state == "not_valid" for row in rows),
     )

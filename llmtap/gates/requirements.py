@@ -153,7 +153,7 @@ def _judged_requirement(condition: Condition, result: _Json, label: str) -> Requ
         state=state,
         validity=validity.state,
         reason=validity.reason,
-        few=condition.figure.marked(result),
+        few=condition.figure.has_few_samples(result),
     )
 
 

@@ -27,7 +27,7 @@ from llmtap.load.options import BodyOptions, SendingOptions
 from llmtap.load.sending import ANSWER_BYTES_MAX, Lateness
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.sse import EVENT_BYTES_MAX
-from llmtap.protocol.verdicts import INPUT, of_finish_reason
+from llmtap.protocol.verdicts import INPUT, finish_reason_verdict
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
@@ -263,7 +263,7 @@ class _Answer:
             t.events.add(t_ns, event_class, size, tokens or -1, flags)
         if chunk.finish:
             x.finish_reason = chunk.finish
-            verdict = of_finish_reason(chunk.finish)
+            verdict = finish_reason_verdict(chunk.finish)
             if verdict is not None:
                 self._interventions.add(verdict, before, self._declared_tokens)
         self._usage = chunk.usage or self._usage

@@ -52,30 +52,29 @@ class DecodingBudget:
     layer, two layers would allow 62,500.
     """
 
-    __slots__ = ("_coded", "_decoded_bytes_max", "_ratio_max", "decoded")
+    __slots__ = ("_coded_bytes", "_decoded_bytes_max", "_ratio_max", "decoded_bytes")
 
     def __init__(self, decoded_bytes_max: int = DECODED_BYTES_MAX, ratio_max: int = RATIO_MAX) -> None:
         self._decoded_bytes_max = decoded_bytes_max
         self._ratio_max = ratio_max
-        self._coded = 0
-        self.decoded = 0
+        self._coded_bytes = 0
+        self.decoded_bytes = 0
         """Bytes taken so far, those of inner layers included."""
 
     def add_coded(self, size: int) -> None:
-        self._coded += size
+        self._coded_bytes += size
 
     @property
-    def left(self) -> int:
-        return (
-            min(self._decoded_bytes_max, max(RATIO_FREE_BYTES, self._ratio_max * self._coded)) - self.decoded
-        )
+    def bytes_left(self) -> int:
+        ratio_bytes_max = max(RATIO_FREE_BYTES, self._ratio_max * self._coded_bytes)
+        return min(self._decoded_bytes_max, ratio_bytes_max) - self.decoded_bytes
 
     def take(self, size: int) -> None:
         """Count decoded bytes. Raises DecodeError if they are too many."""
-        self.decoded += size
-        if self.decoded > self._decoded_bytes_max:
+        self.decoded_bytes += size
+        if self.decoded_bytes > self._decoded_bytes_max:
             raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
-        if self.decoded > max(RATIO_FREE_BYTES, self._ratio_max * self._coded):
+        if self.decoded_bytes > max(RATIO_FREE_BYTES, self._ratio_max * self._coded_bytes):
             raise DecodeError(f"the body decodes to more than {self._ratio_max} times its size")
 
 
@@ -121,7 +120,7 @@ class Decoder:
     @property
     def kept_bytes(self) -> int:
         """Memory of the windows: a library fills its window with output, up to the size of the window."""
-        return min(self._window_bytes_max, self._budget.decoded)
+        return min(self._window_bytes_max, self._budget.decoded_bytes)
 
     def feed(self, data: bytes) -> bytes:
         return b"".join(self.pieces(data)) if self._stages else data

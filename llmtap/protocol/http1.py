@@ -108,7 +108,7 @@ identity or a route as well. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Fields that no message may have as trailers: a recipient that merges them into the head would find another
 end of the message."""
-NEVER_NAMED: Final = frozenset(
+NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",
         b"content-length",
@@ -154,7 +154,7 @@ class Framing(Enum):
 
 
 # Module-level names of the members: in Python 3.11, access through the Enum costs as much as a small call.
-_NONE, _LENGTHY, _CHUNKED, _CLOSE = Framing
+_NONE, _BY_LENGTH, _CHUNKED, _CLOSE = Framing
 
 # Compiled parsers of plain heads, to which no rule below applies; None without compiled code. They accept a
 # subset of what the Python parser accepts, with the same result: tests/native/test_heads.py.
@@ -223,11 +223,11 @@ def spelling_key(name: bytes) -> bytes:
 
 def _without_connection_fields(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
     """Return the fields without those that the Connection field names (RFC 9110 7.6.1)."""
-    named = frozenset(connection) - NEVER_NAMED
+    named = frozenset(connection) - NEVER_REMOVED
     return [(n, v) for n, v in headers if n.lower() not in named] if named else headers
 
 
-class _Fields:
+class _HeadCollector:
     __slots__ = ("complete", "headers", "target")
 
     def __init__(self) -> None:
@@ -245,8 +245,8 @@ class _Fields:
         self.complete = True
 
 
-def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
-    fields = _Fields()
+def _tokenise_request(raw: bytes, method: bytes) -> _HeadCollector:
+    fields = _HeadCollector()
     try:
         try:
             httptools.HttpRequestParser(fields).feed_data(raw)
@@ -255,7 +255,7 @@ def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
             # parse the rest with a usual method.
             if "nvalid method" not in _error_reason(exc):
                 raise
-            fields = _Fields()
+            fields = _HeadCollector()
             httptools.HttpRequestParser(fields).feed_data(b"POST" + raw[len(method) :])
     except httptools.HttpParserUpgrade:
         pass  # Raised after the head of a request for an upgrade, when all fields have been read.
@@ -273,7 +273,7 @@ def parse_request_head(raw: bytes) -> RequestHead:
         method, target, headers, host, length, chunked, keep_alive = plain
         if host not in _seen_hosts:
             _check_host(host)
-        framing = _CHUNKED if chunked else _LENGTHY if length > 0 else _NONE
+        framing = _CHUNKED if chunked else _BY_LENGTH if length > 0 else _NONE
         connection = KEEP_ALIVE if keep_alive else ()
         return RequestHead(
             method, target, (1, 1), headers, framing, max(length, 0), True, connection, None, False
@@ -323,7 +323,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     elif lengths:
         length = _content_length(lengths)
         if length:
-            framing = _LENGTHY
+            framing = _BY_LENGTH
     return RequestHead(
         method,
         target,
@@ -374,7 +374,7 @@ def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         elif length < 0:
             framing = _CLOSE
         else:
-            framing = _LENGTHY if length else _NONE
+            framing = _BY_LENGTH if length else _NONE
         connection = KEEP_ALIVE if keep_alive else ()
         return ResponseHead(
             status, reason, (1, 1), headers, framing, max(length, 0), framing is not _CLOSE, connection
@@ -384,7 +384,7 @@ def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
 
 def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     """Parse any head; the reference of the compiled parser."""
-    fields = _Fields()
+    fields = _HeadCollector()
     try:
         httptools.HttpResponseParser(fields).feed_data(raw)
     except httptools.HttpParserUpgrade:
@@ -421,7 +421,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     elif codings:
         framing = _CHUNKED
     elif lengths:
-        framing = _LENGTHY if length else _NONE
+        framing = _BY_LENGTH if length else _NONE
     else:
         framing = _CLOSE
     return ResponseHead(
@@ -532,7 +532,7 @@ class ChunkedScanner:
     def is_between_chunks(self) -> bool:
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
-    def whole(self, data: bytes) -> bytes:
+    def whole_chunk_payload(self, data: bytes) -> bytes:
         """Return the payload of `data` if that is one whole chunk of a known size; else b"", and the caller
         must pass `data` to `feed`."""
         if not self.is_between_chunks:
@@ -572,7 +572,7 @@ class ChunkedScanner:
                 self.line_part += data[at:]
                 if len(self.line_part) > LINE_BYTES_MAX:
                     raise PeerProtocolError("a line of the chunked framing is too long")
-                self._check_part(self.line_part)
+                self._check_line_part(self.line_part)
                 self.left = 0
                 return -1
             line = data[at:stop]
@@ -622,7 +622,7 @@ class ChunkedScanner:
             _SIZES[line] = size
         return size
 
-    def _check_part(self, line: bytes) -> None:
+    def _check_line_part(self, line: bytes) -> None:
         if self.trailer_lines < 0:
             if _SIZE_LINE_PART.fullmatch(line) is None:
                 raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
@@ -654,7 +654,7 @@ class ChunkedDecoder:
         return self._scanner.is_between_chunks
 
     def feed(self, data: bytes) -> bytes:
-        payload = self._scanner.whole(data)
+        payload = self._scanner.whole_chunk_payload(data)
         if payload or self.done:
             return payload
         pieces: list[bytes] = []
@@ -671,4 +671,4 @@ def scanner_for(
 ) -> BodyScanner:
     if framing is _CHUNKED:
         return ChunkedScanner(refused=refused_trailers, refused_words=refused_words)
-    return LengthScanner(length) if framing is _LENGTHY else CloseScanner()
+    return LengthScanner(length) if framing is _BY_LENGTH else CloseScanner()

@@ -35,7 +35,7 @@ _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 
 
 class SkipRules:
-    __slots__ = ("_exact_paths", "_methods", "_methods_sent", "_prefixes", "_rule_of_target")
+    __slots__ = ("_exact_paths", "_method_bytes", "_methods", "_prefixes", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
         if isinstance(
@@ -54,7 +54,7 @@ class SkipRules:
                     "write only the path: it includes all paths below it",
                 )
         self._methods = frozenset(rules) - frozenset(paths)
-        self._methods_sent = frozenset(method.encode() for method in self._methods)
+        self._method_bytes = frozenset(method.encode() for method in self._methods)
         self._exact_paths = {path.rstrip("/") or "/": path for path in paths}
         self._prefixes = tuple(f"{path}/" for path in self._exact_paths if path != "/")
         self._rule_of_target = lru_cache(TARGETS_KEPT)(self._find_target_rule)
@@ -87,7 +87,7 @@ class SkipRules:
         return method
 
     def rule_of_head(self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
-        if method not in self._methods_sent:
+        if method not in self._method_bytes:
             return self._rule_of_target(target)
         path, query = split_target(target)
         return self._rule_of(method.decode(), plain_path(path), query, fields)

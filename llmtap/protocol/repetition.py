@@ -26,7 +26,7 @@ from llmtap.protocol.sse import SseEvent, SseParser
 BLOCK_BYTES_MAX: Final = 4_096
 """Maximum size of a recognised event. An event with one token is much smaller; the limit bounds the memory of
 the events that are held."""
-_OF_MEMBER: Final = (b'":', b'": ')
+_BEFORE_VALUE: Final = (b'":', b'": ')
 """Bytes that precede the value of a member. The probe shows whether that value is the text."""
 LOOSE_MAX: Final = 3
 """Maximum number of loose values of an event. Each one is checked in every event; no known server sends
@@ -35,11 +35,11 @@ _SIZE_LINES: Final = {
     len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
 }
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
-_PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
-_WORTH_EVENTS: Final = 16
+_PAYLOAD_SIZES: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
+_EVENTS_WORTH_SEARCH: Final = 16
 """The last search was worth its time only if at least so many events came after it. A search takes as much
 time as its result saves in about five events."""
-_PATIENCE: Final = 8
+_VAIN_SEARCHES_MAX: Final = 8
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
     lambda text: json.dumps(text).encode(),
@@ -97,13 +97,13 @@ class Repetition(msgspec.Struct, gc=False):
         end = size - len(closing)
         try:
             if self.names:
-                start, end = self._inside(data, start, end)
+                start, end = self._text_span(data, start, end)
             # Decode the text with its quotes, so that anything but exactly one string is refused.
             return _decode_text(data[start - 1 : end + 1])
         except ValueError:
             return ""
 
-    def _inside(self, data: bytes, start: int, end: int) -> tuple[int, int]:
+    def _text_span(self, data: bytes, start: int, end: int) -> tuple[int, int]:
         """Return start and end of the text, after a check of each loose value. Raises ValueError. If a value
         contains the bytes of a fixed part, a check fails: the event is then parsed as usual, and a wrong text
         is never returned."""
@@ -139,10 +139,10 @@ def find_repetition(
     for encode in _ENCODERS:
         quoted = encode(delta.text)
         before, text, behind = block.partition(quoted)
-        if text and quoted not in behind and before.endswith(_OF_MEMBER):
+        if text and quoted not in behind and before.endswith(_BEFORE_VALUE):
             behind = b'"' + behind
             candidate = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
-            if not _is_read(candidate.opening + _PROBE.encode() + candidate.closing, candidate, read_event):
+            if not _is_alike(candidate.opening + _PROBE.encode() + candidate.closing, candidate, read_event):
                 return None
             if names_read is None or last is None:
                 return candidate
@@ -150,7 +150,7 @@ def find_repetition(
     return None
 
 
-def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
+def _is_alike(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
     """Return whether the reader gives for the probe the same Delta as for the block, with the probe's
     text."""
     events = SseParser().feed(probe)
@@ -206,7 +206,7 @@ def _with_loose_values(
     if _member_spans(_insert_bytes(sample, values, more)) != now | changed:
         return None
     more[values.index(text)] = _PROBE.encode()
-    if not _is_read(_insert_bytes(sample, values, more), candidate, read_event):
+    if not _is_alike(_insert_bytes(sample, values, more), candidate, read_event):
         return None
     ends, starts = [0, *(end for _, end, _ in values)], [*(start for start, _, _ in values), len(sample)]
     opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
@@ -253,28 +253,28 @@ class RepetitionFinder:
     """Finds the repeated event of one stream. It stops searching if the events that it finds do not come
     again."""
 
-    __slots__ = ("_at", "_last", "_patience", "repetition")
+    __slots__ = ("_previous", "_search_offset", "_vain_searches_left", "repetition")
 
     def __init__(self) -> None:
         self.repetition: Repetition | None = None
         """The event that may come again; None after an event of another kind."""
-        self._last: Repetition | None = None
+        self._previous: Repetition | None = None
         """The previous repetition, possibly outdated; it shows which values are loose."""
-        self._at = 0
+        self._search_offset = 0
         """Offset in the body of the last search."""
-        self._patience = _PATIENCE
+        self._vain_searches_left = _VAIN_SEARCHES_MAX
 
     def search(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
         """Look for the event that may come again in `block`, which held one event of a repeatable kind.
         `offset`: where the block ends in the body."""
-        if not self._patience or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
+        if not self._vain_searches_left or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
             return
-        if offset - self._at < _WORTH_EVENTS * len(block):
-            self._patience -= 1
-        self._at = offset
-        repetition = find_repetition(block, delta, reader.read_event, reader.names_read, self._last)
+        if offset - self._search_offset < _EVENTS_WORTH_SEARCH * len(block):
+            self._vain_searches_left -= 1
+        self._search_offset = offset
+        repetition = find_repetition(block, delta, reader.read_event, reader.names_read, self._previous)
         self.repetition = repetition
-        self._last = repetition or self._last
+        self._previous = repetition or self._previous
 
 
 ROOM: Final = 64
@@ -288,7 +288,7 @@ RUN_BLOCKS: Final = 6
 """Copies of the repeated block in memory: three members of the repetition, and of the previous one, hold its
 opening and closing."""
 
-Taken = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
+RunColumns = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
 """Columns, with for each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only
 white space; and its text, if texts are kept."""
 
@@ -309,7 +309,7 @@ class TokenRun(Protocol):
         """Add a read to the run if it is exactly one such event with a non-empty text. Return whether it was
         added."""
 
-    def take(self) -> Taken:
+    def take(self) -> RunColumns:
         """Return the columns of the events, at least one, and forget them."""
 
 
@@ -341,11 +341,11 @@ class PythonTokenRun:
         self._events.append((t_ns, added_ns, len(data), text))
         return True
 
-    def take(self) -> Taken:
+    def take(self) -> RunColumns:
         times, added_ns, read_sizes, texts = zip(*self._events, strict=True)
         self._events.clear()
         self._texts_bytes = 0
-        sizes = [_PAYLOADS[size] for size in read_sizes] if self._chunked else read_sizes
+        sizes = [_PAYLOAD_SIZES[size] for size in read_sizes] if self._chunked else read_sizes
         blanks = bytes(map(str.isspace, texts))
         stored_texts = list(texts) if self.keeps_texts else []
         return array("q", times), array("q", added_ns), array("l", sizes), blanks, stored_texts

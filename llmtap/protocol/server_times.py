@@ -36,9 +36,9 @@ UNITS: Final = tuple(_MS_PER)
 _CLOCK_MS_MAX: Final = 1e10
 """Largest reading of a server's clock, four months: differences then fit 64 bits of nanoseconds."""
 _RATE_MAX: Final = 1e12
-_ENTRIES_MAX: Final = 32
+_TIMING_ENTRIES_MAX: Final = 32
 
-_SECONDS: Final = {
+_TIMES_IN_SECONDS: Final = {
     "queue_time": ("queue", "s"),
     "prompt_time": ("prefill", "s"),
     "completion_time": ("decode", "s"),
@@ -57,8 +57,8 @@ _OBJECTS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "mean_itl_ms": ("mean_itl", "ms"),
         "latencyMs": ("total", "ms"),
     },
-    "x_groq.usage": _SECONDS,
-    "time_info": _SECONDS,  # Cerebras
+    "x_groq.usage": _TIMES_IN_SECONDS,
+    "time_info": _TIMES_IN_SECONDS,  # Cerebras
     "usage": {  # SambaNova
         "time_to_first_token": ("ttft", "s"),
         "total_latency": ("total", "s"),
@@ -175,7 +175,7 @@ def trailer_times(lines: Iterable[bytes]) -> list[ServerTime]:
 def _server_timing(value: str, where: str) -> list[ServerTime]:
     """Return the entries with a duration of a Server-Timing field: `queue;dur=3.5, prefill;dur=61`."""
     out = []
-    for entry in value.split(",")[:_ENTRIES_MAX]:
+    for entry in value.split(",")[:_TIMING_ENTRIES_MAX]:
         name = entry.partition(";")[0].strip().lower()
         m = _DURATION.search(entry)
         ms = None if m is None else duration_ms(m[1], "ms")

@@ -48,13 +48,13 @@ def _plain(role: str) -> str:
     return role[:_ROLE_CHARS_MAX].lower().removeprefix("role_").rstrip("0123456789").rstrip("-_:# ")
 
 
-class Messages:
+class MessageSpeakers:
     """Messages of one answer that are not the model's, by their ids."""
 
-    __slots__ = ("_others",)
+    __slots__ = ("_other_ids",)
 
     def __init__(self) -> None:
-        self._others: set[str | int] = set()
+        self._other_ids: set[str | int] = set()
 
     def is_of_other(self, key: Any, role: Any) -> bool:
         """Return whether a message is that of somebody else than the model. `key`: its id; `role`: the role
@@ -62,8 +62,8 @@ class Messages:
         if type(key) is not int and (type(key) is not str or len(key) > _ID_CHARS_MAX):
             return False
         if is_other(role):
-            if len(self._others) < MESSAGES_MAX:
-                self._others.add(key)
+            if len(self._other_ids) < MESSAGES_MAX:
+                self._other_ids.add(key)
         elif role:
-            self._others.discard(key)
-        return key in self._others
+            self._other_ids.discard(key)
+        return key in self._other_ids

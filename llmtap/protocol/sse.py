@@ -108,7 +108,7 @@ class SseParser:
     def drop(self) -> None:
         """Release the memory of the unfinished event, which is then skipped and counted."""
         if self._start >= 0:
-            self._forget()
+            self._drop_content()
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """Return the events that these bytes complete."""
@@ -218,7 +218,7 @@ class SseParser:
             self._start = start
         self._line_size += len(part)
         if start + len(part) - self._start > self._event_bytes_max:
-            self._forget()
+            self._drop_content()
         if not self._too_long:
             self._tail += part
 
@@ -236,7 +236,7 @@ class SseParser:
         if self._start < 0:
             self._start = start
         if end - self._start > self._event_bytes_max:
-            self._forget()
+            self._drop_content()
         if not self._too_long:
             self._read_field(line, start, end, out)
 
@@ -281,7 +281,7 @@ class SseParser:
             out.append(SseEvent(self._start, end, data, self._event or None, alone))
         self._reset()
 
-    def _forget(self) -> None:
+    def _drop_content(self) -> None:
         self._too_long = True
         self._tail.clear()
         self._data.clear()
@@ -359,31 +359,31 @@ class LineParser:
         self._is_dropped = False
 
 
-_PRELUDE: Final = 12
-_LEAST: Final = 16
-_HEADERS_MAX: Final = 128 << 10
-_FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-_SIZED: Final = (6, 7)
+_PRELUDE_BYTES: Final = 12
+_MESSAGE_BYTES_MIN: Final = 16
+_HEADERS_BYTES_MAX: Final = 128 << 10
+_FIXED_SIZES: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
+_SIZED_KINDS: Final = (6, 7)
 
 
 def is_message_stream(data: bytes) -> bool:
-    if len(data) < _PRELUDE:
+    if len(data) < _PRELUDE_BYTES:
         return False
     total, headers, checksum = struct.unpack_from("!III", data)
-    return bool(total >= headers + _LEAST and crc32(data[:8]) == checksum)
+    return bool(total >= headers + _MESSAGE_BYTES_MIN and crc32(data[:8]) == checksum)
 
 
-_PART: Final = b"PayloadPart"
-_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
+_PART_NAME: Final = b"PayloadPart"
+_SSE_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class MessageStreamParser:
-    __slots__ = ("_buffer", "_first_payloads", "_parts", "_skipped", "broken", "offset")
+    __slots__ = ("_buffer", "_first_payloads", "_part_parser", "_skipped", "broken", "offset")
 
     def __init__(self) -> None:
         self.offset = 0
         self._skipped = 0
-        self._parts: SseParser | LineParser | None = None
+        self._part_parser: SseParser | LineParser | None = None
         """Parser of the stream in the payloads of PayloadPart; None: not known, or no such stream."""
         self._first_payloads: bytes | None = b""
         """Payloads so far, until the format of their stream is known; None afterwards."""
@@ -394,11 +394,11 @@ class MessageStreamParser:
     @property
     def skipped(self) -> int:
         """Messages whose headers or payload could not be read, and skipped events in their parts."""
-        return self._skipped + (0 if self._parts is None else self._parts.skipped)
+        return self._skipped + (0 if self._part_parser is None else self._part_parser.skipped)
 
     @property
     def kept_bytes(self) -> int:
-        parts = 0 if self._parts is None else self._parts.kept_bytes
+        parts = 0 if self._part_parser is None else self._part_parser.kept_bytes
         return len(self._buffer) + len(self._first_payloads or b"") + parts
 
     def drop(self) -> None:
@@ -407,8 +407,8 @@ class MessageStreamParser:
         self.broken = True
         self._buffer.clear()
         self._first_payloads = None
-        if self._parts is not None:
-            self._parts.drop()
+        if self._part_parser is not None:
+            self._part_parser.drop()
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """Return the events of the messages that these bytes complete; an invalid message ends parsing."""
@@ -416,12 +416,12 @@ class MessageStreamParser:
         buffer = self._buffer
         buffer += data
         at = 0
-        while not self.broken and len(buffer) - at >= _PRELUDE:
+        while not self.broken and len(buffer) - at >= _PRELUDE_BYTES:
             total, headers, checksum = struct.unpack_from("!III", buffer, at)
             if (
                 crc32(buffer[at : at + 8]) != checksum
-                or headers > _HEADERS_MAX
-                or not headers + _LEAST <= total <= EVENT_BYTES_MAX
+                or headers > _HEADERS_BYTES_MAX
+                or not headers + _MESSAGE_BYTES_MIN <= total <= EVENT_BYTES_MAX
             ):
                 self.broken = True
             elif len(buffer) - at < total:
@@ -439,13 +439,13 @@ class MessageStreamParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        parts = self._parts
+        parts = self._part_parser
         events = [] if parts is None else parts.close()
         if not isinstance(parts, SseParser):
             events = [event for event in events if _payload_object(event.data or b"")]
-        return self._at_message_end(events)
+        return self._set_places(events)
 
-    def _at_message_end(self, events: list[SseEvent]) -> list[SseEvent]:
+    def _set_places(self, events: list[SseEvent]) -> list[SseEvent]:
         """Set the place of each event in the body: it ends with the message that completed it, and keeps its
         size."""
         for event in events:
@@ -454,29 +454,29 @@ class MessageStreamParser:
 
     def _events(self, message: bytes, headers: int) -> list[SseEvent]:
         start, self.offset = self.offset, self.offset + len(message)
-        names = _message_headers(message[_PRELUDE : _PRELUDE + headers])
-        payload = message[_PRELUDE + headers : -4]
+        names = _message_headers(message[_PRELUDE_BYTES : _PRELUDE_BYTES + headers])
+        payload = message[_PRELUDE_BYTES + headers : -4]
         if names is None:
             self._skipped += 1
             return [SseEvent(start, self.offset, payload)]
-        if names.get(b":event-type") != _PART:
+        if names.get(b":event-type") != _PART_NAME:
             return [self._event(names, payload, start)]
         if self._first_payloads is not None:
             # The format of the payloads is not known yet. If they are one complete JSON object, it is an
             # event: do not wait for the end of a line.
             payload, self._first_payloads = (self._first_payloads + payload).lstrip(), b""
-            if payload.startswith(_FIELDS):
-                self._parts, self._first_payloads = SseParser(), None
+            if payload.startswith(_SSE_FIELDS):
+                self._part_parser, self._first_payloads = SseParser(), None
             elif payload.startswith(b"{") and _payload_object(payload):
                 return [SseEvent(start, self.offset, payload.rstrip())]
             elif payload.startswith((b"{", b"[")):
-                self._parts, self._first_payloads = LineParser(), None
-            elif any(field.startswith(payload) for field in _FIELDS):
+                self._part_parser, self._first_payloads = LineParser(), None
+            elif any(field.startswith(payload) for field in _SSE_FIELDS):
                 self._first_payloads = payload
                 return []
-        if self._parts is None:
-            return [SseEvent(start, self.offset, payload or b"{}", _PART)]
-        return self._at_message_end(self._parts.feed(payload))
+        if self._part_parser is None:
+            return [SseEvent(start, self.offset, payload or b"{}", _PART_NAME)]
+        return self._set_places(self._part_parser.feed(payload))
 
     def _event(self, names: dict[bytes, bytes], payload: bytes, start: int) -> SseEvent:
         kind = names.get(b":event-type") or None
@@ -503,11 +503,11 @@ def _message_headers(data: bytes) -> dict[bytes, bytes] | None:
             size = data[at]
             name, kind = data[at + 1 : at + 1 + size], data[at + 1 + size]
             at += 2 + size
-            if kind in _SIZED:
+            if kind in _SIZED_KINDS:
                 size = int.from_bytes(data[at : at + 2], "big")
                 at += 2
             else:
-                size = _FIXED[kind]
+                size = _FIXED_SIZES[kind]
             out[name] = data[at : at + size]
             at += size
     except (IndexError, KeyError):
@@ -530,15 +530,15 @@ def _failure_payload(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> 
     return json.dumps({"error": {"type": kind.decode("latin-1"), "message": message}}).encode()
 
 
-_outside: Final = re.compile(rb'["{}\[\]]').search
-_inside: Final = re.compile(rb'["\\]').search
+_find_structure: Final = re.compile(rb'["{}\[\]]').search
+_find_string_end: Final = re.compile(rb'["\\]').search
 
 
 class ArrayParser:
     """Splits a JSON array into its elements (objects); each is returned when its last byte has come. Any cut
     of the bytes gives the same elements."""
 
-    __slots__ = ("_buffer", "_depth", "_element_start", "_text", "offset", "skipped")
+    __slots__ = ("_buffer", "_depth", "_element_start", "_string_state", "offset", "skipped")
 
     def __init__(self) -> None:
         self.offset = 0
@@ -547,7 +547,7 @@ class ArrayParser:
         self._element_start = -1
         """Place in the buffer where the element begins; -1: between elements."""
         self._depth = 0
-        self._text = 0
+        self._string_state = 0
         """0: outside a string; 1: inside; 2: after a backslash."""
 
     @property
@@ -569,17 +569,17 @@ class ArrayParser:
         at = len(buffer)
         buffer += data
         while at < len(buffer):
-            if self._text == 2:
-                self._text, at = 1, at + 1
+            if self._string_state == 2:
+                self._string_state, at = 1, at + 1
                 continue
-            match = (_inside if self._text else _outside)(buffer, at)
+            match = (_find_string_end if self._string_state else _find_structure)(buffer, at)
             if match is None:
                 break
             at, mark = match.end(), match[0]
             if mark == b'"':
-                self._text ^= 1
+                self._string_state ^= 1
             elif mark == b"\\":
-                self._text = 2
+                self._string_state = 2
             elif mark in b"{[":
                 self._depth += 1
                 if self._depth == 2 and mark == b"{":

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 _SLASH: Final = "%2F"
 """Encoded slash, which does not end a segment."""
-_odd: Final = re.compile(r"[%;]|//|/\.").search
-_ambiguous: Final = re.compile(r"//|[;\\%?#\x00-\x1f\x7f\ufffd]|/[. ]*\.[. ]*(?:/|\Z)").search
-_encoded_slash: Final = re.compile(r"%(?:2f|5c)", re.IGNORECASE).search
+_find_unusual: Final = re.compile(r"[%;]|//|/\.").search
+_find_ambiguity: Final = re.compile(r"//|[;\\%?#\x00-\x1f\x7f\ufffd]|/[. ]*\.[. ]*(?:/|\Z)").search
+_find_encoded_slash: Final = re.compile(r"%(?:2f|5c)", re.IGNORECASE).search
 
 
 def split_target(target: bytes) -> tuple[str, str]:
@@ -31,7 +31,7 @@ def routed_path(path: str) -> str:
 
     An encoded slash stays `%2F`: it separates no segments.
     """
-    if _odd(path) is None:
+    if _find_unusual(path) is None:
         return path
     out: list[str] = []
     segments = path.split("/")[1:]
@@ -54,7 +54,7 @@ def plain_path(path: str, *, decoded: bool = False) -> str | None:
     slash, or decode twice. `decoded`: the path has been decoded before.
     """
     if not decoded and "%" in path:
-        if _encoded_slash(path):
+        if _find_encoded_slash(path):
             return None
         path = unquote(path, errors="replace")
-    return None if _ambiguous(path) else path
+    return None if _find_ambiguity(path) else path

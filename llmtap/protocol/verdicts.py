@@ -45,7 +45,7 @@ def word(value: Any) -> str | None:
     return value if isinstance(value, str) and _WORD.fullmatch(value) else None
 
 
-def of_refusal(signal: str, path: str | None = None) -> Verdict:
+def refusal_verdict(signal: str, path: str | None = None) -> Verdict:
     return Verdict(signal, MODEL_REFUSAL, path=path)
 
 
@@ -82,7 +82,7 @@ def reason_kind(reason: str) -> str:
     return reason.partition(":")[0].strip().lower()
 
 
-def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | None:
+def finish_reason_verdict(reason: str, signal: str = "finish_reason") -> Verdict | None:
     """Read a reason that names a filter. Bedrock's reasons follow a canned text, and do not show whether
     input or output was blocked."""
     low = reason_kind(reason)
@@ -95,7 +95,7 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
     return verdict
 
 
-def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
+def filters_verdict(results: Any, place: str = "content_filter_results") -> Verdict | None:
     """Read Azure's results for one choice: `filtered` acts, `detected` alone flags."""
     for key, kind, action in (("filtered", OUTPUT, "blocked"), ("detected", None, "flagged")):
         category = _category_name(results, key)
@@ -104,23 +104,23 @@ def of_filter_results(results: Any, place: str = "content_filter_results") -> Ve
     return None
 
 
-def of_prompt_filter_results(results: Any) -> Verdict | None:
+def prompt_filter_verdict(results: Any) -> Verdict | None:
     filters = (
         r.get("content_filter_results") or r.get("content_filter_result") for r in _objects_in(results)
     )
-    verdict = _strongest_verdict(of_filter_results(f, "prompt_filter_results") for f in filters)
+    verdict = _strongest_verdict(filters_verdict(f, "prompt_filter_results") for f in filters)
     return None if verdict is None else _as_input_verdict(verdict)
 
 
-def of_content_filters(filters: Any) -> Verdict | None:
+def azure_verdict(filters: Any) -> Verdict | None:
     """Read Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts,
     `detected` alone only flags. `source_type` names the phase."""
-    return _strongest_verdict(map(_of_content_filter, _objects_in(filters)))
+    return _strongest_verdict(map(_content_filter_verdict, _objects_in(filters)))
 
 
-def _of_content_filter(entry: JsonObject) -> Verdict | None:
+def _content_filter_verdict(entry: JsonObject) -> Verdict | None:
     results = entry.get("content_filter_results")
-    verdict = of_filter_results(results, "content_filters")
+    verdict = filters_verdict(results, "content_filters")
     if entry.get("blocked") is True and (verdict is None or verdict.kind is None):
         category = _category_name(results, "detected") or None
         verdict = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
@@ -152,25 +152,25 @@ def _category_name(results: Any, key: str) -> str | None:
     return None
 
 
-def of_hook_results(results: Any) -> Verdict | None:
+def hook_results_verdict(results: Any) -> Verdict | None:
     """Read Portkey's hooks: a `verdict` of false means flagged. Only status and error show that a hook denied
     a request."""
     hooks = results if isinstance(results, dict) else {}
     for name, phase in (("before_request_hooks", "input"), ("after_request_hooks", "output")):
-        for i, hook in _numbered_objects(hooks.get(name)):
+        for i, hook in _indexed_objects(hooks.get(name)):
             if hook.get("verdict") is False:
                 return Verdict(f"hook_results.{name}[{i}].verdict", None, "flagged", phase)
     return None
 
 
-def of_moderation(moderation: Any) -> Verdict | None:
+def moderation_verdict(moderation: Any) -> Verdict | None:
     """Read OpenAI's moderation of input and output beside the answer: `results[].flagged`, or `flagged`
     itself in the Responses API."""
     for name in ("output", "input"):
         part = moderation.get(name) if isinstance(moderation, dict) else None
         if isinstance(part, dict) and part.get("flagged") is True:
             return Verdict(f"moderation.{name}.flagged", None, "flagged", name)
-        for i, result in _numbered_objects(part.get("results") if isinstance(part, dict) else None):
+        for i, result in _indexed_objects(part.get("results") if isinstance(part, dict) else None):
             if result.get("flagged") is True:
                 return Verdict(f"moderation.{name}.results[{i}].flagged", None, "flagged", name)
     return None
@@ -179,9 +179,9 @@ def of_moderation(moderation: Any) -> Verdict | None:
 _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"}
 
 
-def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
+def warnings_verdict(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
     """Read the FMS orchestrator's warnings. If there is an answer (`answered`), they only flag."""
-    for i, warning in _numbered_objects(warnings):
+    for i, warning in _indexed_objects(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
         if phase is not None:
@@ -204,7 +204,7 @@ def _detection_type(detections: Any, phase: str) -> str | None:
     return None
 
 
-def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
+def guardrail_action_verdict(action: Any, trace: Any = None) -> Verdict | None:
     """Read Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced. `amazon-bedrock-trace` shows
     whether the input or the output was assessed, and whether personal data was only masked. Without the
     trace, the stage is unknown."""
@@ -229,7 +229,7 @@ def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
     return verdict
 
 
-_ASSESSED: Final = {
+_ASSESSED_PHASES: Final = {
     "input": "input",
     "inputAssessment": "input",
     "inputAssessments": "input",
@@ -239,7 +239,7 @@ _ASSESSED: Final = {
     "outputAssessment": "output",
 }
 _TRACE_DEPTH_MAX: Final = 8
-_ACTED: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
+_ACTION_STRENGTHS: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
 
 
 def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
@@ -250,7 +250,7 @@ def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
         return None, None
     strengths: dict[str, int] = {}
     for name, part in guardrail.items():
-        if part and (phase := _ASSESSED.get(name)) is not None:
+        if part and (phase := _ASSESSED_PHASES.get(name)) is not None:
             strengths[phase] = max(strengths.get(phase, 0), _action_level(part))
     strongest = max(strengths.values(), default=0)
     phases = [phase for phase, acted in strengths.items() if acted == strongest]
@@ -262,14 +262,14 @@ def _action_level(value: Any, depth: int = 0) -> int:
     own = 0
     if isinstance(value, dict):
         action = value.get("action")
-        own = _ACTED.get(action, 0) if isinstance(action, str) else 0
+        own = _ACTION_STRENGTHS.get(action, 0) if isinstance(action, str) else 0
         value = list(value.values())
     if depth == _TRACE_DEPTH_MAX or not isinstance(value, list):
         return own
     return max((own, *(_action_level(v, depth + 1) for v in value[:_ITEMS_MAX])))
 
 
-def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
+def rails_verdict(data: Any, place: str, status: Any = None) -> Verdict | None:
     """Return NeMo Guardrails' verdict: `data` lists the activated rails, as objects with a `stop`, or by name
     if `status` is `blocked`."""
     log = data.get("log") if isinstance(data, dict) else None
@@ -305,7 +305,7 @@ def _rail_detail(name: str) -> JsonObject:
     return {"rail": word(name) or (name if _RAIL_WORDS.issuperset(name.split(" ")) else "other")}
 
 
-def of_block_reason(feedback: Any, place: str) -> Verdict | None:
+def block_reason_verdict(feedback: Any, place: str) -> Verdict | None:
     """Read Gemini's `promptFeedback.blockReason`, if a gateway passes it on."""
     for key in ("blockReason", "block_reason"):
         reason = word(feedback.get(key)) if isinstance(feedback, dict) else None
@@ -360,7 +360,7 @@ _OF_INPUT: Final = re.compile(r"\b(input|prompt|request)\b", re.IGNORECASE)
 _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IGNORECASE)
 
 
-def of_error(value: Any) -> Verdict | None:
+def error_verdict(value: Any) -> Verdict | None:
     """Return the verdict in a guardrail's error, or None for another error.
 
     `value` is the whole JSON object: some gateways put the results of their guardrails beside the error.
@@ -371,11 +371,11 @@ def of_error(value: Any) -> Verdict | None:
     message = error.get("message")
     text = message[:_MESSAGE_CHARS_MAX] if isinstance(message, str) else ""
     return (
-        _of_policy_gateway(message, place)
-        or _of_code(error, value, text, place)
-        or _of_type(error, value, place)
-        or _of_metadata(error, place)
-        or _of_message(text)
+        _policy_gateway_verdict(message, place)
+        or _code_verdict(error, value, text, place)
+        or _type_verdict(error, value, place)
+        or _metadata_verdict(error, place)
+        or _message_verdict(text)
     )
 
 
@@ -400,7 +400,7 @@ def _block_verdict(signal: str, phase: str | None, **known: Any) -> Verdict:
     return Verdict(signal, kind, "blocked", phase, **known)
 
 
-def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
+def _policy_gateway_verdict(message: Any, place: str) -> Verdict | None:
     if not isinstance(message, dict):
         return None
     phase = {"REQUEST": "input", "RESPONSE": "output"}.get(str(message.get("direction")))
@@ -409,7 +409,7 @@ def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
     return _block_verdict("error.message", phase) if "interveningGuardrail" in message else None
 
 
-def _of_code(error: JsonObject, value: JsonObject, text: str, place: str) -> Verdict | None:
+def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -> Verdict | None:
     inner = error.get("innererror") or error.get("inner_error")
     inner = inner if isinstance(inner, dict) else {}
     for source, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
@@ -421,7 +421,7 @@ def _of_code(error: JsonObject, value: JsonObject, text: str, place: str) -> Ver
         keys = ("content_filter_result", "content_filter_results")
         filters = (holder.get(key) for holder in (inner, error) for key in keys)
         category = next((c for f in filters if (c := _category_name(f, "filtered"))), None)
-        azure = of_content_filters(error.get("content_filters")) or Verdict("")
+        azure = azure_verdict(error.get("content_filters")) or Verdict("")
         phase = _CODES[code.lower()] or azure.phase or _filtered_role(value) or _phase_of(text)
         return _block_verdict("error.code", phase, value=code, path=path, category=category or azure.category)
     return None
@@ -434,7 +434,7 @@ def _filtered_role(value: JsonObject) -> str | None:
     return None
 
 
-def _of_type(error: JsonObject, value: JsonObject, place: str) -> Verdict | None:
+def _type_verdict(error: JsonObject, value: JsonObject, place: str) -> Verdict | None:
     kind = error.get("type")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
         return None
@@ -445,12 +445,12 @@ def _of_type(error: JsonObject, value: JsonObject, place: str) -> Verdict | None
             detail = _rail_detail(rail)
             phase = "input" if _phase_of(rail) == "input" else phase
     elif kind == "hooks_failed":
-        hooks = of_hook_results(value.get("hook_results") or error.get("hook_results"))
+        hooks = hook_results_verdict(value.get("hook_results") or error.get("hook_results"))
         phase = None if hooks is None else hooks.phase
     return _block_verdict("error.type", phase, value=kind, path=f"{place}type", detail=detail)
 
 
-def _of_metadata(error: JsonObject, place: str) -> Verdict | None:
+def _metadata_verdict(error: JsonObject, place: str) -> Verdict | None:
     metadata = error.get("metadata")
     if not isinstance(metadata, dict):
         return None
@@ -461,7 +461,7 @@ def _of_metadata(error: JsonObject, place: str) -> Verdict | None:
     return _block_verdict("error.metadata", "input", path=f"{place}metadata.reasons", category=category)
 
 
-def _of_message(text: str) -> Verdict | None:
+def _message_verdict(text: str) -> Verdict | None:
     for phrase in _DECISIVE_PHRASES:
         if phrase in text:
             return _block_verdict("error.message", None, detail={"value": phrase})
@@ -483,10 +483,10 @@ def _phase_of(text: str) -> str | None:
 
 
 def _objects_in(value: Any) -> Iterator[JsonObject]:
-    return (item for _, item in _numbered_objects(value))
+    return (item for _, item in _indexed_objects(value))
 
 
-def _numbered_objects(value: Any) -> Iterator[tuple[int, JsonObject]]:
+def _indexed_objects(value: Any) -> Iterator[tuple[int, JsonObject]]:
     if isinstance(value, list):
         for i, item in enumerate(value[:_ITEMS_MAX]):
             if isinstance(item, dict):

@@ -49,7 +49,7 @@ _MASKED: Final = 0x80
 _CONTROL: Final = 0x08
 _CONTROL_BYTES_MAX: Final = 125
 _OPCODES: Final = frozenset(Opcode)
-_zeros: Final = re.compile(rb"\x00+").match
+_match_zeros: Final = re.compile(rb"\x00+").match
 _FLUSHED: Final = b"\x00\x00\xff\xff"
 """Bytes that the sender omits at the end of each compressed message (RFC 7692 7.2.1)."""
 _WINDOW_BYTES: Final = 1 << 15
@@ -71,7 +71,7 @@ class MessageParser:
         "_fin",
         "_head",
         "_inflater",
-        "_key",
+        "_mask_key",
         "_masked",
         "_message_bytes_max",
         "_opcode",
@@ -85,11 +85,11 @@ class MessageParser:
     )
 
     def __init__(
-        self, who: str, *, masked: bool, deflates: bool = False, message_bytes_max: int = EVENT_BYTES_MAX
+        self, sender: str, *, masked: bool, deflates: bool = False, message_bytes_max: int = EVENT_BYTES_MAX
     ) -> None:
         self.broken: str | None = None
         """Reason why no more messages can be read: the bytes are no valid frame. None: no error."""
-        self._sender = who
+        self._sender = sender
         self._masked = masked
         self._message_bytes_max = message_bytes_max
         # The frame being read.
@@ -98,7 +98,7 @@ class MessageParser:
         self._payload_taken = 0  # Bytes of the payload read so far.
         self._fin = False
         self._opcode = Opcode.CONTINUATION
-        self._key = b""
+        self._mask_key = b""
         # The message being read, which control frames may interrupt, and the control frame.
         self._begun_opcode: Opcode | None = None
         self._compressed = False
@@ -132,20 +132,20 @@ class MessageParser:
                 else:
                     part = data[at : at + self._payload_left]
                     at += len(part)
-                    self._take(part)
+                    self._add_payload(part)
                 if self._payload_left == 0:
                     self._end_frame(out)
         except PeerProtocolError as exc:
             self.broken = str(exc)
         return out
 
-    def _fail(self, what: str) -> PeerProtocolError:
+    def _error(self, what: str) -> PeerProtocolError:
         return PeerProtocolError(f"{self._sender} sent {what}")
 
     def _skip_empty(self, data: bytes, at: int) -> int:
         """Skip empty continuation frames (two zero bytes each) together: one by one, a million of them would
         take long. Return the offset after them."""
-        zeros = _zeros(data, at)
+        zeros = _match_zeros(data, at)
         size = 0 if zeros is None else (zeros.end() - at) & ~1
         self._size[False] += size
         return at + size
@@ -165,17 +165,17 @@ class MessageParser:
             at += len(part)
             if len(part) < missing:
                 return at
-        self._open(bytes(head))
+        self._begin_frame(bytes(head))
         head.clear()
         return at
 
-    def _open(self, head: bytes) -> None:
+    def _begin_frame(self, head: bytes) -> None:
         first, second = head[0], head[1]
         code = first & 0x0F
         if first & _RSV23 or code not in _OPCODES or (first & _RSV1 and self._inflater is None):
-            raise self._fail(f"a WebSocket frame that begins with 0x{first:02x}")
+            raise self._error(f"a WebSocket frame that begins with 0x{first:02x}")
         if bool(second & _MASKED) is not self._masked:
-            raise self._fail(
+            raise self._error(
                 f"{'an unmasked' if self._masked else 'a masked'} WebSocket frame (RFC 6455 5.1)"
             )
         end = len(head) - (4 if self._masked else 0)
@@ -183,30 +183,30 @@ class MessageParser:
         opcode, fin = Opcode(code), bool(first & _FIN)
         control = bool(code & _CONTROL)
         if control and not fin:
-            raise self._fail("a fragmented WebSocket control frame")
+            raise self._error("a fragmented WebSocket control frame")
         if control and length > _CONTROL_BYTES_MAX:
-            raise self._fail(f"a WebSocket control frame of more than {_CONTROL_BYTES_MAX} bytes")
+            raise self._error(f"a WebSocket control frame of more than {_CONTROL_BYTES_MAX} bytes")
         if control and first & _RSV1:
-            raise self._fail("a compressed WebSocket control frame")
+            raise self._error("a compressed WebSocket control frame")
         if length >> 63:
-            raise self._fail("a WebSocket frame whose length has more than 63 bits")
+            raise self._error("a WebSocket frame whose length has more than 63 bits")
         # RFC 6455 5.2: the length must be written in the minimal number of bytes.
         if (end == 4 and length < 126) or (end == 10 and length < 1 << 16):
-            raise self._fail("a WebSocket frame whose length is not minimal")
+            raise self._error("a WebSocket frame whose length is not minimal")
         if not control:
             continues = opcode is Opcode.CONTINUATION
             if continues is (self._begun_opcode is None):
                 what = "continuation without a message" if continues else "message in the middle of another"
-                raise self._fail(f"a WebSocket {what}")
+                raise self._error(f"a WebSocket {what}")
             if continues and first & _RSV1:
-                raise self._fail("a WebSocket continuation frame with the bit of compression (RSV1)")
+                raise self._error("a WebSocket continuation frame with the bit of compression (RSV1)")
             if not continues:
                 self._begun_opcode, self._compressed = opcode, bool(first & _RSV1)
-        self._opcode, self._fin, self._key = opcode, fin, head[end:]
+        self._opcode, self._fin, self._mask_key = opcode, fin, head[end:]
         self._payload_left, self._payload_taken = length, 0
         self._size[control] += len(head)
 
-    def _take(self, part: bytes) -> None:
+    def _add_payload(self, part: bytes) -> None:
         control = bool(self._opcode & _CONTROL)
         self._payload_left -= len(part)
         self._size[control] += len(part)
@@ -215,7 +215,7 @@ class MessageParser:
             self._too_long = True
             kept.clear()
         else:
-            kept += _unmask(part, self._key, self._payload_taken) if self._key else part
+            kept += _unmask(part, self._mask_key, self._payload_taken) if self._mask_key else part
         self._payload_taken += len(part)
 
     def _end_frame(self, out: list[WebSocketMessage]) -> None:
@@ -230,7 +230,7 @@ class MessageParser:
             if self._too_long:
                 payload = None
             if self._compressed and self._inflater is not None:
-                payload = self._inflater.message(payload, self._message_bytes_max)
+                payload = self._inflater.inflate_message(payload, self._message_bytes_max)
             self._begun_opcode, self._too_long = None, False
         out.append(WebSocketMessage(opcode, self._size[control], payload))
         self._parts[control].clear()
@@ -252,9 +252,9 @@ class _Inflater:
 
     @property
     def kept_bytes(self) -> int:
-        return self._history_bytes + min(self._budget.decoded, _WINDOW_BYTES)
+        return self._history_bytes + min(self._budget.decoded_bytes, _WINDOW_BYTES)
 
-    def message(self, payload: bytes | None, bytes_max: int) -> bytes | None:
+    def inflate_message(self, payload: bytes | None, bytes_max: int) -> bytes | None:
         """Return a message inflated; None if that fails or exceeds the bound, or if `payload` is None (a
         dropped message). In these cases the window is emptied, so a later message that refers to it fails,
         too."""
@@ -262,7 +262,7 @@ class _Inflater:
         if payload is not None:
             self._budget.add_coded(len(payload))
             try:
-                text = self._inflated(payload + _FLUSHED, max(0, min(bytes_max, self._budget.left)))
+                text = self._inflate(payload + _FLUSHED, max(0, min(bytes_max, self._budget.bytes_left)))
             except zlib.error:
                 pass
         if text is None:
@@ -271,14 +271,14 @@ class _Inflater:
             self._remember(text)
         return text
 
-    def _inflated(self, data: bytes, bytes_max: int) -> bytes | None:
+    def _inflate(self, data: bytes, bytes_max: int) -> bytes | None:
         pieces: list[bytes] = []
         left = bytes_max
         for _ in range(_FINAL_BLOCKS_MAX + 1):
             piece = self._inflater.decompress(data, left + 1)
             left -= len(piece)
             pieces.append(piece)
-            self._budget.decoded += len(piece)
+            self._budget.decoded_bytes += len(piece)
             if left < 0 or self._inflater.unconsumed_tail:
                 return None
             if not self._inflater.eof:

@@ -13,7 +13,7 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol import verdicts
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects import shapes
-from llmtap.protocol.dialects.openai_shapes import RunningCount, count, read_json
+from llmtap.protocol.dialects.openai_shapes import RunningCount, read_count, read_json
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
@@ -40,11 +40,11 @@ class BedrockText(shapes.ObjectReader):
     claim_max = 4
     end_certain = True
 
-    __slots__ = ("_input", "_running_count")
+    __slots__ = ("_input_members", "_running_count")
 
     def __init__(self) -> None:
         super().__init__()
-        self._input: JsonObject = {}
+        self._input_members: JsonObject = {}
         """Tokens of the prompt, which only the first event counts."""
         self._running_count = RunningCount()
 
@@ -65,21 +65,21 @@ class BedrockText(shapes.ObjectReader):
         delta = shapes.gather(
             [(EventClass.CONTENT, text)] if text else [], reason=reason, signal="stop_reason"
         )
-        added = self._running_count.growth(0, count(value.get("generation_token_count")) or 0)
+        added = self._running_count.growth(0, read_count(value.get("generation_token_count")) or 0)
         if added:
-            delta.output, delta.choices = True, shapes.FIRST
+            delta.output, delta.choices = True, shapes.CHOICE_0
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-        self._input |= _object_with(value, ("inputTextTokenCount", "prompt_token_count"))
-        output = _object_with(
+        self._input_members |= _present_members(value, ("inputTextTokenCount", "prompt_token_count"))
+        output = _present_members(
             everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount")
         )
         invoked = value[_INVOCATION] if isinstance(value.get(_INVOCATION), dict) else {}
         counts = shapes.counts_of(
-            invoked.get("inputTokenCount", next(iter(self._input.values()), None)),
+            invoked.get("inputTokenCount", next(iter(self._input_members.values()), None)),
             invoked.get("outputTokenCount", next(iter(output.values()), None)),
         )
         if counts is not None and counts.output:
-            shapes.add_counts(delta, counts, invoked or self._input | output)
+            shapes.add_counts(delta, counts, invoked or self._input_members | output)
         delta.usage_running = reason is None
         delta.server_times = object_times(_INVOCATION, invoked)
         return delta
@@ -88,12 +88,12 @@ class BedrockText(shapes.ObjectReader):
         return self.read_event(SseEvent(0, len(body), body))
 
 
-def _object_with(value: JsonObject, names: tuple[str, ...]) -> JsonObject:
+def _present_members(value: JsonObject, names: tuple[str, ...]) -> JsonObject:
     return {name: value[name] for name in names if value.get(name)}
 
 
 def _first_member(value: JsonObject, names: tuple[str, ...]) -> Any:
-    return next(iter(_object_with(value, names).values()), None)
+    return next(iter(_present_members(value, names).values()), None)
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
@@ -112,7 +112,7 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
     if not isinstance(root, dict):
         return
     action, trace = root.get("amazon-bedrock-guardrailAction"), root.get("amazon-bedrock-trace")
-    verdict = verdicts.of_guardrail_action(action, trace)
+    verdict = verdicts.guardrail_action_verdict(action, trace)
     if verdict is None:
         end = root["metadata"] if isinstance(root.get("metadata"), dict) else root
         verdict = _trace_verdict(end.get("trace") or (trace if "stopReason" in root else None))

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from llmtap.protocol import structure
 from llmtap.protocol.delta import Delta, EventClass, Reading, ReadingLimit
 from llmtap.protocol.dialects import bedrock
-from llmtap.protocol.dialects.openai_shapes import is_object, read_frame, read_json
+from llmtap.protocol.dialects.openai_shapes import is_object, read_json, read_non_object
 from llmtap.protocol.dialects.registry import BUILT_IN, Dialects, Reader
 from llmtap.protocol.dialects.shapes import failure_in
 from llmtap.protocol.dialects.table.reader import TableReader
@@ -69,61 +69,61 @@ class _Candidate:
     """A dialect that claims the answer, with what it reads of the kept events."""
 
     reader: Reader
-    order: int
+    position: int
     claim: int
-    own: bool
-    on_path: bool
+    is_own: bool
+    is_on_path: bool
     deltas: list[Delta] = field(default_factory=list)
     evidence: int = 0
-    strong: int = 0
+    strong_events: int = 0
     """Number of events that carry output or end the answer."""
-    outputs: int = 0
+    output_events: int = 0
     """Number of events that carry output, or a verdict, which may stand in its place."""
-    events: int = 0
-    understood: int = 0
-    unread: int = 0
+    data_events: int = 0
+    parsed_events: int = 0
+    unread_events: int = 0
 
     def read(self, stored: _StoredEvent, *, before: bool = False) -> None:
         """Read a kept event. `before`: the event came before the dialect's claim, so it does not count as
         unread."""
         if stored.delta is not None or stored.event is None:
             return
-        delta = _read_safely(self.reader, stored.event)
+        delta = _read_with_guardrail(self.reader, stored.event)
         self.deltas.append(delta)
         if not _is_data(stored.event):
             return
-        self.understood += delta.parsed
-        self.unread += not (delta.parsed or before)
+        self.parsed_events += delta.parsed
+        self.unread_events += not (delta.parsed or before)
         # Many dialects have the same end mark, so an end counts only if all events before it were understood.
-        self.events += 1
-        ended = delta.done and self.understood == self.events
+        self.data_events += 1
+        ended = delta.done and self.parsed_events == self.data_events
         strong = delta.output or ended or delta.finish_reason is not None
-        self.strong += strong
-        self.outputs += delta.output or delta.verdict is not None
+        self.strong_events += strong
+        self.output_events += delta.output or delta.verdict is not None
         self.evidence += strong or _is_weak_evidence(delta)
 
     @property
     def rank(self) -> tuple[bool, bool, int, int]:
-        return self.own, self.on_path, self.claim, -self.order
+        return self.is_own, self.is_on_path, self.claim, -self.position
 
     @property
     def is_guess(self) -> bool:
         """Whether the events may be of another API: the dialect understands few of them, although the path
         speaks for it; or without its path, it names few of them, or reads no output by their members alone,
         or not all of them."""
-        if self.own:
+        if self.is_own:
             return False
-        if self.on_path:
-            return self.unread > _UNREAD_ON_PATH * self.understood
+        if self.is_on_path:
+            return self.unread_events > _UNREAD_ON_PATH * self.parsed_events
         if self.claim >= _NAMED:
-            return self.unread > self.understood
-        return not self.outputs or self.unread > 0
+            return self.unread_events > self.parsed_events
+        return not self.output_events or self.unread_events > 0
 
     @property
     def certainty(self) -> tuple[bool, bool, bool]:
         """Return three signs that the dialect is right: it is the user's own table, the path is one of its
         paths, the events name it."""
-        return self.own, self.on_path, self.claim >= _NAMED
+        return self.is_own, self.is_on_path, self.claim >= _NAMED
 
 
 class DialectChooser:
@@ -175,7 +175,7 @@ class DialectChooser:
     @property
     def reading(self) -> Reading:
         """How the answer is read; also `none` while the structure of the answer shows no output."""
-        if isinstance(self.chosen, structure.InferredReader) and not self.chosen.understood:
+        if isinstance(self.chosen, structure.InferredReader) and not self.chosen.knows_output:
             return Reading.NONE
         return self._reading
 
@@ -208,7 +208,7 @@ class DialectChooser:
     def offer(self, event: SseEvent, size: int, t_ns: int) -> list[Released]:
         """Take an event of `size` bytes, complete at `t_ns`; return the events whose meaning is now known."""
         if not self._stored_events and not _is_data(event):
-            delta = _read_safely(None, event)
+            delta = _read_with_guardrail(None, event)
             delta.size = size
             return [Released(delta, event, t_ns)]
         stored = _StoredEvent(event, None, size, t_ns)
@@ -242,7 +242,7 @@ class DialectChooser:
         likely = [
             c
             for c in self._candidates
-            if (c.strong or (c.evidence and c.understood >= c.unread)) and not c.is_guess
+            if (c.strong_events or (c.evidence and c.parsed_events >= c.unread_events)) and not c.is_guess
         ]
         if not likely:
             # Without better evidence, accept a dialect that the events name, unless most of them mean nothing
@@ -250,21 +250,21 @@ class DialectChooser:
             likely = [
                 c
                 for c in self._candidates
-                if c.claim >= _NAMED and not c.unread and 2 * c.understood >= c.events
+                if c.claim >= _NAMED and not c.unread_events and 2 * c.parsed_events >= c.data_events
             ]
-        if not any(c.outputs or c.on_path for c in likely):
+        if not any(c.output_events or c.is_on_path for c in likely):
             # Names of events, ends, usage and errors look alike in many APIs. A text that the structure of
             # the events shows is better evidence than these.
             events = [stored.event for stored in self._stored_events if stored.event is not None]
             reader = structure.infer(events, whole=whole) if likely else None
-            if reader is not None and reader.understood:
+            if reader is not None and reader.knows_output:
                 return self._settle(reader, Reading.INFERRED, None)
         if likely:
-            best = max(likely, key=lambda c: (c.strong, c.evidence, c.rank))
+            best = max(likely, key=lambda c: (c.strong_events, c.evidence, c.rank))
             return self._settle(best.reader, Reading.DIALECT, best)
         events = [stored.event for stored in self._stored_events if stored.event is not None]
         owners = self._dialects.owners(self._path)
-        if owners and self._data_events and all(map(_is_done, filter(_is_data, events))):
+        if owners and self._data_events and all(map(_is_done_mark, filter(_is_data, events))):
             return self._settle(self._dialects.all[owners[0]](), Reading.DIALECT, None)
         reader = structure.infer(events, whole=whole) if self._data_events else None
         return self._settle(reader, Reading.NONE if reader is None else Reading.INFERRED, None)
@@ -273,7 +273,7 @@ class DialectChooser:
         """Read an event after the choice."""
         chosen = self.chosen
         delta = _read_unclaimed(event) if chosen is None else chosen.read_event(event)
-        # A repeatable event has no member of a guardrail (`is_alone` and `Anthropic._read` ensure this), so
+        # A repeatable event has no member of a guardrail (`is_bare` and `Anthropic._read` ensure this), so
         # skip the search.
         if not delta.repeatable:
             if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
@@ -301,7 +301,7 @@ class DialectChooser:
     def _admit(self, event: SseEvent) -> _Candidate | None:
         """Add the dialects that claim this event, the last one kept, to the candidates. Return the candidate
         for which the event is decisive."""
-        known = {candidate.order: candidate for candidate in self._candidates}
+        known = {candidate.position: candidate for candidate in self._candidates}
         claims = self._dialects.claims_of(read_json(event.data or b""), self._path, event.event)
         for order, claim in islice(claims, CANDIDATES_MAX):
             if order in known:
@@ -318,10 +318,10 @@ class DialectChooser:
                 candidate.read(stored, before=True)
             candidate.read(self._stored_events[-1])
             self._candidates.append(candidate)
-            owned = candidate.own or candidate.on_path or not self._dialects.owners(self._path)
+            owned = candidate.is_own or candidate.is_on_path or not self._dialects.owners(self._path)
             if owned and self._is_decisive(candidate):
                 return candidate  # Later claims are less certain.
-            if on_path and claim >= _NAMED and candidate.understood:
+            if on_path and claim >= _NAMED and candidate.parsed_events:
                 break  # Others may still claim the next event.
         return self._find_decisive()
 
@@ -331,18 +331,19 @@ class DialectChooser:
         return max(decisive, key=lambda candidate: candidate.rank, default=None)
 
     def _is_decisive(self, candidate: _Candidate) -> bool:
-        if candidate.on_path:
-            if candidate.claim < _FITS and any(c.strong and c.claim >= _NAMED for c in self._candidates):
+        if candidate.is_on_path:
+            rivals = (c for c in self._candidates if c.claim >= _NAMED)
+            if candidate.claim < _FITS and any(c.strong_events for c in rivals):
                 return False  # Only the path fits, and the events name another dialect.
-            named = candidate.claim >= _NAMED and not candidate.unread
+            named = candidate.claim >= _NAMED and not candidate.unread_events
             # Tables may know an event by common members or `event: message`, classes know it by its name.
-            is_table = isinstance(candidate.reader, TableReader) and not candidate.own
+            is_table = isinstance(candidate.reader, TableReader) and not candidate.is_own
             enough = _EVENTS_ON_PATH if is_table else 1
-            return bool(candidate.strong) or (named and candidate.understood >= enough)
-        if not candidate.outputs or candidate.is_guess:
+            return bool(candidate.strong_events) or (named and candidate.parsed_events >= enough)
+        if not candidate.output_events or candidate.is_guess:
             return False
-        is_free = candidate.own and not self._dialects.owners(self._path)
-        return is_free or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
+        is_free = candidate.is_own and not self._dialects.owners(self._path)
+        return is_free or candidate.strong_events >= _OUTPUTS_ON_FOREIGN_PATH
 
     def _settle(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
         """End the choice with this reader. `by`: the candidate that has already read the kept events; None if
@@ -355,7 +356,7 @@ class DialectChooser:
         out = []
         for event, delta, size, t_ns in self._stored_events:
             if event is not None:
-                delta = _read_safely(reader, event) if by is None else next(deltas)
+                delta = _read_with_guardrail(reader, event) if by is None else next(deltas)
                 delta.size = size
                 self._output_read |= delta.output
             assert delta is not None
@@ -374,7 +375,7 @@ class DialectChooser:
         claims = self._dialects.claims_of(read_json(event.data), self._path, event.event)
         for order, claim in islice(claims, CANDIDATES_MAX):
             reader = self._dialects.all[order]()
-            other = _read_safely(reader, event)
+            other = _read_with_guardrail(reader, event)
             if not other.output:
                 continue
             self._outputs_of_another += 1
@@ -413,7 +414,7 @@ def _is_data(event: SseEvent) -> bool:
     return bool(event.data) and event.event != b"ping"
 
 
-def _is_done(event: SseEvent) -> bool:
+def _is_done_mark(event: SseEvent) -> bool:
     """Return whether the event is `[DONE]`. Several dialects share this end mark, so it is evidence only for
     the dialect to which the path belongs."""
     return event.data is not None and event.data.strip() == b"[DONE]"
@@ -425,7 +426,7 @@ def _is_weak_evidence(delta: Delta) -> bool:
     return delta.counts is not None or delta.verdict is not None or delta.event_class is EventClass.ERROR
 
 
-def _read_safely(reader: Reader | None, event: SseEvent) -> Delta:
+def _read_with_guardrail(reader: Reader | None, event: SseEvent) -> Delta:
     delta = _read_unclaimed(event) if reader is None else reader.read_event(event)
     if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
         bedrock.add_guardrail(delta, event.data)
@@ -433,7 +434,6 @@ def _read_safely(reader: Reader | None, event: SseEvent) -> Delta:
 
 
 def _read_unclaimed(event: SseEvent) -> Delta:
-    data = event.data
-    return (
-        read_frame(event) if data is None or not is_object(data) else failure_in(read_json(data), event.event)
-    )
+    if event.data is None or not is_object(event.data):
+        return read_non_object(event)
+    return failure_in(read_json(event.data), event.event)

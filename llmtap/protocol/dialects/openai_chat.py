@@ -14,7 +14,7 @@ import msgspec
 
 from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.openai_choices import BESIDE_NAMES, ChoicesReader, ChunkFields, is_alone
+from llmtap.protocol.dialects.openai_choices import BESIDE_NAMES, ChoicesReader, ChunkFields, is_bare
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
@@ -23,15 +23,15 @@ from llmtap.protocol.dialects.openai_shapes import (
     Index,
     add_timings,
     is_object,
-    read_frame,
     read_json,
+    read_non_object,
     read_usage,
     text_of,
 )
 from llmtap.protocol.json_memory import bounded_decoder
 from llmtap.protocol.speakers import is_other
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_filter_results, of_refusal
+from llmtap.protocol.verdicts import filters_verdict, refusal_verdict
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -76,8 +76,8 @@ class _Chunk(ChunkFields, gc=False):
 
 
 _decode: Final = bounded_decoder(_Chunk)
-_NOTHING: Final = _Delta()
-_FIRST: Final = (0,)
+_EMPTY_DELTA: Final = _Delta()
+_CHOICE_0: Final = (0,)
 _ROLE_TOO: Final = (EventClass.ROLE,)
 _USAGE_TOO: Final = (EventClass.USAGE,)
 _GEMINI: Final = "gemini"
@@ -96,15 +96,15 @@ class OpenAIChat(ChoicesReader):
     chunk_type = _Chunk
     decode = staticmethod(_decode)
 
-    __slots__ = ("_id", "_plain", "_repeated", "_thinking")
+    __slots__ = ("_id", "_no_thinking", "_repeat_match", "_thinking")
 
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
-        self._plain: set[int] = set()
+        self._no_thinking: set[int] = set()
         """Choices with content in which no thinking can follow."""
         self._thinking: dict[int, InlineThinking] = {}
-        self._repeated: re.Match[bytes] | None = None
+        self._repeat_match: re.Match[bytes] | None = None
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
@@ -122,17 +122,17 @@ class OpenAIChat(ChoicesReader):
         """Return the Delta of an event, by the short path (`_read_usual`) if its chunk allows that."""
         data = event.data
         if data is None or not (data.startswith(b"{") or is_object(data)):
-            return read_frame(event)
+            return read_non_object(event)
         try:
             chunk = _decode(data)
         except BAD_JSON:
             return self._read_json(data, event.event, streamed=True)
         choices = chunk.choices
-        if choices is not None and len(choices) == 1 and chunk.model == self._model and is_alone(chunk):
+        if choices is not None and len(choices) == 1 and chunk.model == self._model and is_bare(chunk):
             delta = self._read_usual(choices[0], chunk.usage)
             if delta is not None:
                 if chunk.timings is not None:
-                    add_timings(delta, chunk.timings, delta.choices, self._predicted)
+                    add_timings(delta, chunk.timings, delta.choices, self._predicted_count)
                 return delta
         return self._read(chunk, data, event.event, streamed=True)
 
@@ -151,17 +151,15 @@ class OpenAIChat(ChoicesReader):
             or delta.function_call
             or delta.reasoning_steps
             or (delta.role and is_other(delta.role))
-            or (
-                choice.content_filter_results and of_filter_results(choice.content_filter_results) is not None
-            )
+            or (choice.content_filter_results and filters_verdict(choice.content_filter_results) is not None)
         ):
             return None
         index = choice.index
         text, calls = delta.content, delta.tool_calls
         thought = delta.reasoning_content or delta.reasoning
-        where = (index,) if index else _FIRST
+        where = (index,) if index else _CHOICE_0
         also = _ROLE_TOO if delta.role else ()
-        if type(text) is str and text and not thought and not calls and index in self._plain:
+        if type(text) is str and text and not thought and not calls and index in self._no_thinking:
             blank = text.isspace()
             out = Delta(EventClass.CONTENT, 0, True, not blank, blank, False, text, where, also)
         elif type(thought) is str and thought and not text and not calls:
@@ -175,21 +173,21 @@ class OpenAIChat(ChoicesReader):
         else:
             return None
         if usage is None:
-            if self._running_count.running is None:
+            if self._running_count.is_running is None:
                 return None
             if not choice.token_ids:
                 out.repeatable = True
                 return out
-        elif not self._count(out, index, usage):
+        elif not self._add_running_usage(out, index, usage):
             return None
         if choice.token_ids:
             out.tokens, out.token_source = len(choice.token_ids), TokenSource.TOKEN_IDS
         return out
 
-    def _count(self, delta: Delta, index: int, usage: JsonObject) -> bool:
+    def _add_running_usage(self, delta: Delta, index: int, usage: JsonObject) -> bool:
         """Add a running usage to a Delta; return False if `usage` may be something other than a running
         count."""
-        counts = read_usage(usage) if self._running_count.running and not delta.also else None
+        counts = read_usage(usage) if self._running_count.is_running and not delta.also else None
         if counts is None or not counts.output:
             return False
         added = self._running_count.growth(index, counts.output)
@@ -200,17 +198,17 @@ class OpenAIChat(ChoicesReader):
         return True
 
     def _begin(self, chunk: _Chunk, data: bytes) -> None:
-        self._repeated = None if chunk.usage is None else _repeats(data)
-        if self._running_count.running is None:  # No choice of the answer was read yet.
+        self._repeat_match = None if chunk.usage is None else _repeats(data)
+        if self._running_count.is_running is None:  # No choice of the answer was read yet.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
-                self._running_count.running = False  # Gemini's running totals are not in step with the text.
+                self._running_count.is_running = False  # Gemini's totals are not in step with the text.
 
     def _end(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
-        if self._repeated is not None:
-            delta.usage_running = self._repeated[1] == b"reasoning"
-            self._repeated = None
-        if delta.event_class is EventClass.ROLE and self._plain:
+        if self._repeat_match is not None:
+            delta.usage_running = self._repeat_match[1] == b"reasoning"
+            self._repeat_match = None
+        if delta.event_class is EventClass.ROLE and self._no_thinking:
             # A role in the middle begins another attempt if the model or the id has changed.
             was, self._id = self._id, _id_of(data) or self._id
             other = chunk.model and chunk.model[:MODEL_CHARS_MAX] != self._model
@@ -222,29 +220,29 @@ class OpenAIChat(ChoicesReader):
         index = choice.index
         # A choice may hold the same piece in two members: then read only `delta` (dialects.md section 3).
         delta, field = choice.delta, "delta"
-        if self._repeated is not None:
-            delta = _NOTHING
+        if self._repeat_match is not None:
+            delta = _EMPTY_DELTA
         elif delta is None and choice.message is not None:
             delta, field = choice.message, "message"
-            if streamed and index in self._plain:
+            if streamed and index in self._no_thinking:
                 delta = _Delta(role=delta.role)
         alone = delta is None or not (delta.content or delta.reasoning_content or delta.tool_calls)
-        delta = delta or _NOTHING
+        delta = delta or _EMPTY_DELTA
         logprobs, results, reason = choice.logprobs, choice.content_filter_results, choice.finish_reason
         if reason and reason.lower() in NOT_ENDED:
             reason = None
-        findings.choice(
+        findings.add_choice(
             index,
             ids=len(choice.token_ids or ()) or int(delta.token_id is not None),
             logprobs=0 if logprobs is None else len(logprobs.content or ()) + len(logprobs.refusal or ()),
             role=bool(delta.role),
         )
         if reason:
-            only = (streamed or findings.railed) and bool(delta.content) and index not in self._plain
-            replaced |= findings.finish(reason, results, only_text=only)
+            only = (streamed or findings.has_rails) and bool(delta.content) and index not in self._no_thinking
+            replaced |= findings.add_finish(reason, results, only_text=only)
         if results is not None:
-            findings.filter_results(results, alone=alone)
-        if delta is not _NOTHING:
+            findings.add_filter_results(results, alone=alone)
+        if delta is not _EMPTY_DELTA:
             self._read_delta(delta, index, f"choices[{position}].{field}", findings, replaced=replaced)
         if (reason or not streamed) and index in self._thinking:
             self._add_content(index, *self._thinking.pop(index).close(), findings)
@@ -258,11 +256,11 @@ class OpenAIChat(ChoicesReader):
         for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
             # Perplexity: only the thought of a step is output, not its searches and their results.
             if thought := text_of(step.get("thought") if isinstance(step, dict) else None):
-                findings.piece(index, EventClass.REASONING, thought)
+                findings.add_piece(index, EventClass.REASONING, thought)
                 if findings.cut:
                     break
         if reasoning := text_of(_reasoning_text_of(delta)):
-            findings.piece(index, EventClass.REASONING, reasoning)
+            findings.add_piece(index, EventClass.REASONING, reasoning)
         if content and not replaced:
             if isinstance(content, str):
                 is_thought = delta.type == "think" or _is_thought(delta.extra_content)
@@ -270,22 +268,22 @@ class OpenAIChat(ChoicesReader):
             elif isinstance(content, list):
                 self._read_parts(content, index, path, findings)
         if refusal:
-            findings.piece(index, EventClass.REFUSAL, refusal)
+            findings.add_piece(index, EventClass.REFUSAL, refusal)
             signal = "message.refusal" if path.endswith("message") else "delta.refusal"
-            findings.verdict(of_refusal(signal, path + ".refusal"), None)
+            findings.add_verdict(refusal_verdict(signal, path + ".refusal"), None)
         if isinstance(audio, dict) and (audio.get("transcript") or audio.get("data")):
-            findings.piece(index, EventClass.CONTENT, text_of(audio.get("transcript")), audio=True)
+            findings.add_piece(index, EventClass.CONTENT, text_of(audio.get("transcript")), audio=True)
         if delta.tool_calls or delta.function_call:
             for call in _called_functions(delta):
                 name, arguments = call.get("name"), call.get("arguments") or call.get("input")
                 output = bool(name or arguments)
-                findings.piece(index, EventClass.TOOL_CALL, text_of(arguments), output=output)
+                findings.add_piece(index, EventClass.TOOL_CALL, text_of(arguments), output=output)
                 if findings.cut:
                     break
 
     def _read_content(self, text: str, index: int, findings: Findings, *, thought: bool) -> None:
         """Add a piece of content, which may be thinking that the server left in it."""
-        if index in self._plain:
+        if index in self._no_thinking:
             thinking = None
             reasoning, content = "", text
         else:
@@ -301,19 +299,19 @@ class OpenAIChat(ChoicesReader):
             if thinking.settled and not thought:
                 self._settle(index)
             if not (reasoning or content):
-                findings.marker(index)
+                findings.add_marker(index)
         self._add_content(index, reasoning, content, findings)
 
     def _add_content(self, index: int, reasoning: str, content: str, findings: Findings) -> None:
         if reasoning:
-            findings.piece(index, EventClass.REASONING, reasoning)
+            findings.add_piece(index, EventClass.REASONING, reasoning)
         if content:
-            findings.piece(index, EventClass.CONTENT, content)
+            findings.add_piece(index, EventClass.CONTENT, content)
 
     def _settle(self, index: int) -> None:
         self._thinking.pop(index, None)
-        if len(self._plain) < CHOICES_MAX:
-            self._plain.add(index)
+        if len(self._no_thinking) < CHOICES_MAX:
+            self._no_thinking.add(index)
 
     def _read_parts(self, parts: list[Any], index: int, path: str, findings: Findings) -> None:
         """Add the parts of a content array: texts, refusals, and thinking, which is itself an array of texts
@@ -324,11 +322,12 @@ class OpenAIChat(ChoicesReader):
             if not isinstance(part, dict):
                 continue
             for kind, text in _part_outputs(part):
-                findings.piece(index, kind, text)
+                findings.add_piece(index, kind, text)
                 if kind is EventClass.CONTENT:
                     self._settle(index)
                 elif kind is EventClass.REFUSAL:
-                    findings.verdict(of_refusal("content.refusal", f"{path}.content[{i}].refusal"), None)
+                    place = f"{path}.content[{i}].refusal"
+                    findings.add_verdict(refusal_verdict("content.refusal", place), None)
 
 
 def _id_of(data: bytes) -> str:
@@ -407,7 +406,7 @@ class InlineThinking:
         text = self._held_text + text
         self._held_text = ""
         if self._end_marker:
-            return self._inside(text)
+            return self._split_at_end(text)
         rest = text.lstrip()
         if not rest:
             return "", text
@@ -415,7 +414,7 @@ class InlineThinking:
         for marker in _OPENING:
             if rest.startswith(marker):
                 self._end_marker = f"</{marker[1:]}"
-                reasoning, content = self._inside(rest[len(marker) :])
+                reasoning, content = self._split_at_end(rest[len(marker) :])
                 return reasoning, blank + content
         if any(marker.startswith(rest) for marker in _OPENING):
             self._held_text = rest
@@ -428,7 +427,7 @@ class InlineThinking:
         held, self._held_text = self._held_text, ""
         return (held, "") if self._end_marker else ("", held)
 
-    def _inside(self, text: str) -> tuple[str, str]:
+    def _split_at_end(self, text: str) -> tuple[str, str]:
         closing = self._end_marker
         at = text.find(closing)
         if at >= 0:

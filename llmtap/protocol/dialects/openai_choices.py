@@ -85,7 +85,7 @@ def is_flat_error(value: JsonObject) -> bool:
 def _guardrail_verdict(value: JsonObject) -> Verdict | None:
     """Return the verdict of NeMo Guardrails. `bedrock.add_guardrail` reads that of Bedrock."""
     candidates = (
-        verdicts.of_rails(value.get(name), name, value.get("status"))
+        verdicts.rails_verdict(value.get(name), name, value.get("status"))
         for name in ("guardrails_data", "guardrails")
     )
     return next(filter(None, candidates), None)
@@ -140,22 +140,24 @@ def add_other_members(
         if get("usage") is not None:
             findings.delta.server_times += _server_times(value)
         return
-    findings.verdict(verdicts.of_hook_results(get("hook_results")))
-    findings.verdict(verdicts.of_moderation(get("moderation")))
-    findings.verdict(verdicts.of_warnings(get("warnings"), get("detections"), answered=findings.has_choices))
-    findings.verdict(_guardrail_verdict(value))
-    findings.verdict(verdicts.of_block_reason(get("promptFeedback"), "promptFeedback"))
-    verdict = verdicts.of_prompt_filter_results(get("prompt_filter_results") or get("prompt_annotations"))
+    findings.add_verdict(verdicts.hook_results_verdict(get("hook_results")))
+    findings.add_verdict(verdicts.moderation_verdict(get("moderation")))
+    findings.add_verdict(
+        verdicts.warnings_verdict(get("warnings"), get("detections"), answered=findings.has_choices)
+    )
+    findings.add_verdict(_guardrail_verdict(value))
+    findings.add_verdict(verdicts.block_reason_verdict(get("promptFeedback"), "promptFeedback"))
+    verdict = verdicts.prompt_filter_verdict(get("prompt_filter_results") or get("prompt_annotations"))
     if verdict is not None:
-        findings.verdict(verdict, EventClass.GUARDRAIL if verdict.kind is not None else None)
+        findings.add_verdict(verdict, EventClass.GUARDRAIL if verdict.kind is not None else None)
     error = failure_of(value, name)
     if error is not None:
-        verdict = verdicts.of_error(value) if size <= _ERROR_BYTES_MAX else None
+        verdict = verdicts.error_verdict(value) if size <= _ERROR_BYTES_MAX else None
         if verdict is None and finished and openai_shapes.read_error(error)[0] == "400":
             # A 400 inside an answered stream cannot be about the request: it is a guardrail at the end of the
             # stream, too late to withhold anything (BerriAI/litellm#39036).
             verdict = Verdict("error.code", verdicts.OUTPUT, "blocked", "output", "medium", "400")
-        findings.error(error, verdict)
+        findings.add_error(error, verdict)
     findings.delta.server_times += _server_times(value)
 
 
@@ -178,20 +180,20 @@ class ChoicesReader:
     """Base of the readers of chat and completions. It reads the choices of a chunk, and, if the chunk may
     have them, its other members."""
 
-    __slots__ = ("_finished", "_model", "_predicted", "_running_count")
+    __slots__ = ("_finished", "_model", "_predicted_count", "_running_count")
     chunk_type: ClassVar[type[ChunkFields]]
     decode: ClassVar[Any]
 
     def __init__(self) -> None:
         self._model: str | None = None
         self._running_count = openai_shapes.RunningCount()
-        self._predicted = openai_shapes.RunningCount()
+        self._predicted_count = openai_shapes.RunningCount()
         self._finished = False
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
         if data is None or not openai_shapes.is_object(data):
-            return openai_shapes.read_frame(event)
+            return openai_shapes.read_non_object(event)
         return self._read_json(data, event.event, streamed=True)
 
     def read_body(self, body: bytes) -> Delta:
@@ -203,7 +205,7 @@ class ChoicesReader:
         except openai_shapes.BAD_JSON:
             value = openai_shapes.read_json(data)
             if not isinstance(value, dict):
-                return openai_shapes.unknown(name)
+                return openai_shapes.unknown_delta(name)
             chunk = msgspec.convert(_without_wrong_types(value), self.chunk_type)
         return self._read(chunk, data, name, streamed=streamed)
 
@@ -218,8 +220,8 @@ class ChoicesReader:
             verdict = None if value is None or _USUAL.issuperset(value) else _guardrail_verdict(value)
             replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
-                findings.verdict(verdict)  # Added first, because it is more precise than the finish reason.
-            findings.railed = chunk.guardrails_data is not None
+                findings.add_verdict(verdict)  # Added first: it is more precise than the finish reason.
+            findings.has_rails = chunk.guardrails_data is not None
             findings.cut = len(choices) > openai_shapes.EVENT_CHOICES_MAX
             for position, choice in enumerate(choices[: openai_shapes.EVENT_CHOICES_MAX]):
                 self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
@@ -233,18 +235,18 @@ class ChoicesReader:
                 return Delta(EventClass.KEEPALIVE)
             verdict = findings.delta.verdict
             substituted = verdict is not None and verdict.substituted
-            if verdict is not None and substituted and findings.railed and openai_shapes.is_unused(usage):
+            if verdict is not None and substituted and findings.has_rails and openai_shapes.is_unused(usage):
                 # NeMo: no tokens were used, so the rail acted before the model was called.
                 verdict.kind, verdict.phase = verdicts.INPUT, "input"
         self._finished |= findings.delta.finish_reason is not None
         if usage is None and choices:
             usage = getattr(choices[0], "usage", None)
-        findings.usage(usage, self._running_count)
+        findings.add_usage(usage, self._running_count)
         if chunk.timings is not None:
-            findings.timings(chunk.timings, self._predicted)
+            findings.add_timings(chunk.timings, self._predicted_count)
         delta = findings.to_delta()
         if streamed and chunk.timings is not None:
-            openai_shapes.end_timings(delta, chunk.timings, self._predicted)
+            openai_shapes.end_timings(delta, chunk.timings, self._predicted_count)
         self._end(delta, chunk, data)
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
@@ -269,11 +271,11 @@ def is_plain(chunk: Any, name: bytes | None) -> bool:
     """Return whether the chunk has one unfinished choice and no members beside it."""
     choices = chunk.choices
     return bool(
-        choices and name is None and not choices[0].finish_reason and len(choices) == 1 and is_alone(chunk)
+        choices and name is None and not choices[0].finish_reason and len(choices) == 1 and is_bare(chunk)
     )
 
 
-def is_alone(chunk: Any) -> bool:
+def is_bare(chunk: Any) -> bool:
     return (
         chunk.error is None
         and chunk.moderation is None
@@ -334,11 +336,11 @@ class OpenAICompletions(ChoicesReader):
     chunk_type = _Chunk
     decode = staticmethod(bounded_decoder(_Chunk))
 
-    __slots__ = ("_spoken",)
+    __slots__ = ("_choices_with_text",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._spoken: set[int] = set()
+        self._choices_with_text: set[int] = set()
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
@@ -381,13 +383,13 @@ class OpenAICompletions(ChoicesReader):
     ) -> None:
         index, text, results = choice.index, choice.text, choice.content_filter_results
         logprobs = 0 if choice.logprobs is None else len(choice.logprobs.tokens or ())
-        findings.choice(index, ids=len(choice.token_ids or ()), logprobs=logprobs)
+        findings.add_choice(index, ids=len(choice.token_ids or ()), logprobs=logprobs)
         spoken = isinstance(text, str) and bool(text)
         if choice.finish_reason:
-            only = streamed and spoken and index not in self._spoken
-            replaced |= findings.finish(choice.finish_reason, results, only_text=only)
-        findings.filter_results(results, alone=text is None)
+            only = streamed and spoken and index not in self._choices_with_text
+            replaced |= findings.add_finish(choice.finish_reason, results, only_text=only)
+        findings.add_filter_results(results, alone=text is None)
         if spoken and not replaced:
-            findings.piece(index, EventClass.CONTENT, text)
-            if len(self._spoken) < openai_shapes.CHOICES_MAX:
-                self._spoken.add(index)
+            findings.add_piece(index, EventClass.CONTENT, text)
+            if len(self._choices_with_text) < openai_shapes.CHOICES_MAX:
+                self._choices_with_text.add(index)

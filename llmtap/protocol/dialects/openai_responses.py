@@ -13,7 +13,13 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import OUTPUT, of_content_filters, of_error, of_moderation, of_refusal
+from llmtap.protocol.verdicts import (
+    OUTPUT,
+    azure_verdict,
+    error_verdict,
+    moderation_verdict,
+    refusal_verdict,
+)
 
 _TEXTS: Final = {
     f"response.{name}.delta": kind
@@ -86,7 +92,7 @@ _PARTS: Final = {
 }
 
 
-_PLACED: Final = frozenset({"sequence_number", "response", "response_id", "item", "item_id", "output_index"})
+_PLACES: Final = frozenset({"sequence_number", "response", "response_id", "item", "item_id", "output_index"})
 
 
 class OpenAIResponses(shapes.ObjectReader):
@@ -96,12 +102,12 @@ class OpenAIResponses(shapes.ObjectReader):
         {"type", "delta", "logprobs", "item", "response", "command", "content_filters"}
     )
 
-    __slots__ = ("_spoken", "answer_id")
+    __slots__ = ("_has_output", "answer_id")
 
     def __init__(self) -> None:
         super().__init__()
         self.answer_id: str | None = None
-        self._spoken = False
+        self._has_output = False
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
@@ -110,7 +116,7 @@ class OpenAIResponses(shapes.ObjectReader):
             return 3
         if shapes.text_of(kind).startswith("response."):
             # Other APIs use such names, too, but lack the members that give an event its place in a response.
-            return 2 if _PLACED.isdisjoint(value) else 3
+            return 2 if _PLACES.isdisjoint(value) else 3
         failed = kind == "error" or "error" in value or kind in _KEEPALIVES
         return int(failed and path.endswith("/responses"))
 
@@ -125,12 +131,12 @@ class OpenAIResponses(shapes.ObjectReader):
         if not delta.done:
             _add_filters(delta, value.get("content_filters", (response or {}).get("content_filters")))
         if delta.output:
-            self._spoken = True
+            self._has_output = True
             delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
         elif response is not None:
-            self._name(delta, response.get("model"))
+            self._set_model(delta, response.get("model"))
             now = _response_id(response)
-            delta.retry = kind == "response.created" and self._spoken and now != self.answer_id
+            delta.retry = kind == "response.created" and self._has_output and now != self.answer_id
             self.answer_id = now or self.answer_id
         return delta
 
@@ -141,8 +147,8 @@ class OpenAIResponses(shapes.ObjectReader):
         status = shapes.text_of(value.get("status"))
         delta = _read_end(value, status if status in _OVER else "", list(_output_pieces(value.get("output"))))
         if delta.refusal and delta.verdict is None:
-            delta.verdict = of_refusal("content.refusal")
-        self._name(delta, value.get("model"))
+            delta.verdict = refusal_verdict("content.refusal")
+        self._set_model(delta, value.get("model"))
         self.answer_id = _response_id(value)
         return delta
 
@@ -173,7 +179,7 @@ class OpenAIRealtime(shapes.ObjectReader):
             return delta
         if kind in _SESSION_EVENTS:
             delta, session = Delta(EventClass.METADATA), value.get("session")
-            self._name(delta, session.get("model") if isinstance(session, dict) else None)
+            self._set_model(delta, session.get("model") if isinstance(session, dict) else None)
             return delta
         delta, error = shapes.failure_in(value), value.get("error")
         if isinstance(error, dict) and error.get("type") == _RECOVERABLE:
@@ -216,13 +222,14 @@ def _read_response_event(kind: str, value: JsonObject) -> Delta | None:
         return _read_text(kind, EventClass.TOOL_CALL, value)
     delta = f"{kind.rpartition('.')[0]}.delta"
     return Delta(
-        EventClass.METADATA, parsed=delta in _TEXTS or delta in _SOUNDS or not _PLACED.isdisjoint(value)
+        EventClass.METADATA,
+        parsed=delta in _TEXTS or delta in _SOUNDS or not _PLACES.isdisjoint(value),
     )
 
 
 def _add_filters(delta: Delta, filters: Any) -> None:
     """Add the verdict of Azure's filters in an event before the end of a response."""
-    verdict = of_content_filters(filters)
+    verdict = azure_verdict(filters)
     if verdict is not None:
         delta.verdict = delta.verdict or verdict
         if verdict.kind is not None and not delta.output:
@@ -239,7 +246,7 @@ def _read_text(kind: str, known: EventClass, value: JsonObject) -> Delta:
     if logprobs and isinstance(logprobs, list):
         delta.tokens, delta.token_source = len(logprobs), TokenSource.LOGPROBS
     if known is EventClass.REFUSAL:
-        delta.verdict = of_refusal(kind)
+        delta.verdict = refusal_verdict(kind)
     return delta
 
 
@@ -281,12 +288,12 @@ def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, 
     failed = status == "failed" or bool(error)
     if failed:
         beside.append(EventClass.ERROR)
-        verdict = of_error({"error": error})
+        verdict = error_verdict({"error": error})
         if verdict is not None:
             verdict.signal, verdict.path = f"response.{verdict.signal}", None
     elif reason == "content_filter":
         verdict = Verdict("incomplete_details.reason", OUTPUT, "blocked", "output", value=reason)
-    filter_verdict = of_content_filters(response.get("content_filters")) or of_moderation(
+    filter_verdict = azure_verdict(response.get("content_filters")) or moderation_verdict(
         response.get("moderation")
     )
     if filter_verdict is not None and filter_verdict.kind is not None:

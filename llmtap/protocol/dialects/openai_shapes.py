@@ -16,7 +16,13 @@ from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, EventClass, TokenSour
 from llmtap.protocol.json_memory import bounded_decoder
 from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import FAILED, PASSED_ON, of_filter_results, of_finish_reason, reason_kind
+from llmtap.protocol.verdicts import (
+    FAILED,
+    PASSED_ON,
+    filters_verdict,
+    finish_reason_verdict,
+    reason_kind,
+)
 
 BAD_JSON: Final = (ValueError, RecursionError)
 """Exceptions of decoders for JSON that is malformed, of another shape, not UTF-8, or nested too deeply."""
@@ -36,11 +42,11 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 _CODE_MAX: Final = 1 << 40
 _LENIENT_BYTES_MAX: Final = 1 << 20
 """Maximum size of JSON that is read leniently, which takes up to 0.5 us per byte."""
-_COUNTS: Final = frozenset((int, type(None)))
+_COUNT_TYPES: Final = frozenset((int, type(None)))
 _decode: Final = bounded_decoder()
 
 
-def read_frame(event: SseEvent) -> Delta:
+def read_non_object(event: SseEvent) -> Delta:
     """Return the Delta of an event whose data is no JSON object: a keep-alive, `[DONE]`, a block without
     data, or unknown."""
     data = event.data
@@ -57,10 +63,10 @@ def read_frame(event: SseEvent) -> Delta:
         if error:  # Google's services send their errors in a list.
             kind, message = read_error(error)
             return Delta(EventClass.ERROR, error_type=kind, error_message=message)
-    return unknown(event.event)
+    return unknown_delta(event.event)
 
 
-def unknown(name: bytes | None = None) -> Delta:
+def unknown_delta(name: bytes | None = None) -> Delta:
     """Return the Delta of an event that was not understood; an error if its name is `error`."""
     if name == b"error":
         return Delta(EventClass.ERROR, error_type="error")
@@ -117,26 +123,26 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def count(value: Any) -> int | None:
+def read_count(value: Any) -> int | None:
     """Return a count of tokens; None if the value is no count. Some servers write `6.0` for 6."""
     if type(value) is int:
         return value if 0 <= value <= USAGE_TOKENS_MAX else None
-    return count(int(value)) if type(value) is float and value.is_integer() else None
+    return read_count(int(value)) if type(value) is float and value.is_integer() else None
 
 
 def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
     """Return the counts of a usage; an invalid value becomes None and is counted in `refused`."""
     # Fast path: a usage may come with every token.
     given = (of_input, of_output, reasoning, cached)
-    if _COUNTS.issuperset(map(type, given)):
+    if _COUNT_TYPES.issuperset(map(type, given)):
         numbers = list(filter(None, given))
         if not numbers or (min(numbers) > 0 and max(numbers) <= USAGE_TOKENS_MAX):
             return UsageCounts(*given)
     counts = UsageCounts(
-        count(of_input),
-        count(of_output),
-        None if reasoning is None else count(reasoning),
-        None if cached is None else count(cached),
+        read_count(of_input),
+        read_count(of_output),
+        None if reasoning is None else read_count(reasoning),
+        None if cached is None else read_count(cached),
     )
     counts.refused = (
         (of_input is not None and counts.input is None)
@@ -178,7 +184,7 @@ def read_usage(usage: Any) -> UsageCounts | None:
         get("reasoning_tokens") if reasoning is None else reasoning,
         get("prompt_cache_hit_tokens") if cached is None else cached,
     )
-    if counts.input or counts.output or counts.refused or count(get("total_tokens")):
+    if counts.input or counts.output or counts.refused or read_count(get("total_tokens")):
         return counts
     return None
 
@@ -209,10 +215,10 @@ class RunningCount:
     first chunk with a choice has it and does not end the choice, and if the first text is counted (the totals
     of Gemini are not in step with the text); else it is the total of the answer."""
 
-    __slots__ = ("_last", "running")
+    __slots__ = ("_last", "is_running")
 
     def __init__(self) -> None:
-        self.running: bool | None = None
+        self.is_running: bool | None = None
         self._last: dict[int, int] = {}
 
     def tokens_added(
@@ -227,11 +233,11 @@ class RunningCount:
         """Return the tokens since the last chunk of the same choice; 0 if unknown, and for a chunk of several
         choices. `running`: the chunk looks like one with a running count. `role`: the chunk has a role
         and no text; the tokens that it counts are then counted with the next chunk."""
-        if self.running is None and choices:
-            self.running = running
+        if self.is_running is None and choices:
+            self.is_running = running
         if text and running and not (counts is not None and counts.output):
-            self.running = False
-        if not self.running or role or len(choices) != 1 or counts is None or counts.output is None:
+            self.is_running = False
+        if not self.is_running or role or len(choices) != 1 or counts is None or counts.output is None:
             return 0
         return self.growth(choices[0], counts.output)
 
@@ -259,7 +265,7 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
     if len(choices) != 1 or not isinstance(timings, dict):
         return
     delta.server_clock_ns = clock_ns(timings)
-    total = count(timings.get("predicted_n"))
+    total = read_count(timings.get("predicted_n"))
     added = 0 if total is None else predicted.growth(choices[0], total)
     if added and delta.tokens < 0:
         delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
@@ -273,8 +279,8 @@ def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
     cached part."""
     if not isinstance(timings, dict) or delta.counts is not None or delta.finish_reason is None:
         return
-    total, cached = count(timings.get("predicted_n")), count(timings.get("cache_n"))
-    of_input = count(timings.get("prompt_n"))
+    total, cached = read_count(timings.get("predicted_n")), read_count(timings.get("cache_n"))
+    of_input = read_count(timings.get("prompt_n"))
     if of_input is not None:
         of_input += cached or 0
     if total is not None:
@@ -300,7 +306,7 @@ class Findings(msgspec.Struct, gc=False):
 
     delta: Delta = msgspec.field(default_factory=lambda: Delta(EventClass.METADATA))
     cut: bool = False
-    railed: bool = False
+    has_rails: bool = False
     """NeMo Guardrails has a report beside the choices, so the text of a filtered answer is NeMo's."""
     _mask: int = 0
     _texts: dict[int, list[str]] = {}
@@ -312,7 +318,7 @@ class Findings(msgspec.Struct, gc=False):
     _logprobs: int = 0
     _role: bool = False
 
-    def choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
+    def add_choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
         """Add a choice and the counts that it declares. Add its pieces afterwards."""
         self._indexes.append(index)
         self._logprobs += logprobs
@@ -321,7 +327,7 @@ class Findings(msgspec.Struct, gc=False):
             self._ids += ids
             self._output_choices[index] = None
 
-    def piece(
+    def add_piece(
         self, index: int, kind: EventClass, text: str, *, output: bool = True, audio: bool = False
     ) -> None:
         """Add a piece that was generated for a choice. A call that has only an id is a piece without
@@ -344,17 +350,17 @@ class Findings(msgspec.Struct, gc=False):
         elif kind is EventClass.REFUSAL:
             delta.refusal = True
 
-    def marker(self, index: int) -> None:
+    def add_marker(self, index: int) -> None:
         """Record that a choice sent a marker such as `<think>`, or its possible beginning: generated, but no
         text."""
         self._markers.append(index)
 
-    def add(self, *classes: EventClass) -> None:
+    def add_classes(self, *classes: EventClass) -> None:
         """Add classes of the event."""
         for kind in classes:
             self._mask |= 1 << kind
 
-    def finish(
+    def add_finish(
         self,
         reason: str,
         filters: Any = None,
@@ -369,19 +375,19 @@ class Findings(msgspec.Struct, gc=False):
         if reason.lower() in NOT_ENDED:
             return False
         self.delta.finish_reason = reason
-        verdict = of_finish_reason(reason, signal) if judged else None
+        verdict = finish_reason_verdict(reason, signal) if judged else None
         if verdict is not None:
-            filter_verdict = of_filter_results(filters)
+            filter_verdict = filters_verdict(filters)
             verdict.category = None if filter_verdict is None else filter_verdict.category
             if only_text:
                 verdict.substituted, verdict.action = True, "replaced"
-            self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
+            self.add_verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
         elif reason_kind(reason) in FAILED and self.delta.error_type is None:
             self._mask |= 1 << EventClass.ERROR
             self.delta.error_type = reason
         return only_text and verdict is not None
 
-    def verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
+    def add_verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
         """Add a verdict, if any, and the event class `shown`. The Delta has the first verdict that acts;
         if none acts, the first one."""
         if verdict is None:
@@ -392,28 +398,28 @@ class Findings(msgspec.Struct, gc=False):
         if standing is None or (standing.action in PASSED_ON and verdict.action not in PASSED_ON):
             self.delta.verdict = verdict
 
-    def filter_results(self, results: Any, *, alone: bool) -> None:
+    def add_filter_results(self, results: Any, *, alone: bool) -> None:
         """Add the results of Azure's filter for a choice. `alone`: the choice has no delta; if it has one,
         the event keeps the class of the delta."""
-        verdict = of_filter_results(results)
+        verdict = filters_verdict(results)
         if verdict is not None:
-            self.verdict(verdict, EventClass.GUARDRAIL if alone and verdict.kind is not None else None)
+            self.add_verdict(verdict, EventClass.GUARDRAIL if alone and verdict.kind is not None else None)
 
-    def error(self, error: Any, verdict: Verdict | None = None) -> None:
+    def add_error(self, error: Any, verdict: Verdict | None = None) -> None:
         """Add a failure; `verdict` is that of the guardrail which caused it, if any."""
         self._mask |= 1 << EventClass.ERROR
         self.delta.error_type, self.delta.error_message = read_error(error)
-        self.verdict(verdict)
+        self.add_verdict(verdict)
 
-    def timings(self, timings: Any, predicted: RunningCount) -> None:
+    def add_timings(self, timings: Any, predicted: RunningCount) -> None:
         """Add llama.cpp's `timings`, which may come with each piece of output. Call it after the choices."""
         indexes = self._indexes
         runs = bool(self._output_choices) or (len(indexes) == 1 and predicted.has_count(indexes[0]))
         add_timings(self.delta, timings, indexes if runs else [], predicted)
 
-    def usage(self, usage: Any, running: RunningCount) -> None:
+    def add_usage(self, usage: Any, running: RunningCount) -> None:
         """Add the event's usage object, if any. Call it after the choices."""
-        if usage is None and running.running is not None and not (self._ids or self._logprobs):
+        if usage is None and running.is_running is not None and not (self._ids or self._logprobs):
             return
         delta = self.delta
         counts = None if usage is None else read_usage(usage)
@@ -425,7 +431,7 @@ class Findings(msgspec.Struct, gc=False):
             self._mask |= 1 << EventClass.USAGE
             delta.usage, delta.counts = usage, counts
             goes_on = delta.finish_reason is None or running.has_several_choices
-            delta.usage_running = running.running is True and bool(self._indexes) and goes_on
+            delta.usage_running = running.is_running is True and bool(self._indexes) and goes_on
         if self._ids:
             delta.tokens, delta.token_source = self._ids, TokenSource.TOKEN_IDS
         elif self._logprobs:

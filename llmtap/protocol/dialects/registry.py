@@ -85,7 +85,7 @@ class Dialects:
         self.all: Final = (*own, *(d for d in DIALECTS if getattr(d, "name", None) not in names))
         self._own_count = len(own)
         self._pathless = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
-        self.owners = lru_cache(_PATHS_CACHED)(self._owners)
+        self.owners = lru_cache(_PATHS_CACHED)(self._find_owners)
         self._limits = lru_cache(_PATHS_CACHED)(self._find_limits)
 
     def claims_of(self, value: Any, path: str, name: bytes | None = None) -> Iterator[tuple[int, int]]:
@@ -135,7 +135,7 @@ class Dialects:
             limits.append((order < self._own_count, limit, -order))
         return sorted(limits, reverse=True)
 
-    def _owners(self, path: str) -> tuple[int, ...]:
+    def _find_owners(self, path: str) -> tuple[int, ...]:
         """Return the positions of the dialects that own the path: they claim even a plain failure on it."""
         failure = {"error": "failure"}
         return tuple(order for order, d in enumerate(self.all) if d.claim(failure, path))

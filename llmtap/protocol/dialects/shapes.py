@@ -15,9 +15,9 @@ from llmtap.protocol.dialects import openai_shapes
 from llmtap.protocol.dialects.openai_choices import failure_of, is_flat_error
 from llmtap.protocol.dialects.openai_shapes import text_of as text_of
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_error
+from llmtap.protocol.verdicts import error_verdict
 
-FIRST: Final = (0,)
+CHOICE_0: Final = (0,)
 ID_CHARS_MAX: Final = 128
 
 Piece = tuple[EventClass, str]
@@ -35,14 +35,14 @@ class ObjectReader:
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
         if data is None or not openai_shapes.is_object(data):
-            return openai_shapes.read_frame(event)
+            return openai_shapes.read_non_object(event)
         value = openai_shapes.read_json(data)
-        return self._read(value, event) if isinstance(value, dict) else openai_shapes.unknown(event.event)
+        return self._read(value, event) if type(value) is dict else openai_shapes.unknown_delta(event.event)
 
     def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         raise NotImplementedError
 
-    def _name(self, delta: Delta, model: Any) -> None:
+    def _set_model(self, delta: Delta, model: Any) -> None:
         name = text_of(model)[:MODEL_CHARS_MAX]
         if name and name != self._model:
             self._model = delta.model = name
@@ -66,16 +66,16 @@ def failure_in(value: Any, name: bytes | None = None) -> Delta:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]  # Google's services send their errors in a list.
     if not isinstance(value, dict):
-        return Delta(EventClass.KEEPALIVE) if name == b"ping" else openai_shapes.unknown(name)
+        return Delta(EventClass.KEEPALIVE) if name == b"ping" else openai_shapes.unknown_delta(name)
     if name == b"ping" or value.get("type") == "ping":
         return Delta(EventClass.KEEPALIVE)
     name = b"error" if value.get("type") == "error" else name
-    error, verdict = failure_of(value, name), of_error(value)
+    error, verdict = failure_of(value, name), error_verdict(value)
     is_marked = name == b"error" or value.get("object") == "error" or verdict is not None
     if error is None or (is_flat_error(value) and not is_marked):
-        return openai_shapes.unknown(name)
+        return openai_shapes.unknown_delta(name)
     findings = openai_shapes.Findings()
-    findings.error(error, verdict)
+    findings.add_error(error, verdict)
     delta = findings.to_delta()
     if delta.error_type == "error" and isinstance(value.get("error_type"), str):
         delta.error_type = value["error_type"]
@@ -93,7 +93,7 @@ def add_counts(delta: Delta, counts: UsageCounts | None, usage: JsonObject) -> N
         delta.also = (*delta.also, EventClass.USAGE)
 
 
-def piece(kind: EventClass, text: str, choices: tuple[int, ...] = FIRST, *, audio: bool = False) -> Delta:
+def piece(kind: EventClass, text: str, choices: tuple[int, ...] = CHOICE_0, *, audio: bool = False) -> Delta:
     """Return the Delta of an event that carries one piece of output and nothing else."""
     if kind is EventClass.CONTENT:
         blank = not audio and text.isspace()
@@ -108,7 +108,7 @@ def gather(
     pieces: Iterable[Piece] = (),
     beside: Iterable[EventClass] = (),
     *,
-    choices: tuple[int, ...] = FIRST,
+    choices: tuple[int, ...] = CHOICE_0,
     reason: Any = None,
     signal: str = "finish_reason",
     verdict: Verdict | None = None,
@@ -122,13 +122,13 @@ def gather(
     """
     findings = openai_shapes.Findings()
     for kind, text in pieces:
-        findings.piece(0, kind, text, audio=not text)  # A piece without text is audio or the name of a call.
-    findings.add(*beside)
-    findings.verdict(verdict)
+        findings.add_piece(0, kind, text, audio=not text)  # A piece without text is audio or a call's name.
+    findings.add_classes(*beside)
+    findings.add_verdict(verdict)
     if reason := text_of(reason):
-        findings.finish(reason, signal=signal, judged=verdict is None)
+        findings.add_finish(reason, signal=signal, judged=verdict is None)
     if counts is not None:
-        findings.add(EventClass.USAGE)
+        findings.add_classes(EventClass.USAGE)
         findings.delta.counts, findings.delta.usage = counts, usage
     delta = findings.to_delta()
     if delta.output:

@@ -30,7 +30,7 @@ class EdgeEvent:
     """One of the last events with JSON, and its values."""
 
     name: str
-    rule: int | None
+    rule_index: int | None
     """Number of the rule of the table that reads it; None if no rule does."""
     holds_output: bool
     texts: dict[Path, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Candidates:
     """Path and value of each text that may be the model."""
     last: list[EdgeEvent]
     """The last events, the latest last."""
-    last_alone: bool
+    last_is_unique: bool
     """Whether the last event differs from all others, so that it may be the end mark."""
 
 
@@ -64,13 +64,13 @@ def find_candidates(table: DialectTable, structure: Structure, events: Sequence[
         ::-1
     ]
     _remove_repeated(last, structure)
-    alone = bool(last) and _is_alone(dialect, last[-1], events)
-    return Candidates(_models(dialect, structure, outputs), last, alone)
+    alone = bool(last) and _is_unique(dialect, last[-1], events)
+    return Candidates(_find_models(dialect, structure, outputs), last, alone)
 
 
-def _is_alone(dialect: TableDialect, last: EdgeEvent, events: Sequence[SseEvent]) -> bool:
+def _is_unique(dialect: TableDialect, last: EdgeEvent, events: Sequence[SseEvent]) -> bool:
     """Return whether the condition for the last event fits no other event."""
-    if last.condition is None or (last.rule is not None and not last.name):
+    if last.condition is None or (last.rule_index is not None and not last.name):
         return False
     key, wanted = last.condition
     fitting = 0
@@ -133,7 +133,7 @@ def _may_be_name(dialect: TableDialect, path: Path, value: object) -> bool:
         and 0 < len(value) <= _TEXT_CHARS_MAX
         and bool(path)
         and EACH not in path
-        and not names.meaning_of(path[-1]).mark
+        and not names.meaning_of(path[-1]).is_mark
         and member_path(path) not in as_texts(dialect.table.match)
     )
 
@@ -142,14 +142,14 @@ def _remove_repeated(last: Sequence[EdgeEvent], structure: Structure) -> None:
     """Remove the texts at paths that have texts in earlier events, too."""
     counts: Counter[Path] = Counter()
     for place in structure.places.values():
-        counts[place.path] += place.count
+        counts[place.path] += place.text_count
     edge = Counter(path for event in last for path in event.texts)
     for event in last:
         fresh = ((path, text) for path, text in event.texts.items() if counts[path] <= edge[path])
         event.texts = dict(islice(fresh, _CANDIDATES_MAX))
 
 
-def _models(dialect: TableDialect, structure: Structure, outputs: set[Path]) -> dict[str, str]:
+def _find_models(dialect: TableDialect, structure: Structure, outputs: set[Path]) -> dict[str, str]:
     """Return the texts that are constant, or stand in one of the first events only."""
     texts: dict[Path, set[str]] = {}
     counts: Counter[Path] = Counter()
@@ -158,8 +158,8 @@ def _models(dialect: TableDialect, structure: Structure, outputs: set[Path]) -> 
         if place.path in outputs or not place.texts:
             continue
         texts.setdefault(place.path, set()).update(*place.texts.values())
-        counts[place.path] += place.count
-        first[place.path] = min(place.numbers[0], first.get(place.path, place.numbers[0]))
+        counts[place.path] += place.text_count
+        first[place.path] = min(place.indexes[0], first.get(place.path, place.indexes[0]))
     found = {
         member_path(path): next(iter(texts[path]))
         for path in sorted(texts, key=lambda path: first[path])

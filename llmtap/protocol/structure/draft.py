@@ -46,7 +46,7 @@ def draft_table(
     for place in structure.outputs():
         texts = next(iter(place.texts.values()))
         sample = f", the first {_toml_value(texts[0][:_SAMPLE_CHARS])}" if text else ""
-        note = f"check: {place.count:,} texts{sample}"
+        note = f"check: {place.text_count:,} texts{sample}"
         notes.append(_Note(output_path(place, structure) or ".", place.kind, note))
     return "\n".join(_Writer(table, find_candidates(table, structure, events), notes, text=text).lines())
 
@@ -58,7 +58,7 @@ class _Note(NamedTuple):
     kind: Kind
     text: str
 
-    def is_on(self, path: str, rule: Mapping[str, Any]) -> bool:
+    def fits(self, path: str, rule: Mapping[str, Any]) -> bool:
         """Return whether a path of this rule, as written in TOML, leads to the place."""
         marks = {member_path(at): value for at, value in self.kind.marks}
         names = as_texts(rule.get("event", ()))
@@ -75,7 +75,7 @@ class _Writer:
         self._table = table
         self._candidates = candidates
         self._notes = notes
-        self._text = text
+        self._shows_text = text
         name = table.name
         self._place = f"dialects.{name if _BARE_KEY.issuperset(name) else _toml_value(name)}"
 
@@ -98,13 +98,11 @@ class _Writer:
             yield from ("", f"[[{place}.rules]]")
             for key, value in rule.items():
                 if key in _OUTPUTS:
-                    notes_of = (
-                        n.text for path in as_texts(value) for n in self._notes if n.is_on(path, rule)
-                    )
+                    notes_of = (n.text for path in as_texts(value) for n in self._notes if n.fits(path, rule))
                     yield from (f"# {text}" for text in notes_of)
                 yield _toml_line(key, value)
             for event, keys in additions:
-                if event.rule == number:
+                if event.rule_index == number:
                     yield from ("# check: remove `# ` where this is right", *(f"# {line}" for line in keys))
         yield from self._suggestions(additions)
         for key, table_of in (
@@ -119,7 +117,7 @@ class _Writer:
         end = self._table.end
         others = ", ".join(_toml_value(other) for other in get_args(End) if other != end)
         note = f"check: {_END_NOTES[end]}; other values: {others}"
-        if end != "none" or not self._candidates.last_alone:
+        if end != "none" or not self._candidates.last_is_unique:
             return note
         condition = self._candidates.last[-1].condition
         return note if condition is None else f"{note}. The last event: {_toml_line(*condition)}"
@@ -127,14 +125,14 @@ class _Writer:
     def _model_note(self) -> str:
         if self._table.model:
             return "check: the name of the model"
-        found = self._listed(self._candidates.models)
+        found = self._list_values(self._candidates.models)
         return f"check: no model was found. Texts in the first events, or constant: {found or 'none'}"
 
-    def _listed(self, values: Mapping[str, object]) -> str:
+    def _list_values(self, values: Mapping[str, object]) -> str:
         """Return paths and values in one line; values of texts only if texts are shown."""
         return ", ".join(
             _toml_value(path)
-            + ("" if isinstance(value, str) and not self._text else f" = {_toml_value(value)}")
+            + ("" if isinstance(value, str) and not self._shows_text else f" = {_toml_value(value)}")
             for path, value in values.items()
         )
 
@@ -145,14 +143,15 @@ class _Writer:
         has_reason = any(rule.finish_reason for rule in table.rules)
         additions: dict[object, tuple[EdgeEvent, dict[str, str]]] = {}
         for event in reversed(last):
-            place = event.condition if event.rule is None else event.rule
+            place = event.condition if event.rule_index is None else event.rule_index
             _, lines = additions.setdefault(place, (event, {}))
             keys = []
-            if event is last[-1] and table.end == "none" and self._candidates.last_alone:
+            if event is last[-1] and table.end == "none" and self._candidates.last_is_unique:
                 keys.append(("event_class", "done", 'and end = "done" above'))
             if not has_reason and event.texts:
                 path, value = next(iter(event.texts.items()))
-                keys.append(("finish_reason", member_path(path), _toml_value(value) if self._text else ""))
+                note = _toml_value(value) if self._shows_text else ""
+                keys.append(("finish_reason", member_path(path), note))
             if usage is not None and event is usage[0]:
                 keys.append(("usage", member_path(usage[1]) or ".", ""))
             for key, value, note in keys:
@@ -163,7 +162,7 @@ class _Writer:
         """Yield comments: values for the keys that the table lacks, and rules that read them."""
         rules, last = self._table.rules, self._candidates.last
         missing = [
-            f"# check: no `{key}` was found. {title}: {self._listed(found) or 'none'}"
+            f"# check: no `{key}` was found. {title}: {self._list_values(found) or 'none'}"
             for key, title, found in (
                 ("finish_reason", "Texts that only the last events have", texts_of(last)),
                 ("usage", "Integers of the last events", integers_of(last)),
@@ -174,10 +173,10 @@ class _Writer:
             yield from ("", *missing)
         examples: list[str] = []
         for event, keys in additions:
-            if event.rule is None and event.condition is not None:
+            if event.rule_index is None and event.condition is not None:
                 examples += ("", f"[[{self._place}.rules]]", _toml_line(*event.condition), *keys)
         usage = None if any(rule.usage for rule in rules) else usage_of(last)
-        if usage is not None and (usage[0].rule is not None or usage[0].condition is not None):
+        if usage is not None and (usage[0].rule_index is not None or usage[0].condition is not None):
             examples += ("", f"[{self._place}.counts]")
             # A single count is probably the number of output tokens.
             meanings = ("input", "output") if len(usage[2]) > 1 else ("output",)

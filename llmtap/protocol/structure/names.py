@@ -21,15 +21,15 @@ class Meaning(NamedTuple):
     words: tuple[str, ...]
     phrase: str
     """The words with spaces between them."""
-    plain: bool
+    is_plain: bool
     """Whether a path of a table can name the member."""
-    mark: bool
-    reasoning_flag: bool
-    partial_flag: bool
-    end_flag: bool
-    reason: bool
+    is_mark: bool
+    is_reasoning_flag: bool
+    is_partial_flag: bool
+    is_end_flag: bool
+    is_reason: bool
     """Whether the value of the member is the reason why the answer ended."""
-    model: bool
+    is_model: bool
 
 
 @lru_cache(maxsize=4_096)
@@ -177,8 +177,8 @@ _RECOGNITION: Final = _names(
     "stt, asr, recognized, recognised, recognizing, recognition, dictation, inbound, incoming"
 )
 _TRANSCRIPT: Final = frozenset({"transcript", "transcripts", "transcription", "transcriptions"})
-_HEARD: Final = frozenset({"input", "audio", "speech", "voice"})
-_SPOKEN: Final = frozenset({"output", "response", "assistant", "agent", "bot", "model", "answer", "reply"})
+_OF_SOUND: Final = frozenset({"input", "audio", "speech", "voice"})
+_OF_MODEL: Final = frozenset({"output", "response", "assistant", "agent", "bot", "model", "answer", "reply"})
 
 ENDS: Final = _names("""
     done, end, ended, completed, complete, finish, finished, stop, stopped, final, close, closed, eos, eof
@@ -202,12 +202,12 @@ def is_of_user(name: tuple[str, ...]) -> bool:
     known = frozenset(name)
     if known & _USERS:
         return not known & _TO_USERS
-    if known & _SPOKEN:
+    if known & _OF_MODEL:
         return False
-    return name == ("in",) or bool(known & _RECOGNITION or (known & _TRANSCRIPT and known & _HEARD))
+    return name == ("in",) or bool(known & _RECOGNITION or (known & _TRANSCRIPT and known & _OF_SOUND))
 
 
-_COUNTED: Final = frozenset(
+_COUNT_WORDS: Final = frozenset(
     {"token", "tokens", "count", "n", "length", "len", "used", "num", "usage", "billed"}
 )
 _INPUT: Final = frozenset(
@@ -243,7 +243,7 @@ def count_of(path: tuple[str, ...]) -> str | None:
         return "output"
     if names[-1] == ("prompt", "eval", "count"):
         return "input"
-    if not tokens or (not own & _COUNTED and not above & _HOLDERS):
+    if not tokens or (not own & _COUNT_WORDS and not above & _HOLDERS):
         return None
     if own & {"cached", "cache"}:
         return "cached"

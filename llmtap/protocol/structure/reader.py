@@ -47,7 +47,7 @@ def infer(events: Sequence[SseEvent], *, whole: bool) -> "InferredReader | None"
     for event in events:
         structure.add(event)
     table = make_table(structure, whole=whole)
-    if table is None and (whole or not structure.events):
+    if table is None and (whole or not structure.event_count):
         return None
     return InferredReader(structure, table)
 
@@ -61,16 +61,16 @@ def _compile(table_json: bytes) -> TableDialect:
 class InferredReader(TableReader):
     """Reader with a table that grows. It reports no verdict and no certain end."""
 
-    __slots__ = ("_counts", "_input", "_structure", "_table", "_tables_left", "understood")
+    __slots__ = ("_input_tokens", "_reads_usage", "_structure", "_table", "_tables_left", "knows_output")
 
     def __init__(self, structure: Structure, table: DialectTable | None) -> None:
         super().__init__(_compile(msgspec.json.encode(table or _EMPTY)))
         self._structure = structure
         self._table = table
-        self._counts = table is not None and any(rule.usage for rule in table.rules)
+        self._reads_usage = table is not None and any(rule.usage for rule in table.rules)
         self._tables_left = TABLES_MAX
-        self._input: int | None = None
-        self.understood = table is not None
+        self._input_tokens: int | None = None
+        self.knows_output = table is not None
         """Whether some output is known."""
 
     @property
@@ -110,10 +110,10 @@ class InferredReader(TableReader):
         if delta.counts is not None:
             # A count before all output is not that of the whole answer. The last count may lack the input
             # tokens: take them from the previous count.
-            delta.usage_running |= not (self._spoken or delta.done)
+            delta.usage_running |= not (self._has_output or delta.done)
             if delta.counts.input is None:
-                delta.counts.input = self._input
-            self._input = delta.counts.input
+                delta.counts.input = self._input_tokens
+            self._input_tokens = delta.counts.input
         return _without_verdict(delta)
 
     def read_body(self, body: bytes) -> Delta:
@@ -121,7 +121,7 @@ class InferredReader(TableReader):
 
     def _may_count(self, event: SseEvent) -> bool:
         """Whether the event may count tokens beside its text, as the last one of a stream does."""
-        return not self._counts and event.data is not None and _COUNTS(event.data) is not None
+        return not self._reads_usage and event.data is not None and _COUNTS(event.data) is not None
 
     def _learn(self, event: SseEvent) -> bool:
         """Add the structure of an event to what is known; return whether the table changed."""
@@ -136,8 +136,8 @@ class InferredReader(TableReader):
         self._dialect = _compile(msgspec.json.encode(table))
         self.names_read = self._dialect.names_read
         self._sample = None
-        self._counts = any(rule.usage for rule in table.rules)
-        self.understood = True
+        self._reads_usage = any(rule.usage for rule in table.rules)
+        self.knows_output = True
         return True
 
 

@@ -13,13 +13,13 @@ from itertools import islice, pairwise
 from typing import Any, Final
 
 from llmtap.protocol.delta import EventClass, ReadingLimit
-from llmtap.protocol.dialects.openai_shapes import NOT_ENDED, count, read_data, read_json
-from llmtap.protocol.speakers import MODEL_ROLES, Messages, is_other, role_of
+from llmtap.protocol.dialects.openai_shapes import NOT_ENDED, read_count, read_data, read_json
+from llmtap.protocol.speakers import MODEL_ROLES, MessageSpeakers, is_other, role_of
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
 from llmtap.protocol.structure.texts import compare_texts
 from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, leaves, may_name_kind
-from llmtap.protocol.verdicts import of_finish_reason
+from llmtap.protocol.verdicts import finish_reason_verdict
 
 PLACES_MAX: Final = 256
 """Maximum number each of places, counts and kinds of events that are compared; later ones are ignored."""
@@ -36,7 +36,7 @@ _SURE_CHARS: Final = 8
 _FIRST_EVENTS: Final = 16
 _MESSAGE_IDS: Final = ("message_id", "messageId", "item_id", "itemId", "id")
 _MEMBERS_MAX: Final = 16
-_BESIDE_MAX: Final = 32
+_HOLDER_MAX: Final = 32
 _REASON_CHARS_MAX: Final = 40
 
 
@@ -46,7 +46,7 @@ class Kind:
 
     event: str | None
     marks: tuple[Mark, ...]
-    numbers: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
     members: set[frozenset[str]] = field(default_factory=set)
     """Each set of members that an event of this kind had at the top; "" for one that is no object."""
 
@@ -70,21 +70,21 @@ class Place:
     path: Path
     texts: dict[int, list[str]] = field(default_factory=dict)
     """Texts by the index of their choice."""
-    numbers: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
     """Numbers of the events that had a text there, at most TEXTS_MAX."""
-    count: int = 0
+    text_count: int = 0
     """Number of texts that were there."""
-    beside: frozenset[str] = frozenset()
+    neighbours: frozenset[str] = frozenset()
     """Names of the members beside the text."""
     roles: frozenset[str] = frozenset()
-    others: set[int] = field(default_factory=set)
+    other_speaker_indexes: set[int] = field(default_factory=set)
     """Numbers of the events that had a text there of somebody else than the model."""
     holds_output: bool | None = None
     """None: not judged yet."""
     points: int = 0
     event_class: EventClass = EventClass.CONTENT
     cumulative: bool = False
-    reasons: list[str] = field(default_factory=list)
+    point_reasons: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Flag:
 
     kind: Kind
     path: Path
-    numbers: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
 
 
 class Structure:
@@ -119,20 +119,20 @@ class Structure:
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
         """Member at the top whose value names the kind of an event."""
         self.values_left = values_max
-        self._full = False
+        self._has_reached_limit = False
         self.kinds: dict[tuple[Any, ...], Kind] = {}
         self.places: dict[tuple[Any, ...], Place] = {}
         self.counters: dict[tuple[Any, ...], Counter] = {}
         self.flags: dict[tuple[Any, ...], Flag] = {}
-        self.reasons: dict[tuple[Any, ...], Flag] = {}
-        self.filtered: set[int] = set()
+        self.finish_reasons: dict[tuple[Any, ...], Flag] = {}
+        self.filter_ends: set[int] = set()
         """Numbers of the events in which a filter ended the answer: their text may replace the answer."""
         self.models: set[Path] = set()
-        self.events = 0
-        self.message: str | None = None
+        self.event_count = 0
+        self.message_id_member: str | None = None
         """Member with the id of a message whose speaker an earlier event names."""
-        self._messages = Messages()
-        self._forms = 0  # number of forms in the last event that no earlier event had
+        self._messages = MessageSpeakers()
+        self._new_forms = 0  # number of forms in the last event that no earlier event had
         self.end_text: str | None = None
         """Data of the last event if it is a known end mark, such as `[DONE]`; else None."""
 
@@ -140,11 +140,11 @@ class Structure:
         """Take the next event of the answer; return whether it has a form that no earlier one had."""
         if event.data is None or not self.values_left:
             return False
-        self._forms = 0
+        self._new_forms = 0
         self.values_left -= 1
         value = read_data(event.data)
-        number = self.events
-        self.events += 1
+        number = self.event_count
+        self.event_count += 1
         is_end = isinstance(value, str) and value.strip().lower() in names.END_TEXTS
         self.end_text = str(value).strip() if is_end else None
         if is_end:
@@ -163,15 +163,15 @@ class Structure:
             elif type(leaf.value) in (int, float):
                 if not any(map(names.is_of_user, kind.names)):
                     self._add_number(leaf, kind)
-            elif leaf.value is True and leaf.path and names.meaning_of(leaf.path[-1]).end_flag:
+            elif leaf.value is True and leaf.path and names.meaning_of(leaf.path[-1]).is_end_flag:
                 self._add_flag(self.flags, leaf, kind, number)
-        return self._forms > 0
+        return self._new_forms > 0
 
     @property
     def limits(self) -> tuple[ReadingLimit, ...]:
         """Limits that were reached, so that later values or places were ignored."""
         values = () if self.values_left else (ReadingLimit.STRUCTURE_VALUES,)
-        return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._full else ())
+        return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._has_reached_limit else ())
 
     def outputs(self) -> list[Place]:
         """Return the places that hold output, the most certain first. A place that has texts and holds no
@@ -183,16 +183,16 @@ class Structure:
             if place.texts and place.holds_output is None:
                 beside_output = place.path[:-1] in holders
                 _judge_place(place, counted=counted, beside_output=beside_output, on_path=place.path in paths)
-                place.holds_output = place.points >= ENOUGH and not self.filtered.issuperset(place.numbers)
-        self._add_flagged_places()
+                place.holds_output = place.points >= ENOUGH and not self.filter_ends.issuperset(place.indexes)
+        self._mark_flagged_places()
         out: list[Place] = []
         for place in sorted((p for p in self.places.values() if p.holds_output), key=lambda p: -p.points):
-            place.holds_output = not _repeats_better(place, out)
+            place.holds_output = not _repeats_accepted(place, out)
             if place.holds_output:
                 out.append(place)
         return out
 
-    def _add_flagged_places(self) -> None:
+    def _mark_flagged_places(self) -> None:
         """Mark a place with a flag (`thought`) as output if the same place without the flag holds output: one
         rule reads both."""
         plain = {(p.kind.event, p.marks, p.path) for p in self.places.values() if p.holds_output}
@@ -204,7 +204,7 @@ class Structure:
     def _is_full(self, entries: Sized) -> bool:
         """Return whether there is no room for one more of these entries, and record that."""
         full = len(entries) >= PLACES_MAX
-        self._full |= full
+        self._has_reached_limit |= full
         return full
 
     def _kind(self, event: SseEvent, value: Any, marks: tuple[Mark, ...], number: int) -> Kind | None:
@@ -215,22 +215,22 @@ class Structure:
             if self._is_full(self.kinds):
                 return None
             kind = self.kinds[name, top] = Kind(name, top)
-            self._forms += 1
-        if len(kind.numbers) < PLACES_MAX:
-            kind.numbers.append(number)
+            self._new_forms += 1
+        if len(kind.indexes) < PLACES_MAX:
+            kind.indexes.append(number)
         if len(kind.members) < _MEMBERS_MAX:
-            kind.members.add(frozenset(islice(value, _BESIDE_MAX) if isinstance(value, dict) else ("",)))
+            kind.members.add(frozenset(islice(value, _HOLDER_MAX) if isinstance(value, dict) else ("",)))
         return kind
 
     def _add_text(self, leaf: Leaf, kind: Kind, number: int) -> None:
         own = names.meaning_of(leaf.path[-1] if leaf.path else "")
-        if own.reason:
+        if own.is_reason:
             if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in NOT_ENDED:
-                self._add_flag(self.reasons, leaf, kind, number)
-                if of_finish_reason(leaf.value) is not None:
-                    self.filtered.add(number)
+                self._add_flag(self.finish_reasons, leaf, kind, number)
+                if finish_reason_verdict(leaf.value) is not None:
+                    self.filter_ends.add(number)
             return
-        if own.model and leaf.value and EACH not in leaf.path and len(self.models) < 4:
+        if own.is_model and leaf.value and EACH not in leaf.path and len(self.models) < 4:
             self.models.add(leaf.path)
         key = (kind.event, leaf.marks, leaf.path)
         place = self.places.get(key)
@@ -239,38 +239,38 @@ class Structure:
                 return
             place = self.places[key] = Place(kind, leaf.marks, leaf.path)
         if is_other(leaf.role):
-            if len(place.others) < TEXTS_MAX:
-                place.others.add(number)
+            if len(place.other_speaker_indexes) < TEXTS_MAX:
+                place.other_speaker_indexes.add(number)
             return
         if leaf.role:
             place.roles |= {leaf.role}
-        if leaf.holder is not None and len(place.beside) < min(len(leaf.holder), _BESIDE_MAX):
-            place.beside |= {names.meaning_of(name).phrase for name in islice(leaf.holder, _BESIDE_MAX)}
+        if leaf.holder is not None and len(place.neighbours) < min(len(leaf.holder), _HOLDER_MAX):
+            place.neighbours |= {names.meaning_of(name).phrase for name in islice(leaf.holder, _HOLDER_MAX)}
         if leaf.value:
-            place.count += 1
-            self._forms += not place.texts
+            place.text_count += 1
+            self._new_forms += not place.texts
             texts = place.texts.setdefault(leaf.choice, [])
             if len(texts) < TEXTS_MAX:
                 texts.append(leaf.value[:TEXT_CHARS_MAX])
-                place.numbers.append(number)
+                place.indexes.append(number)
 
     def _is_of_other(self, value: Any) -> bool:
         """Return whether an event is a part of a message of somebody else than the model. An event that
         names the speaker and has no text begins a message."""
         if type(value) is not dict:
             return False
-        role, member = role_of(value), self.message
+        role, member = role_of(value), self.message_id_member
         if member is None:
             member = next((name for name in _MESSAGE_IDS if type(value.get(name)) is str), None)
             if member is None or not is_other(role) or any(map(_may_hold_text, value)):
                 return False
-            self.message = member
-            self._forms += 1
+            self.message_id_member = member
+            self._new_forms += 1
         return self._messages.is_of_other(value.get(member), role)
 
     def _add_number(self, leaf: Leaf, kind: Kind) -> None:
         meaning = names.count_of(leaf.path)
-        value = count(leaf.value)
+        value = read_count(leaf.value)
         if meaning is None or value is None:
             return
         key = (kind.event, kind.marks, leaf.path)
@@ -279,7 +279,7 @@ class Structure:
             if self._is_full(self.counters):
                 return
             counter = self.counters[key] = Counter(kind, leaf.path, meaning)
-        self._forms += value > 0 and not (counter.values and counter.values[-1] > 0)
+        self._new_forms += value > 0 and not (counter.values and counter.values[-1] > 0)
         if len(counter.values) == TEXTS_MAX:
             counter.values.pop()
         counter.values.append(value)
@@ -291,9 +291,9 @@ class Structure:
             if self._is_full(flags):
                 return
             flag = flags[key] = Flag(kind, leaf.path)
-            self._forms += 1
-        if len(flag.numbers) < TEXTS_MAX:
-            flag.numbers.append(number)
+            self._new_forms += 1
+        if len(flag.indexes) < TEXTS_MAX:
+            flag.indexes.append(number)
 
 
 def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
@@ -305,7 +305,7 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
         value = None if event.data is None else read_json(event.data)
         if type(value) is dict:
             objects += 1
-            for name, kind in islice(value.items(), _BESIDE_MAX):
+            for name, kind in islice(value.items(), _HOLDER_MAX):
                 if may_name_kind(kind):
                     found.setdefault(name, []).append(kind)
     for name, values in found.items():
@@ -313,7 +313,7 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
         meaning = names.meaning_of(name)
         most = max(map(values.count, values))
         is_text = type(values[0]) is str  # If it is a mark, `leaves` knows it already.
-        may_be = meaning.plain and not meaning.mark if is_text else meaning.mark or len(name) == 1
+        may_be = meaning.is_plain and not meaning.is_mark if is_text else meaning.is_mark or len(name) == 1
         # Thoughts may fill the first events; the kind of the answer comes later.
         is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))
         limit = objects + (is_thought and names.NEVER.isdisjoint(meaning.words))
@@ -342,31 +342,31 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
     above_words = frozenset(word for name in above for word in name)
     kinds = frozenset(word for name in marks for word in name)
     flags = [path[-1] for path, value in place.marks if value is True]
-    is_thought = any(names.meaning_of(name).reasoning_flag for name in flags)
+    is_thought = any(names.meaning_of(name).is_reasoning_flag for name in flags)
     place.event_class = _class_of([own, *above, *marks], flagged=is_thought)
     place.points, place.cumulative = 0, False
-    place.reasons.clear()
+    place.point_reasons.clear()
     points = 0
 
     def add(n: int, reason: str) -> None:
         nonlocal points
         points += n
-        place.reasons.append(f"{n:+d} {reason}")
+        place.point_reasons.append(f"{n:+d} {reason}")
 
-    if not place.others.isdisjoint(place.numbers):
+    if not place.other_speaker_indexes.isdisjoint(place.indexes):
         return  # The event holds earlier messages, those of the model among them.
     outer = (*above, *marks)
     if ("input",) in marks or any(map(_is_result, outer)) or any(map(names.is_of_user, (own, *outer))):
         return
     is_call = place.event_class is EventClass.TOOL_CALL
-    called = bool((above_words | kinds | own_words) & names.CALLING) or "arguments" in place.beside
+    called = bool((above_words | kinds | own_words) & names.CALLING) or "arguments" in place.neighbours
     if is_call and own in names.CALL_NAMES:
-        if called and not (kinds & names.ENDS or place.beside & names.DEFINITION):
+        if called and not (kinds & names.ENDS or place.neighbours & names.DEFINITION):
             place.points = ENOUGH
-            place.reasons.append("name of a call")
+            place.point_reasons.append("name of a call")
         return
     sequel = compare_texts(max(place.texts.values(), key=len))
-    if sequel.no_text or sequel.constant:
+    if sequel.are_no_text or sequel.are_constant:
         return
     if is_call and own_name in names.ARGUMENTS:
         add(3 + called, "arguments of a call")
@@ -383,7 +383,7 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
     is_short = len(next(iter(place.texts.values()))[0].split()) < 3
     on_path = on_path and is_short and not kinds & names.KIND_NEVER
     named = points >= 2 or on_path
-    if not (named or sequel.cumulative or sequel.pieces or sequel.joined):
+    if not (named or sequel.are_cumulative or sequel.are_pieces or sequel.joining_pairs):
         return
     if above_words & names.ABOVE_NEVER and not (own_name == "transcript" and "delta" in above_words):
         return
@@ -407,24 +407,24 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
         add(3, "output of another kind in its place")
     elif beside_output and named:
         add(1, "output beside it")
-    if sequel.cumulative:
+    if sequel.are_cumulative:
         place.cumulative = True
         add(4, "the text so far")
-    elif sequel.pieces and not sequel.lines:
+    elif sequel.are_pieces and not sequel.are_lines:
         add(3, "pieces of one text")
-        if sequel.joined >= 5:
+        if sequel.joining_pairs >= 5:
             add(1, "many of them")
-    elif sequel.joined and not sequel.separate:
+    elif sequel.joining_pairs and not sequel.are_separate:
         add(1, "texts that join")
-    if sequel.separate:
+    if sequel.are_separate:
         add(-4, "texts apart from each other")
-    if sequel.lines:
+    if sequel.are_lines:
         add(-2, "whole lines")
-    strange = len(place.beside & names.BESIDE_NEVER)
+    strange = len(place.neighbours & names.BESIDE_NEVER)
     if strange:
         add(-min(3, 2 * strange), "members beside it")
-    if place.beside & names.END_FLAGS or any(
-        names.REASON_WORDS.intersection(b.split()) for b in place.beside
+    if place.neighbours & names.END_FLAGS or any(
+        names.REASON_WORDS.intersection(b.split()) for b in place.neighbours
     ):
         add(1, "an end mark beside it")
     place.points = points
@@ -445,12 +445,12 @@ def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass
     return EventClass.CONTENT
 
 
-def _repeats_better(place: Place, accepted: Sequence[Place]) -> bool:
+def _repeats_accepted(place: Place, accepted: Sequence[Place]) -> bool:
     """Return whether the texts of a place repeat those of a place with more points."""
     for other in accepted:
-        if other.numbers == place.numbers and other.texts == place.texts:
+        if other.indexes == place.indexes and other.texts == place.texts:
             return True
-        if other.numbers and place.numbers and min(place.numbers) > max(other.numbers):
+        if other.indexes and place.indexes and min(place.indexes) > max(other.indexes):
             texts = next(iter(other.texts.values()))
             so_far = (texts[-1] if other.cumulative else "".join(texts)).strip()
             known = {text.strip() for texts in place.texts.values() for text in texts}

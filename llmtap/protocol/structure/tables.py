@@ -80,7 +80,7 @@ def make_table(
     if usage is not None:
         for kind, holder in usage.holders:
             _add_new(draft_of(kind).usage, member_path(holder) or ".")
-    for flag in structure.reasons.values():
+    for flag in structure.finish_reasons.values():
         _add_new(draft_of(flag.kind).finish_reason, member_path(flag.path))
     if whole:
         _add_ends(structure, draft_of)
@@ -109,7 +109,7 @@ def make_table(
             end=_end_of(structure, rules) if whole else "none",
             match=naming.match,
             model=tuple(member_path(path) for path in sorted(structure.models)),
-            message=structure.message,
+            message=structure.message_id_member,
             plain_text="content" if plain else None,
             events=events,
             rules=rules,
@@ -237,12 +237,12 @@ def _usage_of(structure: Structure) -> _Usage | None:
 
 
 def _add_ends(structure: Structure, draft_of: Callable[[Kind], _Draft]) -> None:
-    last = max(structure.kinds.values(), key=lambda kind: kind.numbers[-1])
+    last = max(structure.kinds.values(), key=lambda kind: kind.indexes[-1])
     for flag in structure.flags.values():
-        once = len(flag.numbers) == 1 and flag.numbers[0] == last.numbers[-1]
+        once = len(flag.indexes) == 1 and flag.indexes[0] == last.indexes[-1]
         if once and EACH not in flag.path:
             draft_of(flag.kind).done[member_path(flag.path)] = True
-    if len(last.numbers) == 1 and len(structure.kinds) > 1 and last.words & names.ENDS:
+    if len(last.indexes) == 1 and len(structure.kinds) > 1 and last.words & names.ENDS:
         draft_of(last).event_class = "done"
 
 

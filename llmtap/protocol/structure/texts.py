@@ -30,19 +30,19 @@ _WORD: Final = re.compile(r"[^\W_]")
 class Sequel(NamedTuple):
     """Result of comparing the texts of one place in their order."""
 
-    cumulative: bool
+    are_cumulative: bool
     """Each text begins with the previous one, and the texts grow by words."""
-    pieces: bool
+    are_pieces: bool
     """The texts read as one text if put together."""
-    joined: int
+    joining_pairs: int
     """Number of pairs of successive texts that join like two parts of one text."""
-    separate: bool
+    are_separate: bool
     """The texts do not read as one text: each is a separate line, message or notice."""
-    lines: bool
+    are_lines: bool
     """Each text ends its line."""
-    constant: bool
+    are_constant: bool
     """The texts repeat a few values."""
-    no_text: bool
+    are_no_text: bool
     """The texts are identifiers, numbers, dates, addresses, encoded bytes, or the output of a terminal."""
 
 
@@ -58,13 +58,13 @@ def compare_texts(texts: Sequence[str]) -> Sequel:
     strangers = n >= 3 and of_words >= n / 2 and good <= pairs / 5
     distinct = len(set(texts))
     return Sequel(
-        cumulative=cumulative,
-        pieces=pairs >= 2 and good >= pairs / 2 and bad <= pairs / 5,
-        joined=good,
-        separate=not cumulative and ((pairs >= 2 and bad >= pairs / 2) or strangers),
-        lines=n >= 2 and sum(text.endswith("\n") for text in texts) >= 0.8 * n,
-        constant=(n >= 2 and distinct == 1 and len(texts[0]) > 1) or (n >= 6 and distinct <= n / 3),
-        no_text=no_text >= 0.8 * n
+        are_cumulative=cumulative,
+        are_pieces=pairs >= 2 and good >= pairs / 2 and bad <= pairs / 5,
+        joining_pairs=good,
+        are_separate=not cumulative and ((pairs >= 2 and bad >= pairs / 2) or strangers),
+        are_lines=n >= 2 and sum(text.endswith("\n") for text in texts) >= 0.8 * n,
+        are_constant=(n >= 2 and distinct == 1 and len(texts[0]) > 1) or (n >= 6 and distinct <= n / 3),
+        are_no_text=no_text >= 0.8 * n
         or any(map(_TERMINAL.search, texts))
         or (n >= 3 and not any(map(_WORD.search, texts))),
     )

@@ -70,11 +70,11 @@ def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = Non
             members = []
             for name, v in islice(value.items(), room):
                 meaning = names.meaning_of(name)
-                if not meaning.plain:
+                if not meaning.is_plain:
                     continue
-                if meaning.mark and type(v) is str and may_name_kind(v):
+                if meaning.is_mark and type(v) is str and may_name_kind(v):
                     marks = (*marks, ((*path, name), v))
-                elif v is True and (meaning.reasoning_flag or meaning.partial_flag):
+                elif v is True and (meaning.is_reasoning_flag or meaning.is_partial_flag):
                     marks = (*marks, ((*path, name), True))
                 elif name == kind_member and not path and may_name_kind(v):
                     marks = (*marks, ((name,), v))

@@ -34,7 +34,7 @@ class TextsSoFar:
     def __init__(self) -> None:
         self._marks: dict[tuple[int, EventClass], tuple[int, int]] = {}
 
-    def added(self, index: int, kind: EventClass, text: str) -> str:
+    def new_part(self, index: int, kind: EventClass, text: str) -> str:
         """Return the new part of a text that should begin with the text so far; the whole text if it does
         not."""
         marks, key = self._marks, (index, kind)
@@ -78,7 +78,7 @@ class Findings(msgspec.Struct, gc=False):
     times: tuple[ServerTime, ...] = ()
     cut: bool = False
 
-    def judge(self, verdict: Verdict | None) -> None:
+    def store_verdict(self, verdict: Verdict | None) -> None:
         """Store a verdict, unless an earlier one is stored."""
         self.verdict = self.verdict or verdict
 
@@ -96,7 +96,7 @@ def add_text(kind: EventClass, cumulative: bool, value: Any, findings: Findings,
     if type(value) is str:
         findings.texts += 1
         if cumulative and findings.so_far is not None:
-            value = findings.so_far.added(index, kind, value)
+            value = findings.so_far.new_part(index, kind, value)
         if value:
             findings.pieces.append((kind, value))
             findings.choices[index] = None
@@ -117,7 +117,7 @@ def count_end(wanted: Any, value: Any, findings: Findings, index: int) -> None:
 def add_verdict(rule: VerdictRule, category: Get | None, value: Any, findings: Findings, index: int) -> None:
     if value and (rule.value is None or equal(value, rule.value)):
         word = verdicts.word(None if category is None else category(findings.root))
-        findings.judge(
+        findings.store_verdict(
             Verdict(
                 "body_field",
                 rule.kind,

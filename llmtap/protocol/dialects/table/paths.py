@@ -19,13 +19,13 @@ class Place:
     """A place in JSON to which paths lead, with the places inside it."""
 
     def __init__(self) -> None:
-        self.uses: list[Visit] = []
+        self.visits: list[Visit] = []
         self.members: dict[str, Place] = {}
         self.elements: dict[str, tuple[Each, Place]] = {}
         self.choice: Get | None = None
         """Function that returns the index of the choice that stands in this place."""
 
-    def at(self, steps: Sequence[Step]) -> "Place":
+    def place_at(self, steps: Sequence[Step]) -> "Place":
         """Return the place at the end of a path."""
         place = self
         for step in steps:
@@ -37,7 +37,7 @@ class Place:
 
     def compile(self) -> Visit:
         """Return the function that visits a value in this place, and the values inside it."""
-        visits = list(self.uses)
+        visits = list(self.visits)
         if self.members:
             visits.append(_visit_members({name: place.compile() for name, place in self.members.items()}))
         if self.elements:
@@ -102,7 +102,7 @@ def follow(steps: Sequence[Step]) -> Get:
 
         return get
     tree = Place()
-    tree.at(steps).uses.append(partial(store, "", 0))
+    tree.place_at(steps).visits.append(partial(store, "", 0))
     visit = tree.compile()
 
     def search(value: Any) -> Any:
@@ -112,7 +112,7 @@ def follow(steps: Sequence[Step]) -> Get:
     return search
 
 
-def first(paths: Texts | None) -> Get | None:
+def follow_first(paths: Texts | None) -> Get | None:
     """Return the function that returns the first value other than null at these paths; None: no paths."""
     gets = [follow(parse_path(path)) for path in as_texts(paths)]
     if len(gets) < 2:

@@ -13,7 +13,7 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol import verdicts
 from llmtap.protocol.delta import Delta, EventClass, ServerTime, TokenSource, UsageCounts, Verdict
 from llmtap.protocol.dialects import openai_shapes, shapes
-from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, count
+from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, read_count
 from llmtap.protocol.dialects.table.declaration import (
     OUTPUTS,
     Counts,
@@ -25,11 +25,11 @@ from llmtap.protocol.dialects.table.declaration import (
     rule_paths,
 )
 from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, TextsSoFar, Values
-from llmtap.protocol.dialects.table.paths import first, index_of
+from llmtap.protocol.dialects.table.paths import follow_first, index_of
 from llmtap.protocol.dialects.table.rules import OF_CHOICE, CompiledRule
 from llmtap.protocol.dialects.table.samples import Sample, take_sample
 from llmtap.protocol.server_times import duration_ms
-from llmtap.protocol.speakers import SPEAKERS, Messages, role_of
+from llmtap.protocol.speakers import SPEAKERS, MessageSpeakers, role_of
 from llmtap.protocol.sse import SseEvent
 
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
@@ -53,13 +53,13 @@ class TableDialect:
         ]
         """For each count, the member of the usage that holds it; None if its first path is not a direct
         member."""
-        others = (first(paths[is_member:]) for paths, is_member in zip(paths_of, plain, strict=True))
+        others = (follow_first(paths[is_member:]) for paths, is_member in zip(paths_of, plain, strict=True))
         self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
         self.count_paths = count_paths(table)
         ends = (".*".join(map(re.escape, end.split("*"))) for end in as_texts(table.paths))
         self._is_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
-        self._match = first(table.match)
-        self.message = first(table.message)
+        self._match = follow_first(table.match)
+        self.message_id = follow_first(table.message)
         marks = (Rule(event=names, event_class=mark) for mark, names in table.events.items())
         rules = [CompiledRule(rule, table) for rule in (*table.rules, *marks)]
         self._other_rules = [
@@ -89,21 +89,21 @@ class TableDialect:
             rule, _ = self.find_rule(None, name)
             is_text = self.table.plain_text and (on_path or self.open(None, name)[0])
             return 2 + on_path if is_text or (rule is not None and rule.reads_data) else 0
-        own_name, inside = self.open(value, None, alone=True)
+        own, inside = self.open(value, None, alone=True)
         # Many dialects share the names of errors, and those of events that say nothing.
         if any(
-            own_name in rule.names and rule.fits(inside) and not rule.error and (on_path or rule.says)
-            for rule in self._by_name.get(own_name, ())
+            own in rule.names and rule.fits(inside) and not rule.reads_error and (on_path or rule.has_meaning)
+            for rule in self._by_name.get(own, ())
         ):
             return 3 + on_path
         rule, _ = self.find_rule(value, name)
-        if rule is not None and rule.evidence and (rule.conditional or self._reads(value)):
+        if rule is not None and rule.has_evidence and (rule.has_conditions or self._reads_anything(value)):
             return 2 + 2 * on_path
         if type(value) is list:
             return self.claim(value[0], path) if rule is None and value and type(value[0]) is dict else 0
         return int(on_path and (rule is not None or "error" in value))
 
-    def _reads(self, root: Any) -> bool:
+    def _reads_anything(self, root: Any) -> bool:
         """Return whether the table reads output, counts, a verdict or the end in an event."""
         rule, value = self.find_rule(root, None)
         if rule is None:
@@ -155,13 +155,13 @@ class TableReader(shapes.ObjectReader):
     __slots__ = (
         "_answered",
         "_dialect",
+        "_has_output",
         "_lists_tokens",
         "_messages",
         "_running_count",
         "_sample",
         "_samples_left",
         "_so_far",
-        "_spoken",
         "_streamed",
         "names_read",
     )
@@ -170,7 +170,7 @@ class TableReader(shapes.ObjectReader):
         super().__init__()
         self._dialect = dialect
         self.names_read = dialect.names_read
-        self._spoken = False
+        self._has_output = False
         self._streamed = False
         """Whether a rule without `repeats` has read output."""
         self._answered = False
@@ -178,7 +178,7 @@ class TableReader(shapes.ObjectReader):
         """Whether events list their tokens. The running count is then not used: at the end it counts one
         token more."""
         self._running_count = openai_shapes.RunningCount()
-        self._messages = Messages()
+        self._messages = MessageSpeakers()
         self._sample: Sample | None = None
         self._samples_left = SAMPLES_MAX
         self._so_far = TextsSoFar()
@@ -195,22 +195,22 @@ class TableReader(shapes.ObjectReader):
         """Return the Delta of an event by the rule that fits it; its data may be object, list or text."""
         data = event.data
         if data is None:
-            return openai_shapes.read_frame(event)
+            return openai_shapes.read_non_object(event)
         if data.startswith(b"{") or openai_shapes.is_object(data):
             root = openai_shapes.read_json(data)
-            return self._read(root, event) if type(root) is dict else openai_shapes.unknown(event.event)
+            return self._read(root, event) if type(root) is dict else openai_shapes.unknown_delta(event.event)
         value = openai_shapes.read_data(data)
         is_end = data.strip() == b"[DONE]"
         kind = self._dialect.table.plain_text
         rule, _ = self._dialect.find_rule(value, event.event)
         if rule is not None and (isinstance(value, list) or rule.names):
             # The data may be no object if the `event:` line names the event: `event: end`, `data: null`.
-            reads = not is_end if rule.reads_data else kind is None or not rule.evidence
+            reads = not is_end if rule.reads_data else kind is None or not rule.has_evidence
             if reads or isinstance(value, list):
                 return self._read_with(rule, value)[1]
         if kind is not None and not is_end and isinstance(value, str):
             return shapes.piece(OUTPUTS[kind], value) if value else Delta(EventClass.METADATA)
-        return openai_shapes.read_frame(event)
+        return openai_shapes.read_non_object(event)
 
     def _read(self, root: JsonObject, event: SseEvent) -> Delta:
         sample = self._sample
@@ -226,7 +226,7 @@ class TableReader(shapes.ObjectReader):
                 delta.usage_running = self._running_count.has_several_choices
             return delta
         rule, value = self._dialect.find_rule(root, event.event)
-        if rule is None or (not rule.error and (root.get("error") or event.event == b"error")):
+        if rule is None or (not rule.reads_error and (root.get("error") or event.event == b"error")):
             name, _ = self._dialect.open(root, event.event)
             return shapes.failure_in(root, name.encode() if name in ("error", "ping") else event.event)
         findings, delta = self._read_with(rule, value)
@@ -241,11 +241,11 @@ class TableReader(shapes.ObjectReader):
 
     def _read_with(self, rule: CompiledRule, root: Any) -> tuple[Findings, Delta]:
         findings = Findings(self._so_far)
-        if self._dialect.message is not None and type(root) is dict:
+        if self._dialect.message_id is not None and type(root) is dict:
             role = role_of(root) if rule.role is None else rule.role(root)
-            if self._messages.is_of_other(self._dialect.message(root), role):
+            if self._messages.is_of_other(self._dialect.message_id(root), role):
                 return findings, Delta(EventClass.METADATA)
-        self._find(rule, root, findings, 0)
+        self._add_event(rule, root, findings, 0)
         delta = self._to_delta(findings)
         self._streamed = self._streamed or (delta.output and not rule.repeats)
         return findings, delta
@@ -259,20 +259,20 @@ class TableReader(shapes.ObjectReader):
         separate = self._dialect.table.array == "answers"
         for position, root in enumerate(roots):
             rule, root = self._dialect.find_rule(root, None)
-            if rule is not None and (rule.error or not root.get("error")):
+            if rule is not None and (rule.reads_error or not root.get("error")):
                 understood += 1
                 model = findings.values.get("model")
                 findings.values = {} if model is None else {"model": model}
                 findings.choice_values, findings.ends = {}, 0
-                self._find(rule, root, findings, position if separate else 0)
+                self._add_event(rule, root, findings, position if separate else 0)
         if 2 * understood > len(roots):
             return self._to_delta(findings)
         return shapes.failure_in(value)
 
-    def _find(self, rule: CompiledRule, root: Any, findings: Findings, position: int) -> None:
+    def _add_event(self, rule: CompiledRule, root: Any, findings: Findings, position: int) -> None:
         """Add the content of an event; `position` is the index of its choice, unless the event has one."""
-        if rule.index is not None:
-            position = index_of(rule.index(root), position)
+        if rule.choice_index is not None:
+            position = index_of(rule.choice_index(root), position)
         findings.root = root
         rule.visit(root, findings, position)
         if rule.repeats and self._streamed:
@@ -285,7 +285,7 @@ class TableReader(shapes.ObjectReader):
             findings.pieces and rule.mark in (EventClass.METADATA, EventClass.TOOL_CALL)
         ):
             findings.beside.append(rule.mark)
-        if findings.ends and findings.ends == rule.done:
+        if findings.ends and findings.ends == rule.end_count:
             findings.beside.append(EventClass.DONE)
         if findings.choice_values:
             findings.signal = rule.signal
@@ -304,7 +304,7 @@ class TableReader(shapes.ObjectReader):
         if "error" in values and (error := values["error"][1]):
             findings.error = error
             findings.beside.append(EventClass.ERROR)
-            findings.judge(verdicts.of_error({"error": error}))
+            findings.store_verdict(verdicts.error_verdict({"error": error}))
         for name, path, unit in rule.times:
             ms = duration_ms(values.get(f"times.{name}", NO_VALUE)[1], unit)
             if ms is not None:
@@ -336,13 +336,13 @@ class TableReader(shapes.ObjectReader):
             reason = ""
         if reason:
             if findings.reason is not None:  # Another choice of this event has ended, too.
-                findings.judge(verdicts.of_finish_reason(findings.reason, findings.signal))
+                findings.store_verdict(verdicts.finish_reason_verdict(findings.reason, findings.signal))
             findings.reason = reason
-        added, source = _text_length(tokens), TokenSource.TOKEN_IDS
+        added, source = _element_count(tokens), TokenSource.TOKEN_IDS
         if not added:
-            added, source = _text_length(logprobs), TokenSource.LOGPROBS
+            added, source = _element_count(logprobs), TokenSource.LOGPROBS
         self._lists_tokens = self._lists_tokens or added > 0
-        if (total := count(running)) is not None:
+        if (total := read_count(running)) is not None:
             # Count the first value of a running count for this event only if the event has a text and does
             # not end the choice. The text may be empty: a token may be only a part of a character.
             runs = self._running_count.has_count(index) and not self._lists_tokens
@@ -375,19 +375,19 @@ class TableReader(shapes.ObjectReader):
             delta.tokens, delta.token_source = findings.tokens, findings.source
             delta.output, delta.choices = True, tuple(findings.choices)
         if delta.output:
-            self._spoken = True
+            self._has_output = True
             self._answered = self._answered or delta.content or delta.blank or delta.tool_call
         if counts is not None:
             delta.usage_running = self._running_count.has_several_choices
             # Input and reasoning tokens add up to the total, so there was no output.
-            nothing = counts.reasoning and (counts.input or 0) + counts.reasoning == count(findings.total)
-            if findings.reason is not None and not self._answered and counts.output is None and nothing:
+            silent = counts.reasoning and (counts.input or 0) + counts.reasoning == read_count(findings.total)
+            if findings.reason is not None and not self._answered and counts.output is None and silent:
                 counts.output = 0
         delta.server_times = findings.times
         delta.parsed = not findings.cut
         model = findings.values.get("model", NO_VALUE)[1]
         if model is not None and model != self._model:
-            self._name(delta, model)
+            self._set_model(delta, model)
         return delta
 
     def _whole_delta(self, findings: Findings, counts: UsageCounts | None) -> Delta:
@@ -395,20 +395,21 @@ class TableReader(shapes.ObjectReader):
         reason, beside, pieces = findings.reason, findings.beside, findings.pieces
         meaning = None if reason is None else self._dialect.table.finish_reasons.get(reason)
         if meaning is not None and reason is not None:
-            findings.judge(_verdict_of(meaning, reason, findings.signal))
+            findings.store_verdict(_verdict_of(meaning, reason, findings.signal))
             beside += [EventClass.ERROR] if meaning == "failed" else []
         if any(kind is EventClass.REFUSAL for kind, _ in pieces):
-            findings.judge(verdicts.of_refusal("content.refusal"))
+            findings.store_verdict(verdicts.refusal_verdict("content.refusal"))
         verdict = findings.verdict
         if verdict is not None and verdict.kind == verdicts.MODEL_REFUSAL:
             beside.append(EventClass.REFUSAL)
         acts = verdict is not None and verdict.kind in (verdicts.INPUT, verdicts.OUTPUT)
-        if "role" in findings.values and not (self._spoken or pieces or reason or (counts and counts.output)):
+        has_output = self._has_output or pieces or reason or (counts and counts.output)
+        if "role" in findings.values and not has_output:
             beside.append(EventClass.ROLE)
         delta = shapes.gather(
             pieces,
             beside,
-            choices=tuple(findings.choices) or shapes.FIRST,
+            choices=tuple(findings.choices) or shapes.CHOICE_0,
             reason=reason if meaning is None else None,
             signal=findings.signal,
             verdict=verdict if acts else None,
@@ -430,8 +431,8 @@ class TableReader(shapes.ObjectReader):
         return delta
 
 
-def _text_length(value: Any) -> int:
-    return len(value) if isinstance(value, list) else 1 if isinstance(value, dict) else count(value) or 0
+def _element_count(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 1 if isinstance(value, dict) else read_count(value) or 0
 
 
 def _verdict_of(meaning: str, reason: str, signal: str) -> Verdict | None:

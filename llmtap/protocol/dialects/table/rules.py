@@ -20,7 +20,7 @@ from llmtap.protocol.dialects.table.declaration import (
     timed_paths,
 )
 from llmtap.protocol.dialects.table.findings import Visit
-from llmtap.protocol.dialects.table.paths import Place, first, follow
+from llmtap.protocol.dialects.table.paths import Place, follow, follow_first
 
 OF_CHOICE: Final = ("finish_reason", "tokens", "logprobs", "running_tokens")
 """Keys that have a value for each choice. Other keys belong to the whole event."""
@@ -31,16 +31,16 @@ class CompiledRule:
     def __init__(self, rule: Rule, table: DialectTable) -> None:
         self.source = rule
         conditions = {**dict.fromkeys(as_texts(rule.has)), **rule.where}
-        self.tests = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
+        self.conditions = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
         """Conditions: a function that returns the value at a path, and the wanted value (None: any value)."""
         self.names = as_texts(rule.event)
-        self.error = bool(rule.error)
+        self.reads_error = bool(rule.error)
         self.reads_data = bool(self.names) and any("." in as_texts(getattr(rule, key)) for key in OUTPUTS)
         """Whether the data of the event, which is no object, is its output."""
-        self.conditional = bool(rule.event or rule.has or rule.where)
-        self.done = len(rule.done)
+        self.has_conditions = bool(rule.event or rule.has or rule.where)
+        self.end_count = len(rule.done)
         self.times = tuple(timed_paths(rule))
-        self.role = first(rule.role) if rule.role else None
+        self.role = follow_first(rule.role) if rule.role else None
         outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
         self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
         if self.mark is None and outputs and outputs <= _CALLS and not rule.role:
@@ -52,18 +52,18 @@ class CompiledRule:
         )
         places = Place()
         for steps, use in _path_visits(rule, table):
-            places.at(steps).uses.append(use)
+            places.place_at(steps).visits.append(use)
         choice = parse_path(rule.choice) if rule.choice is not None else ()
         lead = next((i for i in range(len(choice), 0, -1) if isinstance(choice[i - 1], Each)), 0)
-        self.index = follow(choice) if choice and not lead else None
+        self.choice_index = follow(choice) if choice and not lead else None
         if lead:
-            places.at(choice[:lead]).choice = follow(choice[lead:])
+            places.place_at(choice[:lead]).choice = follow(choice[lead:])
         self.visit = places.compile()
         self.repeats = rule.repeats
         self.usage_member = _usage_member(rule, table)
-        self.evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
+        self.has_evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
         """Whether the rule reads output, usage, a verdict or the end."""
-        self.says = self.evidence or self.mark not in (EventClass.METADATA, EventClass.KEEPALIVE)
+        self.has_meaning = self.has_evidence or self.mark not in (EventClass.METADATA, EventClass.KEEPALIVE)
         """Whether the rule reads more than the class of an event without meaning."""
         self.repeatable = self.mark in (None, EventClass.METADATA, EventClass.TOOL_CALL) and not (
             rule.cumulative or rule.repeats
@@ -71,7 +71,7 @@ class CompiledRule:
         """Whether an event with one text may be repeatable: nothing but this text may decide its meaning."""
 
     def fits(self, root: Any) -> bool:
-        for get, wanted in self.tests:
+        for get, wanted in self.conditions:
             value = get(root)
             if value is None if wanted is None else not findings.equal(value, wanted):
                 return False
@@ -89,7 +89,7 @@ def _path_visits(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Ste
     for path, wanted in rule.done.items():
         yield parse_path(path), partial(findings.count_end, wanted)
     for verdict in rule.verdicts:
-        yield parse_path(verdict.path), partial(findings.add_verdict, verdict, first(verdict.category))
+        yield parse_path(verdict.path), partial(findings.add_verdict, verdict, follow_first(verdict.category))
     for key in OF_CHOICE:
         for rank, path in enumerate(as_texts(getattr(rule, key))):
             yield parse_path(path), partial(findings.store_of_choice, key, rank)

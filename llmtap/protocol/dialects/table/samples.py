@@ -23,13 +23,13 @@ class Sample(msgspec.Struct, gc=False):
     holder: tuple[Any, ...]
     """Path of the object that holds the text."""
     key: Any
-    get: Callable[[JsonObject], tuple[Any, ...]]
+    read_members: Callable[[JsonObject], tuple[Any, ...]]
     """Returns the members of an event that are read, without the usage."""
     values: tuple[Any, ...]
     """Values of these members, with null in place of the text."""
     types: list[type] | None
     """Types of the values if one of them is a number, because 1 and true are equal in Python; else None."""
-    others: frozenset[str]
+    absent_members: frozenset[str]
     """Members that the dialect reads and that this event does not have."""
     kind: EventClass
     choices: tuple[int, ...]
@@ -45,11 +45,11 @@ class Sample(msgspec.Struct, gc=False):
             text = holder[self.key]
         except (LookupError, TypeError):
             return ""
-        if type(text) is not str or not text or not self.others.isdisjoint(root):
+        if type(text) is not str or not text or not self.absent_members.isdisjoint(root):
             return ""
         holder[self.key] = None
         try:
-            values = self.get(root)
+            values = self.read_members(root)
         except KeyError:  # A member of the sample is missing.
             values = ()
         if values == self.values and (self.types is None or list(map(type, values)) == self.types):
@@ -75,16 +75,16 @@ def take_sample(
         place = place[step]
     place[key] = None
     members = sorted(names.intersection(root) - {usage_member})
-    get = itemgetter(*members, members[0])  # With one name only, itemgetter would not return a tuple.
-    types = list(map(type, values := get(root)))
+    read_members = itemgetter(*members, members[0])  # With one name, itemgetter would not return a tuple.
+    types = list(map(type, values := read_members(root)))
     return Sample(
         event_name=event.event,
         holder=tuple(holder),
         key=key,
-        get=get,
+        read_members=read_members,
         values=values,
         types=None if _NUMBERS.isdisjoint(types) else types,
-        others=names.difference(root) - {usage_member},
+        absent_members=names.difference(root) - {usage_member},
         kind=delta.event_class,
         choices=delta.choices,
         usage_member=usage_member,
