@@ -1,12 +1,12 @@
 """Cut a body into SseEvents: server-sent events, NDJSON, AWS event streams, and streamed JSON arrays.
 
 `exchange/answer.py` feeds the parsers with the payload of a body, cut at any place; the dialects read the
-events. A *block* of server-sent events is a run of non-empty lines closed by an empty one; comments alone are
-a block too. Only CR, LF and CR LF end a line. Some servers put a single newline between events: a data line
-that ends in `}` before one that begins with `{` or `[` ends an event, and from there on every whole JSON line
-is one. A wrong checksum ends the parsing of a binary stream (`application/vnd.amazon.eventstream`). Messages
-`PayloadPart` of such a stream (SageMaker) hold pieces of the stream of a container: server-sent events or
-lines.
+events. A *block* of server-sent events is a run of non-empty lines that ends with an empty line; comments
+alone are a block, too. Only CR, LF and CR LF end a line. Some servers put a single newline between events: if
+a data line that ends in `}` is followed by one that begins with `{` or `[`, the first ends an event, and from
+then on each whole JSON line is an event. A wrong checksum ends the parsing of a binary stream
+(`application/vnd.amazon.eventstream`). Messages of the type `PayloadPart` in such a stream (SageMaker) hold
+pieces of the stream of a container, which has server-sent events or lines.
 
 Source: WHATWG HTML, "Parsing an event stream"; ndjson.org; smithy.io amazon-eventstream;
 botocore/eventstream.py, data/sagemaker-runtime; ai.google.dev streamGenerateContent; docs/dialects.md.
@@ -26,10 +26,10 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
-"""Maximum size of an event; a longer one is skipped. The longest known ones are audio and tool arguments of
-about 1 MB."""
+"""Maximum size of an event; a longer event is skipped. The longest known events, with audio or tool
+arguments, have about 1 MB."""
 _LINE_BYTES: Final = 48
-"""Memory of a data line beside its bytes."""
+"""Memory that a data line takes in addition to its bytes."""
 
 _decode: Final = bounded_decoder()
 BOM: Final = b"\xef\xbb\xbf"
@@ -39,16 +39,16 @@ class SseEvent(msgspec.Struct, gc=False):
     start: int
     end: int
     data: bytes | None
-    """Data lines of the event, joined by LF; None if it has none."""
+    """Data lines of the event, joined by LF; None if it has no data line."""
     event: bytes | None = None
     """Last `event:` field of the event; None if absent or empty."""
     comment: bool = False
-    """The event holds comments and nothing else."""
+    """Whether the event has only comments."""
 
 
 class SseParser:
-    """Splits one body into blocks; any cut of the bytes gives the same events. A block beyond
-    `event_bytes_max` is skipped and counted."""
+    """Splits one body into blocks; any cut of the bytes gives the same events. A block of more than
+    `event_bytes_max` bytes is skipped and counted."""
 
     __slots__ = (
         "_after_cr",
@@ -74,30 +74,32 @@ class SseParser:
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
         self.skipped = 0
+        """Number of blocks that were skipped."""
         self.idle = True
+        """Whether no line or block has begun, and the stream has no special line ends."""
         self._event_bytes_max = event_bytes_max
         self._bom = b""
-        """First bytes of the body, as long as they may become a byte order mark."""
-        # The line being read.
+        """First bytes of the body, while they can still become a byte order mark."""
+        # State of the line that is being read.
         self._tail = bytearray()
         self._line_size = 0
-        """Bytes of the line so far, including those that were dropped."""
+        """Number of bytes of the line so far, including those that were dropped."""
         self._cr_waits = False
-        """The line has its CR, and its LF must follow, because lines of this stream end in CR LF."""
+        """Whether the line has its CR and waits for its LF, because lines of this stream end in CR LF."""
         self._after_cr = False
-        """The previous line ended in CR. If the next byte is LF, it belongs to that line end."""
+        """Whether the previous line ended in CR. If the next byte is LF, it belongs to this line end."""
         self._crlf = False
-        """The previous line ended in CR LF."""
+        """Whether the previous line ended in CR LF."""
         self._per_line = False
-        """A single newline separates events (see the module's docstring)."""
-        # The block being read.
+        """Whether a single newline separates events (see the docstring of the module)."""
+        # State of the block that is being read.
         self._start = -1
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._event = b""
         self._comment = False
         self._field = False
-        """The block has a field other than `data`."""
+        """Whether the block has a field other than `data`."""
         self._too_long = False
 
     @property
@@ -128,10 +130,10 @@ class SseParser:
         return self._scan(data) if size else []
 
     def close(self) -> list[SseEvent]:
-        """Return the event that the end of the body completes: one that lacks only its empty line.
+        """Return the event that the end of the body completes: an event that lacks only its empty line.
 
-        A browser discards such an event; clients that read line by line do not. It is whole if its data is
-        `[DONE]` or a JSON object.
+        Browsers discard such an event, but clients that read line by line use it. The event is complete if
+        its data is `[DONE]` or a JSON object.
         """
         out: list[SseEvent] = []
         end = self.offset
@@ -150,7 +152,7 @@ class SseParser:
         return out
 
     def _scan(self, data: bytes) -> list[SseEvent]:
-        at = self.offset  # where `data` begins in the body
+        at = self.offset  # offset of `data` in the body
         self.offset += len(data)
         if at == len(self._bom) < len(BOM):
             first = self._bom + data
@@ -185,8 +187,8 @@ class SseParser:
         for line in data.splitlines(keepends=True):
             start, at = at, at + len(line)
             if line.endswith(b"\r\n"):
-                # A block ends after its LF if lines are known to end in CR LF, else after its CR. So its end
-                # does not depend on where the reads cut the bytes.
+                # A block ends after its LF if the previous line ended in CR LF, else after its CR. So its end
+                # is the same wherever the reads cut the bytes.
                 self._end_line(line[:-2], start, at if self._crlf else at - 1, out)
                 self._crlf = True
             elif line.endswith(b"\n"):
@@ -266,7 +268,7 @@ class SseParser:
             elif line == b"event":
                 self._event = b""
             elif line.startswith(b"error:"):
-                # Not a field of the standard. llama.cpp sent errors in this field before
+                # The standard has no field `error`. llama.cpp sent errors in it before
                 # ggml-org/llama.cpp#16109.
                 self._event = b"error"
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
@@ -297,9 +299,9 @@ class SseParser:
 
 
 class LineParser:
-    """Splits one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
-    beyond `line_bytes_max` is skipped and counted. `named`: each line is the name of its event, a colon, and
-    JSON."""
+    """Splits one body into lines (NDJSON). The last line can lack its line end; an empty line is a
+    keep-alive. A line of more than `line_bytes_max` bytes is skipped and counted. `named`: each line has the
+    name of its event, a colon, and JSON."""
 
     __slots__ = ("_is_dropped", "_line_bytes_max", "_named", "_size", "_tail", "offset", "skipped")
 
@@ -310,7 +312,7 @@ class LineParser:
         self._line_bytes_max = line_bytes_max
         self._tail = bytearray()
         self._size = 0
-        """Bytes of the unfinished line, including those that were dropped."""
+        """Number of bytes of the unfinished line, including those that were dropped."""
         self._is_dropped = False
 
     @property
@@ -384,16 +386,17 @@ class MessageStreamParser:
         self.offset = 0
         self._skipped = 0
         self._part_parser: SseParser | LineParser | None = None
-        """Parser of the stream in the payloads of PayloadPart; None: not known, or no such stream."""
+        """Parser of the stream in the payloads of PayloadPart; None until its format is known."""
         self._first_payloads: bytes | None = b""
-        """Payloads so far, until the format of their stream is known; None afterwards."""
+        """Payloads of PayloadPart until the format of their stream is known; then None."""
         self.broken = False
-        """A checksum or a length was wrong, so the rest is not parsed."""
+        """Whether a checksum or a length was wrong, so that the rest of the stream is not parsed."""
         self._buffer = bytearray()
 
     @property
     def skipped(self) -> int:
-        """Messages whose headers or payload could not be read, and skipped events in their parts."""
+        """Number of messages whose headers or payload could not be read, and of skipped events in
+        payloads."""
         return self._skipped + (0 if self._part_parser is None else self._part_parser.skipped)
 
     @property
@@ -411,7 +414,8 @@ class MessageStreamParser:
             self._part_parser.drop()
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """Return the events of the messages that these bytes complete; an invalid message ends parsing."""
+        """Return the events of the messages that these bytes complete. An invalid message ends the
+        parsing."""
         out: list[SseEvent] = []
         buffer = self._buffer
         buffer += data
@@ -446,8 +450,8 @@ class MessageStreamParser:
         return self._set_places(events)
 
     def _set_places(self, events: list[SseEvent]) -> list[SseEvent]:
-        """Set the place of each event in the body: it ends with the message that completed it, and keeps its
-        size."""
+        """Set the offsets of the events in the body, and return them. An event ends at the end of the message
+        that completed it, and its size stays the same."""
         for event in events:
             event.start, event.end = self.offset - (event.end - event.start), self.offset
         return events
@@ -462,8 +466,8 @@ class MessageStreamParser:
         if names.get(b":event-type") != _PART_NAME:
             return [self._event(names, payload, start)]
         if self._first_payloads is not None:
-            # The format of the payloads is not known yet. If they are one complete JSON object, it is an
-            # event: do not wait for the end of a line.
+            # The format of the payloads is not known yet. A complete JSON object is an event, even if no end
+            # of a line follows.
             payload, self._first_payloads = (self._first_payloads + payload).lstrip(), b""
             if payload.startswith(_SSE_FIELDS):
                 self._part_parser, self._first_payloads = SseParser(), None
@@ -491,7 +495,8 @@ class MessageStreamParser:
         except (ValueError, TypeError, RecursionError, binascii.Error):
             self._skipped += 1
             part = payload
-        # The decoded bytes are one event in the model's own dialect. Without them, the payload is returned.
+        # The decoded bytes are one event in the dialect of the model. If they are invalid, return the
+        # payload.
         return SseEvent(start, self.offset, part)
 
 
@@ -535,8 +540,8 @@ _find_string_end: Final = re.compile(rb'["\\]').search
 
 
 class ArrayParser:
-    """Splits a JSON array into its elements (objects); each is returned when its last byte has come. Any cut
-    of the bytes gives the same elements."""
+    """Splits a JSON array of objects into its elements, each as soon as its last byte has come. Any cut of
+    the bytes gives the same elements."""
 
     __slots__ = ("_buffer", "_depth", "_element_start", "_string_state", "offset", "skipped")
 
@@ -545,18 +550,18 @@ class ArrayParser:
         self.skipped = 0
         self._buffer = bytearray()
         self._element_start = -1
-        """Place in the buffer where the element begins; -1: between elements."""
+        """Offset in the buffer at which the element begins; -1 between elements."""
         self._depth = 0
         self._string_state = 0
-        """0: outside a string; 1: inside; 2: after a backslash."""
+        """0 outside a string, 1 inside a string, 2 after a backslash in a string."""
 
     @property
     def kept_bytes(self) -> int:
         return len(self._buffer)
 
     def drop(self) -> None:
-        """Release the memory of the unfinished element, which is then skipped and counted. The depth of
-        brackets is still counted, to find the next element."""
+        """Release the memory of the unfinished element, which is then skipped and counted. The parser
+        continues to count brackets, so that it finds the next element."""
         self.skipped += self._element_start >= 0
         self.offset += len(self._buffer)
         self._buffer.clear()

@@ -1,9 +1,9 @@
 """Read signs of refusals and guardrails in an event: finish reasons, errors, fields of filters and hooks.
 
-The dialects call a function for each place; it takes the decoded value and returns a Verdict or None.
-`exchange/interventions.py` combines the verdicts of an exchange, renames the signals of errors (`error.code`,
-...) by status and kind of body, and replaces a value that is no word. Texts are searched for phrases and
-never kept.
+There is one function for each place of such a sign. The dialects pass it the decoded value, and it returns a
+Verdict or None. `exchange/interventions.py` combines the verdicts of an exchange, renames the signals of
+errors (such as `error.code`) by status and kind of body, and replaces a value that is not a single word.
+Texts are searched for phrases and never stored.
 
 Source: docs/dialects.md.
 """
@@ -19,16 +19,17 @@ MODEL_REFUSAL: Final = "model_refusal"
 INPUT: Final = "input_guardrail"
 OUTPUT: Final = "output_guardrail"
 GUARDRAIL: Final = "guardrail"
-"""A guardrail whose evidence does not show whether it acted on the input or on the output."""
+"""Kind of a verdict whose evidence does not show whether the guardrail acted on the input or on the
+output."""
 PASSED_ON: Final = ("flagged", "redacted")
-"""Actions of a guardrail that let the answer through: no refusal."""
+"""Actions of a guardrail that let the answer pass, so they are no refusals."""
 
 UNKNOWN: Final = "unknown"
 _NO_TRACE: Final = "whether input or output was blocked is only in the trace"
 
 
 def mark_unknown(verdict: Verdict, reason: str) -> None:
-    """Set the stage of a guardrail to unknown; `reason`: why the evidence does not show it."""
+    """Set the phase of a guardrail to unknown. `reason`: text that says why the evidence does not show it."""
     verdict.kind, verdict.phase = GUARDRAIL, UNKNOWN
     verdict.detail = {"stage": UNKNOWN, "why": reason}
 
@@ -39,7 +40,7 @@ _MESSAGE_CHARS_MAX: Final = 4_096
 
 
 def word(value: Any) -> str | None:
-    """Return the value as text if it is a single short word, as codes and categories are; else None."""
+    """Return a value as text if it is a single short word, such as a code or a category; else None."""
     if type(value) is int and -1_000_000 < value < 1_000_000:
         return str(value)
     return value if isinstance(value, str) and _WORD.fullmatch(value) else None
@@ -57,7 +58,7 @@ _FILTERED: Final = frozenset(
         "sensitive",
         "moderation",
         "error_toxic",
-        # Gemini's reasons, which some gateways pass on.
+        # Finish reasons of Gemini, which some gateways pass on.
         "safety",
         "prohibited_content",
         "blocklist",
@@ -67,24 +68,23 @@ _FILTERED: Final = frozenset(
         "image_prohibited_content",
         "image_recitation",
         "model_armor",
-        "refusal",  # Anthropic's streaming classifier, through a gateway.
+        "refusal",  # of Anthropic's classifier of streams, which some gateways pass on
     }
 )
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
 FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error", "timeout"})
-"""Finish reasons that report a failure: `error` of OpenRouter and vLLM, and those of DeepSeek, Zhipu and
-Cohere."""
+"""Finish reasons of failures: `error` of OpenRouter and vLLM; the others of DeepSeek, Zhipu and Cohere."""
 
 
 def reason_kind(reason: str) -> str:
-    """Return a finish reason in lower case, without the detail that Gemini's compatible endpoint adds:
-    `content_filter: PROHIBITED_CONTENT`."""
+    """Return a finish reason in lower case, and without the detail that Gemini's OpenAI-compatible endpoint
+    adds, as in `content_filter: PROHIBITED_CONTENT`."""
     return reason.partition(":")[0].strip().lower()
 
 
 def finish_reason_verdict(reason: str, signal: str = "finish_reason") -> Verdict | None:
-    """Read a reason that names a filter. Bedrock's reasons follow a canned text, and do not show whether
-    input or output was blocked."""
+    """Return the verdict of a finish reason that names a filter; else None. With Bedrock's reasons, a fixed
+    text replaces the answer, and it is unknown whether input or output was blocked."""
     low = reason_kind(reason)
     if low in _FILTERED:
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
@@ -96,7 +96,8 @@ def finish_reason_verdict(reason: str, signal: str = "finish_reason") -> Verdict
 
 
 def filters_verdict(results: Any, place: str = "content_filter_results") -> Verdict | None:
-    """Read Azure's results for one choice: `filtered` acts, `detected` alone flags."""
+    """Return the verdict in the results of Azure's filter for one choice: `filtered` means that the filter
+    acted, `detected` alone that it only flagged."""
     for key, kind, action in (("filtered", OUTPUT, "blocked"), ("detected", None, "flagged")):
         category = _category_name(results, key)
         if category is not None:
@@ -113,8 +114,9 @@ def prompt_filter_verdict(results: Any) -> Verdict | None:
 
 
 def azure_verdict(filters: Any) -> Verdict | None:
-    """Read Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts,
-    `detected` alone only flags. `source_type` names the phase."""
+    """Return the verdict in Azure's `content_filters` of a response in the Responses API. `blocked`, or a
+    `filtered` result, means that a filter acted; `detected` alone that it only flagged. `source_type` names
+    the phase."""
     return _strongest_verdict(map(_content_filter_verdict, _objects_in(filters)))
 
 
@@ -134,14 +136,14 @@ def _as_input_verdict(verdict: Verdict) -> Verdict:
 
 
 def _strongest_verdict(verdicts: Iterable[Verdict | None]) -> Verdict | None:
-    """Return the first verdict that acts, else the first one."""
+    """Return the first verdict of a filter that acted; if none acted, the first verdict."""
     present = [v for v in verdicts if v is not None]
     return next((v for v in present if v.kind is not None), present[0] if present else None)
 
 
 def _category_name(results: Any, key: str) -> str | None:
-    """Return the name of the first result with `key` true; "" if the name is no word, None if there is none.
-    A result is an object or an array of them (`custom_blocklists`)."""
+    """Return the name of the first result with `key` true: "" if the name is not a single word, None if there
+    is no such result. A result is an object, or an array of objects (`custom_blocklists`)."""
     if isinstance(results, dict):
         for i, (name, result) in enumerate(results.items()):
             if i == _ITEMS_MAX:
@@ -153,8 +155,8 @@ def _category_name(results: Any, key: str) -> str | None:
 
 
 def hook_results_verdict(results: Any) -> Verdict | None:
-    """Read Portkey's hooks: a `verdict` of false means flagged. Only status and error show that a hook denied
-    a request."""
+    """Return the verdict in the results of Portkey's hooks, in which `verdict: false` means flagged. If a
+    hook denied the request, only the status and the error show it."""
     hooks = results if isinstance(results, dict) else {}
     for name, phase in (("before_request_hooks", "input"), ("after_request_hooks", "output")):
         for i, hook in _indexed_objects(hooks.get(name)):
@@ -164,8 +166,8 @@ def hook_results_verdict(results: Any) -> Verdict | None:
 
 
 def moderation_verdict(moderation: Any) -> Verdict | None:
-    """Read OpenAI's moderation of input and output beside the answer: `results[].flagged`, or `flagged`
-    itself in the Responses API."""
+    """Return the verdict in OpenAI's moderation of input and output, which stands beside the answer: its
+    `results[].flagged`, or in the Responses API `flagged`."""
     for name in ("output", "input"):
         part = moderation.get(name) if isinstance(moderation, dict) else None
         if isinstance(part, dict) and part.get("flagged") is True:
@@ -180,7 +182,8 @@ _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"
 
 
 def warnings_verdict(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
-    """Read the FMS orchestrator's warnings. If there is an answer (`answered`), they only flag."""
+    """Return the verdict in the warnings of the FMS orchestrator. With an answer (`answered`), they only
+    flag."""
     for i, warning in _indexed_objects(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
@@ -205,9 +208,9 @@ def _detection_type(detections: Any, phase: str) -> str | None:
 
 
 def guardrail_action_verdict(action: Any, trace: Any = None) -> Verdict | None:
-    """Read Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced. `amazon-bedrock-trace` shows
-    whether the input or the output was assessed, and whether personal data was only masked. Without the
-    trace, the stage is unknown."""
+    """Return the verdict of Bedrock's `amazon-bedrock-guardrailAction`: a fixed text replaced the answer.
+    `trace` (`amazon-bedrock-trace`) shows whether the input or the output was assessed, and whether personal
+    data was only masked. Without it, the phase is unknown."""
     if not isinstance(action, str) or action.upper() not in ("INTERVENED", "GUARDRAIL_INTERVENED"):
         return None
     phase, acted = phase_of_trace(trace)
@@ -243,8 +246,9 @@ _ACTION_STRENGTHS: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
 
 
 def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
-    """Return the phase that a guardrail's trace assessed (None: both), preferably that of the strongest
-    action, and that action: `replaced`, `redacted` where text was only masked, or None."""
+    """Return the phase and the strongest action in the trace of a guardrail. The phase is that of this
+    action; None if both input and output had it, or neither was assessed. The action is `replaced`,
+    `redacted` if text was only masked, or None."""
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
         return None, None
@@ -258,7 +262,7 @@ def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
 
 
 def _action_level(value: Any, depth: int = 0) -> int:
-    """Return the strongest action in a part of a trace: 2 blocked, 1 masked, 0 none."""
+    """Return the strength of the strongest action in a part of a trace: 2 blocked, 1 masked, 0 none."""
     own = 0
     if isinstance(value, dict):
         action = value.get("action")
@@ -270,8 +274,8 @@ def _action_level(value: Any, depth: int = 0) -> int:
 
 
 def rails_verdict(data: Any, place: str, status: Any = None) -> Verdict | None:
-    """Return NeMo Guardrails' verdict: `data` lists the activated rails, as objects with a `stop`, or by name
-    if `status` is `blocked`."""
+    """Return the verdict of NeMo Guardrails. `data` lists the activated rails: as objects, in which `stop`
+    shows the rail that blocked, or as names, which blocked if `status` is `blocked`."""
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
@@ -296,17 +300,17 @@ _RAIL_WORDS: Final = frozenset(
         "sensitive", "terms", "topic", "user",
     }
 )  # fmt: skip
-"""Words of the names of rails in NeMo Guardrails' library, such as `self check input`."""
+"""Words in the names of the rails in the library of NeMo Guardrails, such as `self check input`."""
 
 
 def _rail_detail(name: str) -> JsonObject:
-    """Return the name of a rail; `other` for a name that is neither one word nor one of the library, since it
-    may be a text."""
+    """Return the name of a rail as a detail. A name that is neither a single word nor a name of the library
+    becomes `other`, because it is possibly a text of a user."""
     return {"rail": word(name) or (name if _RAIL_WORDS.issuperset(name.split(" ")) else "other")}
 
 
 def block_reason_verdict(feedback: Any, place: str) -> Verdict | None:
-    """Read Gemini's `promptFeedback.blockReason`, if a gateway passes it on."""
+    """Return the verdict in Gemini's `promptFeedback.blockReason`, which some gateways pass on."""
     for key in ("blockReason", "block_reason"):
         reason = word(feedback.get(key)) if isinstance(feedback, dict) else None
         if reason is not None and not reason.upper().endswith("UNSPECIFIED"):
@@ -335,7 +339,7 @@ _CODES: Final[dict[str, str | None]] = {
     "2016": "input",
     "2017": "output",
 }
-"""Codes of guardrails, in lower case, and the phase that each names (None: none)."""
+"""Error codes of guardrails, in lower case, with their phases; None if the code does not show the phase."""
 _TYPES: Final[dict[str, str | None]] = {
     "guardrails_violation": "output",
     "hooks_failed": None,
@@ -344,7 +348,7 @@ _TYPES: Final[dict[str, str | None]] = {
     "data_inspection_failed": None,
 }
 _DECISIVE_PHRASES: Final = ("Violated guardrail policy", "GUARDRAIL_INTERVENED")
-"""Texts of LiteLLM, and of Bedrock through LiteLLM, that name a guardrail and need no other sign."""
+"""Phrases of LiteLLM, and of Bedrock through LiteLLM, that show a guardrail without any other sign."""
 _PHRASES: Final = (
     "Content violates usage guidelines",
     "violates usage guidelines",
@@ -361,9 +365,10 @@ _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IG
 
 
 def error_verdict(value: Any) -> Verdict | None:
-    """Return the verdict in a guardrail's error, or None for another error.
+    """Return the verdict in an error of a guardrail; None for another error.
 
-    `value` is the whole JSON object: some gateways put the results of their guardrails beside the error.
+    `value`: the whole JSON object, because some gateways put the results of their guardrails beside the
+    error.
     """
     if not isinstance(value, dict):
         return None
@@ -388,7 +393,7 @@ def _error_in(value: JsonObject) -> tuple[JsonObject, str]:
         if isinstance(error, list) and error and isinstance(error[0], dict):
             return error[0], f"{key}[0]."
         if isinstance(error, str) and error:
-            return {**value, "message": error}, ""  # xAI puts the code beside the text.
+            return {**value, "message": error}, ""  # xAI puts the code beside the text of the error.
     groq = value.get("x_groq")
     if isinstance(groq, dict) and isinstance(groq.get("error"), str):
         return {"message": groq["error"]}, "x_groq."
@@ -417,7 +422,7 @@ def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -
         if code is None or code.lower() not in _CODES:
             continue
         if code.lower() == "content_blocked" and error.get("type") == "guardrails_violation":
-            return None  # NeMo: the error's type is more precise, and is read below.
+            return None  # The type of NeMo's error is more precise, and `_type_verdict` reads it.
         keys = ("content_filter_result", "content_filter_results")
         filters = (holder.get(key) for holder in (inner, error) for key in keys)
         category = next((c for f in filters if (c := _category_name(f, "filtered"))), None)
@@ -475,7 +480,7 @@ def _message_verdict(text: str) -> Verdict | None:
 
 
 def _phase_of(text: str) -> str | None:
-    """Return `input` or `output` if the text names only one of the two; else None."""
+    """Return `input` or `output` if the text names one of them and not the other; else None."""
     of_input, of_output = _OF_INPUT.search(text), _OF_OUTPUT.search(text)
     if (of_input is None) == (of_output is None):
         return None
