@@ -48,8 +48,7 @@ class FigureRow:
     valid_with: str
     """Name of the entry in `verdict.figures` that has the state of this figure; empty if there is none."""
     value: Callable[[_Json], float | None]
-    """Function that returns the value of the figure in a result: in seconds, as a share from 0 to 1, or in
-    the unit of the JSON."""
+    """Function that returns the value in a result: in seconds, as a share from 0 to 1, or as in the JSON."""
     has_few_samples: Callable[[_Json], bool] = lambda result: False
     """Function that returns whether the figure of a result has too few samples (IETF 5.1.4.3)."""
     percentiles: Mapping[str, float] = field(default_factory=dict)

@@ -45,8 +45,7 @@ class Tolerances:
     """Tolerated worsening of each named figure, as a share of its value in the first result."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Tolerance of each named figure. If none is named, `DEFAULT_FIGURES` or the main figures of benchmarks
-    are judged."""
+    """Tolerance of each named figure. If none is named, the default or main figures are judged."""
     default_share: float = DEFAULT_SHARE
 
     @classmethod

@@ -15,15 +15,13 @@ import msgspec
 from llmtap.json_types import JsonObject
 
 MODEL_CHARS_MAX: Final = 1_024
-"""Maximum length of a model's name that a dialect reads from an event. `exchange/bounds.py` shortens it
-further."""
+"""Maximum length of a model's name that dialects return; `exchange/bounds.py` shortens it further."""
 USAGE_TOKENS_MAX: Final = 10**8
 """Maximum number of tokens in the usage of one exchange: ten times the longest context window."""
 
 
 class EventClass(IntEnum):
-    """Primary class of an event: the first class of this list that applies. The value is its code in
-    timelines."""
+    """Primary class of an event: the first of these that applies. The value is its code in timelines."""
 
     GUARDRAIL = 0
     """The first class, because some guardrails report themselves as errors."""
@@ -40,8 +38,7 @@ class EventClass(IntEnum):
 
 
 class Word(StrEnum):
-    """Base of enumerations of words. Read the attribute `word` instead of `value`: in Python 3.11, `value`
-    costs two function calls."""
+    """Enumeration of words. Read `word` instead of `value`, which costs two function calls in Python 3.11."""
 
     def __init__(self, word: str) -> None:
         self.word = word
@@ -131,8 +128,7 @@ class ServerTime(msgspec.Struct, gc=False):
 
     name: str
     ms: float
-    """The duration as reported. `exchange/verdict.py` removes values that are negative, infinite, or longer
-    than the exchange."""
+    """The duration as reported; `exchange/verdict.py` removes invalid ones, such as negative durations."""
     where: str
     """Place of the duration: an object of an event, `header:NAME` or `trailer:NAME`."""
     path: str | None = None
@@ -181,8 +177,7 @@ class Delta(msgspec.Struct, gc=False):
     verdict: Verdict | None = None
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1
-    """Reading of the server's own clock at this event's last token, in ns since a moment that the server
-    chose; -1 if not reported."""
+    """Server's clock at the last token of the event, in ns since any moment; -1 if not reported."""
     retry: bool = False
     """A gateway restarted the answer: after output, a second role event came with a new id or model."""
     done: bool = False

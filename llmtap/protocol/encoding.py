@@ -18,11 +18,11 @@ from llmtap.errors import PeerProtocolError
 DECODED_BYTES_MAX: Final = 256 << 20
 """Maximum decoded size of one body: a million tokens, streamed at 250 bytes each."""
 RATIO_MAX: Final = 250
-"""Maximum ratio of decoded to coded bytes. Streams of near-identical chunks reach about 50; deflate cannot
-exceed 1,032."""
+"""Maximum ratio of decoded to coded bytes. Streams of similar chunks reach about 50, deflate at most
+1,032."""
 RATIO_FREE_BYTES: Final = 256 << 10
-"""Decoded size up to which the ratio is not limited: the first few coded bytes of a stream can have a high
-ratio by chance."""
+"""Decoded size up to which the ratio is not limited, because it is high by chance at the start of a
+stream."""
 CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
 """Maximum number of decoded bytes that are returned at once, so that parsing them takes only a few ms."""
@@ -107,8 +107,7 @@ class Decoder:
             raise DecodeError(
                 f"the body has {len(names)} content codings, and at most {CODINGS_MAX} are allowed"
             )
-        # RFC 9110 8.4: codings are listed in the order in which they were applied, so decode the last one
-        # first.
+        # RFC 9110 8.4: codings stand in the order in which they were applied, so decode the last one first.
         self._stages = [_stage_of(n) for n in reversed(names)]
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
         self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
@@ -241,8 +240,7 @@ class _Brotli:
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         decompressor = self._decompressor
         try:
-            # In brotli 1.2, output can remain although `can_accept_more_data` is true, so read until a piece
-            # is empty.
+            # In brotli 1.2, output can remain even if `can_accept_more_data`, so read until a piece is empty.
             while piece := decompressor.process(data, output_buffer_limit=PIECE_BYTES):
                 budget.take(len(piece))
                 yield piece

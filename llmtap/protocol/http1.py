@@ -25,8 +25,8 @@ LENGTH_DIGITS_MAX: Final = 18
 SIZE_DIGITS_MAX: Final = 15
 """Maximum number of digits of a chunk size after its leading zeros."""
 LINE_BYTES_MAX: Final = 8_192
-"""Maximum length of a chunk-size line with its extensions, or of a trailer line. nginx has the same limit for
-header lines."""
+"""Maximum length of a chunk-size line with its extensions, or of a trailer line; nginx's limit for header
+lines."""
 EXTENSION_BYTES_MAX: Final = 16_384
 """Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks. A
 body that consists of extensions would take much time to parse without any payload."""
@@ -45,8 +45,7 @@ _EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NA
 _SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
-# `_SIZE_LINE_PART` and `_TRAILER_LINE_PART` match any beginning of such a line, because a read can end in a
-# line.
+# `_SIZE_LINE_PART` and `_TRAILER_LINE_PART` match any beginning of a line, because a read can end in a line.
 _SIZE_LINE_PART: Final = re.compile(
     rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
@@ -107,8 +106,8 @@ NO_TRAILER_WORDS: Final = frozenset(
 """A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is also a credential,
 an identity or a route, so it must not be a trailer. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Fields that no message may have as trailers: a recipient that merges them into the head would find another
-end of the message."""
+"""Fields that no message may have as trailers: if a recipient merges them, it finds another end of the
+message."""
 NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",
@@ -121,8 +120,7 @@ NEVER_REMOVED: Final = frozenset(
         b"upgrade",
     }
 )
-"""Fields that are not removed even if Connection names them: the next hop needs them, or the relay has its
-own rule for them."""
+"""Fields that stay even if Connection names them: the next hop needs them, or the relay has its own rule."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
 # Kinds of fields by their meaning for framing and routing. `_seen_kinds` caches the kind by the name as sent,
 # so that a known name costs one dict access.
@@ -138,8 +136,7 @@ _KINDS: Final = {
 _seen_kinds: dict[bytes, int] = {}
 _seen_hosts: set[bytes] = set()
 SEEN_MAX: Final = 1_024
-"""Maximum number of entries of `_seen_kinds` and of `_seen_hosts`: a peer that sends more spellings costs
-time, but no memory."""
+"""Maximum number of entries of `_seen_kinds` and of `_seen_hosts`, so that peers cannot fill the memory."""
 
 
 def _kind_of(name: bytes) -> int:
@@ -156,8 +153,7 @@ class Framing(Enum):
     CLOSE = 3
 
 
-# Module-level names of the members, because access through the Enum costs as much as a small call in Python
-# 3.11.
+# Module-level names, because access to a member of an Enum costs as much as a small call in Python 3.11.
 _NONE, _BY_LENGTH, _CHUNKED, _CLOSE = Framing
 
 # Compiled parsers of plain heads, which need none of the rules below; None without compiled code. They accept
@@ -223,8 +219,8 @@ def sole_value(headers: Headers, name: bytes) -> bytes | None:
 
 
 def spelling_key(name: bytes) -> bytes:
-    """Return a key that is equal for names which CGI and WSGI do not distinguish (RFC 3875 4.1.18):
-    `x-tenant` for `X_Tenant`."""
+    """Return the name of a field as CGI and WSGI distinguish names (RFC 3875 4.1.18): `x-tenant` for
+    `X_Tenant`."""
     return name.lower().replace(b"_", b"-")
 
 
@@ -457,8 +453,7 @@ def _stays_open(is_11: bool, connection: tuple[bytes, ...]) -> bool:
 
 
 def _content_length(values: list[bytes], status: int = 400) -> int:
-    # RFC 9110 8.6 allows a recipient to merge equal values. Refuse them, because others read them
-    # differently.
+    # RFC 9110 8.6 allows to merge equal values. Refuse them, because recipients read them differently.
     value = values[0]
     if len(values) > 1 or not value.isdigit() or not value.isascii() or len(value) > LENGTH_DIGITS_MAX:
         problem = f"expected one Content-Length with at most {LENGTH_DIGITS_MAX} digits"
@@ -468,8 +463,7 @@ def _content_length(values: list[bytes], status: int = 400) -> int:
 
 class BodyScanner(Protocol):
     def feed(self, data: bytes) -> int:
-        """Scan the next bytes. Return -1 if the body continues, else the offset in `data` at which it
-        ends."""
+        """Scan the next bytes. Return -1 if the body continues, else the offset in `data` of its end."""
         ...
 
 
@@ -496,16 +490,15 @@ class CloseScanner:
 
 
 _SIZES: dict[bytes, int] = {}
-"""Cache of sizes by chunk-size line without extensions: a stream of tokens repeats a few dozen of these
-lines."""
+"""Cache of sizes by chunk-size line without extensions. A stream of tokens repeats a few dozen of them."""
 _SIZES_MAX: Final = 4_096
 
 
 class ChunkedScanner:
     """Scanner of a chunked body with its trailers (RFC 9112 7.1). Each line must end in CR LF. If a read ends
     in a line, the part so far is checked, so that no byte of a malformed line is forwarded. `refused`: names
-    of refused trailers, as `spelling_key` returns them. `refused_words`: trailers with one of these words in
-    the name are refused, too."""
+    of refused trailers, as `spelling_key` returns them. `refused_words`: words that refused trailers have in
+    their names."""
 
     __slots__ = (
         "_extension_bytes",
@@ -554,8 +547,8 @@ class ChunkedScanner:
         return b""
 
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """Do the same as `BodyScanner.feed`, and append the payload to `pieces`. Raises PeerProtocolError at
-        the first malformed byte."""
+        """Scan as `BodyScanner.feed`, and append the payload to `pieces`. Malformed bytes raise
+        PeerProtocolError."""
         at, end, left = 0, len(data), self.left
         while True:
             if left:

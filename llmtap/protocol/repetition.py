@@ -24,21 +24,20 @@ from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
 BLOCK_BYTES_MAX: Final = 4_096
-"""Maximum size of a recognised event, which bounds the memory of a run. An event with one token is much
+"""Maximum size of a recognised event; it bounds the memory of a run. An event with one token is much
 smaller."""
 _BEFORE_VALUE: Final = (b'":', b'": ')
 """Bytes before the value of a member. The probe shows whether this value is the text of the event."""
 LOOSE_MAX: Final = 3
-"""Maximum number of loose values (`Repetition`) of an event, because each is checked in every event. No known
-server sends more."""
+"""Maximum number of loose values of an event, because each is checked every time. No known server sends
+more."""
 _SIZE_LINES: Final = {
     len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
 }
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOAD_SIZES: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _EVENTS_WORTH_SEARCH: Final = 16
-"""A search is vain if the next one follows after fewer events. It takes the time that its result saves in
-about five events."""
+"""A search is vain if the next one follows after fewer events. It takes the time of parsing about five."""
 _VAIN_SEARCHES_MAX: Final = 8
 """Number of vain searches in one stream after which no more searches are made."""
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
@@ -62,10 +61,9 @@ class Repetition(msgspec.Struct, gc=False):
     """
 
     opening: bytes
-    """All bytes before the first value (a loose value or the text), including the opening quote of the
-    value."""
+    """All bytes before the first value (a loose value or the text), including its opening quote."""
     closing: bytes
-    """All bytes after the last value, including the closing quote of the value."""
+    """All bytes after the last value, including its closing quote."""
     delta: Delta
     """Delta of the event without its text."""
     chunk_end: bytes
@@ -73,13 +71,12 @@ class Repetition(msgspec.Struct, gc=False):
     ahead: _Loose = ()
     """For each loose value before the text: the fixed bytes after it, and whether it is a string."""
     beyond: _Loose = ()
-    """For each loose value after the text, from the last to the first: the fixed bytes before it, and whether
-    it is a string."""
+    """For each loose value after the text, the last one first: the fixed bytes before it, and whether it is a
+    string."""
     names: frozenset[str] = frozenset()
     """Names of the members that have the loose values."""
     sample: bytes = b""
-    """The event in which the loose values were found, without its text; empty if there are no loose
-    values."""
+    """The event in which the loose values were found, without its text; empty without loose values."""
 
     @property
     def fixed(self) -> Fixed:
@@ -110,8 +107,8 @@ class Repetition(msgspec.Struct, gc=False):
             return ""
 
     def _text_span(self, data: bytes, start: int, end: int) -> tuple[int, int]:
-        """Check each loose value, and return the start and the end of the text. Raises ValueError if a check
-        fails. It also fails if a value contains the bytes of a fixed part, so a wrong text is never
+        """Check each loose value, and return the start and end of the text. Raises ValueError if a check
+        fails; it also fails if a value contains the bytes of a fixed part, so a wrong text is never
         returned."""
         for fixed, is_string in self.ahead:
             stop = data.index(fixed, start, end)
@@ -167,8 +164,7 @@ def _is_alike(probe: bytes, candidate: Repetition, read_event: Callable[[SseEven
 
 
 def _member_spans(block: bytes) -> dict[str, bytes]:
-    """Return the members of the object in a block with the bytes of their values; {} if there is no
-    object."""
+    """Return the members of the object in a block, with the bytes of their values; {} without an object."""
     events = SseParser().feed(block)
     if len(events) != 1 or events[0].data is None:
         return {}
@@ -256,8 +252,7 @@ class Reader(Protocol):
 
 
 class RepetitionFinder:
-    """Finds the repeated event of one stream. It stops searching after too many vain searches, after which
-    the event was not repeated."""
+    """Finds the repeated event of one stream. After too many vain searches it stops searching."""
 
     __slots__ = ("_previous", "_search_offset", "_vain_searches_left", "repetition")
 
@@ -265,15 +260,14 @@ class RepetitionFinder:
         self.repetition: Repetition | None = None
         """The event that is probably repeated; None after an event of another kind."""
         self._previous: Repetition | None = None
-        """The previous repetition, even if it is not repeated any more; values that differ from it are
-        loose."""
+        """The previous repetition, even if its event is not repeated now: values that differ are loose."""
         self._search_offset = 0
         """Offset in the body at which the previous search was made."""
         self._vain_searches_left = _VAIN_SEARCHES_MAX
 
     def search(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
-        """Set `repetition` to that of `block`, which holds one repeatable event. `offset`: offset in the body
-        at which the block ends."""
+        """Set `repetition` to that of a block with one repeatable event. `offset`: end of the block in the
+        body."""
         if not self._vain_searches_left or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
             return
         if offset - self._search_offset < _EVENTS_WORTH_SEARCH * len(block):
@@ -291,8 +285,8 @@ TEXTS_BYTES_MAX: Final = 6 << 10
 RUN_BYTES: Final = 16 << 10
 """Maximum memory of a run: 25 bytes for each of 256 events (in Python: 150 for each of 64), and the texts."""
 RUN_BLOCKS: Final = 6
-"""Number of copies of the repeated block in memory: three in the fields of the repetition, and three in those
-of the previous one."""
+"""Number of copies of the repeated block in memory: three in the repetition, and three in the previous
+one."""
 
 RunColumns = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
 """Columns with one value for each event of a run: `t_ns` and `added_ns` of its read, size of its block in
@@ -300,8 +294,7 @@ bytes, 1 if its text is only white space, and its text if texts are stored."""
 
 
 class TokenRun(Protocol):
-    """Repeated events that are collected, so that they can be logged together when the run is `full` or an
-    event of another kind comes."""
+    """Repeated events that are logged together, when the run is `full` or an event of another kind comes."""
 
     keeps_texts: bool
     """Whether the run stores the texts of its events. Change this only while the run is empty."""
@@ -312,8 +305,7 @@ class TokenRun(Protocol):
     def full(self) -> bool: ...
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
-        """Add the event of a read if the read is exactly one repetition with a text. Return whether it
-        was."""
+        """Add the event of a read that is exactly one repetition with a text. Return whether it is."""
 
     def take(self) -> RunColumns:
         """Return the columns of the events and empty the run, which must have an event."""

@@ -29,8 +29,7 @@ SERVER_TIMES: Final = (
     "unnamed",
 )
 """Common names of durations. `ttft_from_schedule` does not include the time in the queue. `total` is the
-duration of the whole request at the reporting server; in a header, the time until the server sent the
-head."""
+duration of the whole request at this server; in a header, the time until the server sent the head."""
 
 _MS_PER: Final = {"ms": 1.0, "s": 1e3, "us": 1e-3, "ns": 1e-6}
 UNITS: Final = tuple(_MS_PER)
@@ -93,8 +92,8 @@ _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"x-envoy-upstream-service-time": ("total", "ms"),
     b"fireworks-server-time-to-first-token": ("ttft", "s"),
     b"fireworks-server-processing-time": ("total", "s"),
-    # TGI. Two of its headers are not read: x-compute-time repeats x-total-time, and x-validation-time is not
-    # spent on tokens.
+    # TGI. x-compute-time, which repeats x-total-time, and x-validation-time, which is no work on tokens, are
+    # not read.
     b"x-queue-time": ("queue", "ms"),
     b"x-inference-time": ("inference", "ms"),
     b"x-time-per-token": ("mean_itl", "ms"),
@@ -141,8 +140,8 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
 
 
 def clock_ns(timings: Any) -> int:
-    """Return the reading of llama.cpp's clock at a token, in ns since decoding began, from its `timings`; -1
-    if not reported."""
+    """Return llama.cpp's clock at a token from its `timings`, in ns since decoding began; -1 if not
+    reported."""
     return duration_clock_ns(timings.get("predicted_ms") if isinstance(timings, dict) else None, "ms")
 
 

@@ -26,8 +26,8 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
-"""Maximum size of an event; a longer event is skipped. The longest known events, with audio or tool
-arguments, have about 1 MB."""
+"""Maximum size of an event; a longer event is skipped. Known events have up to about 1 MB (audio,
+arguments)."""
 _LINE_BYTES: Final = 48
 """Memory that a data line takes in addition to its bytes."""
 
@@ -76,7 +76,7 @@ class SseParser:
         self.skipped = 0
         """Number of blocks that were skipped."""
         self.idle = True
-        """Whether no line or block has begun, and the stream has no special line ends."""
+        """Whether no line or block has begun, and the previous line did not end in CR."""
         self._event_bytes_max = event_bytes_max
         self._bom = b""
         """First bytes of the body, while they can still become a byte order mark."""
@@ -268,8 +268,7 @@ class SseParser:
             elif line == b"event":
                 self._event = b""
             elif line.startswith(b"error:"):
-                # The standard has no field `error`. llama.cpp sent errors in it before
-                # ggml-org/llama.cpp#16109.
+                # Not in the standard: llama.cpp sent errors so before ggml-org/llama.cpp#16109.
                 self._event = b"error"
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
@@ -395,8 +394,7 @@ class MessageStreamParser:
 
     @property
     def skipped(self) -> int:
-        """Number of messages whose headers or payload could not be read, and of skipped events in
-        payloads."""
+        """Number of messages with invalid headers or payload, and of skipped events in payloads."""
         return self._skipped + (0 if self._part_parser is None else self._part_parser.skipped)
 
     @property
@@ -405,8 +403,8 @@ class MessageStreamParser:
         return len(self._buffer) + len(self._first_payloads or b"") + parts
 
     def drop(self) -> None:
-        """Release the memory of the unfinished message and stop parsing: nothing marks where the next message
-        begins."""
+        """Release the memory of the unfinished message, and stop parsing: the next message has no start
+        mark."""
         self.broken = True
         self._buffer.clear()
         self._first_payloads = None
@@ -414,8 +412,7 @@ class MessageStreamParser:
             self._part_parser.drop()
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """Return the events of the messages that these bytes complete. An invalid message ends the
-        parsing."""
+        """Return the events of the messages that these bytes complete. An invalid message ends parsing."""
         out: list[SseEvent] = []
         buffer = self._buffer
         buffer += data
@@ -466,8 +463,7 @@ class MessageStreamParser:
         if names.get(b":event-type") != _PART_NAME:
             return [self._event(names, payload, start)]
         if self._first_payloads is not None:
-            # The format of the payloads is not known yet. A complete JSON object is an event, even if no end
-            # of a line follows.
+            # The format is not known yet. A complete JSON object is an event, even without a line end.
             payload, self._first_payloads = (self._first_payloads + payload).lstrip(), b""
             if payload.startswith(_SSE_FIELDS):
                 self._part_parser, self._first_payloads = SseParser(), None
@@ -495,8 +491,7 @@ class MessageStreamParser:
         except (ValueError, TypeError, RecursionError, binascii.Error):
             self._skipped += 1
             part = payload
-        # The decoded bytes are one event in the dialect of the model. If they are invalid, return the
-        # payload.
+        # The decoded bytes are one event in the dialect of the model; if invalid, return the payload.
         return SseEvent(start, self.offset, part)
 
 

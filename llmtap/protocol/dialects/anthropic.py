@@ -1,6 +1,7 @@
-"""Read Anthropic's Messages stream and whole messages as Deltas.
+"""Read streams and whole messages of Anthropic's Messages API as Deltas.
 
-Input is counted at the start and often nowhere else, without cached tokens. There is no `[DONE]`.
+The number of input tokens comes at the start, often only there, and without cached tokens. There is no
+`[DONE]`.
 
 Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-streaming.
 """
@@ -49,7 +50,7 @@ class Anthropic(shapes.ObjectReader):
         self._id = ""
         self._start_counts = UsageCounts()
         self._last_message_delta: Delta | None = None
-        """The last `message_delta` with counts; its counts are final if no later one has the stop reason."""
+        """The latest `message_delta` with counts, which are the total if no stop reason follows."""
         self._has_output = False
         self._has_stopped = False
         self._has_total = False
@@ -106,7 +107,7 @@ class Anthropic(shapes.ObjectReader):
             return Delta(EventClass.METADATA)
         kind, text = _TEXTS[key], delta[key]
         if not text:
-            # An empty piece begins the arguments of a call. Other empty pieces mean nothing.
+            # An empty piece of arguments shows that a call begins. Other empty pieces have no meaning.
             return Delta(kind if kind is EventClass.TOOL_CALL else EventClass.METADATA)
         self._has_output = True
         piece = shapes.piece(kind, text)
@@ -119,14 +120,13 @@ class Anthropic(shapes.ObjectReader):
         counts = _counts(message.get("usage"))
         if counts is not None:
             self._start_counts = counts
-            # Drop the output count: `message_start` reports one to four output tokens before any output
-            # exists.
+            # `message_start` reports one to four output tokens before there is any output: drop them.
             counts = UsageCounts(counts.input, None, None, counts.cached, counts.refused)
         delta = shapes.gather((), (EventClass.ROLE,), counts=counts)
         delta.usage_running = counts is not None
         now, model = shapes.text_of(message.get("id"))[: shapes.ID_CHARS_MAX], self._model
         self._set_model(delta, message.get("model"))
-        # A gateway that starts again sends another `message_start` after output (BerriAI/litellm#38153).
+        # To restart an answer, a gateway sends another `message_start` (BerriAI/litellm#38153).
         delta.retry = self._has_output and (now != self._id or delta.model not in (None, model))
         self._id = now
         return delta

@@ -1,8 +1,9 @@
-"""Read the texts of Bedrock's InvokeModel, and the reports of its guardrails in answers of any dialect.
+"""Read the texts of Bedrock's InvokeModel, and the reports of Bedrock's guardrails in answers of any dialect.
 
-InvokeModel's texts are those of Titan, Llama and Mistral. Nova streams the events of Converse, which is a
-table; chunks of other models are events of their own dialect. In each of them the action of a guardrail may
-stand at the top of any event, and a trace of it in the last: `add_guardrail` reads both.
+The class here reads InvokeModel's answers of Titan, Llama and Mistral. Nova sends the events of Converse,
+whose dialect is a table; other models send events of their own dialects. In all these dialects, any event can
+have the action of a guardrail at its top, and the last event a trace of the guardrail: `add_guardrail` reads
+action and trace.
 
 Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock userguide, model-parameters.
 """
@@ -19,7 +20,7 @@ from llmtap.protocol.sse import SseEvent
 
 
 def _trace_verdict(trace: Any) -> Verdict | None:
-    """Return the verdict in a guardrail's trace; None if no part of the guardrail acted."""
+    """Return the verdict in the trace of a guardrail; None if the guardrail did not act."""
     guardrail = trace.get("guardrail") if isinstance(trace, dict) else None
     phase, acted = verdicts.phase_of_trace(guardrail)
     if acted == "redacted":
@@ -45,7 +46,7 @@ class BedrockText(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self._input_members: JsonObject = {}
-        """Tokens of the prompt, which only the first event counts."""
+        """Member with the number of prompt tokens, stored because only the first event has it."""
         self._running_count = RunningCount()
 
     @staticmethod
@@ -97,16 +98,16 @@ def _first_member(value: JsonObject, names: tuple[str, ...]) -> Any:
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
-"""Bytes that every event with a guardrail's action contains. Events without them are not passed to
-`add_guardrail`, which would decode them again."""
+"""Bytes that every event with the action of a guardrail contains. Events without these bytes are not passed
+to `add_guardrail`, which decodes its event a second time."""
 _GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
 
 
 def add_guardrail(delta: Delta, data: bytes) -> None:
-    """Add the action of a guardrail to the Delta of the event, or body, that has it.
+    """Add the verdict of a guardrail's action or trace in an event or body (`data`) to its Delta.
 
-    The action replaces the verdict of a finish reason, unless the action does not show whether the guardrail
-    assessed input or output. A text in the same event replaces the answer and is no output.
+    This verdict replaces that of a finish reason, unless it does not show whether the guardrail assessed
+    input or output. If the guardrail replaced the answer, the text of the event is no output.
     """
     root = read_json(data)
     if not isinstance(root, dict):
@@ -130,7 +131,7 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
         delta.output = delta.content = delta.blank = delta.reasoning = delta.tool_call = False
         delta.text, delta.choices, delta.tokens, delta.token_source = "", (), -1, TokenSource.NONE
     elif delta.event_class > EventClass.CONTENT:
-        # A guardrail's Delta may have only the text of content, and this event has none: its text is
-        # reasoning or a tool call.
+        # The text of a Delta with the class GUARDRAIL must be content (`Delta.text`). This event has no
+        # content, so its text is that of reasoning or of a call: remove it.
         delta.text = ""
     delta.event_class, delta.also = EventClass.GUARDRAIL, tuple(c for c in kept if c < EventClass.METADATA)

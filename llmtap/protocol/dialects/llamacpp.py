@@ -1,5 +1,5 @@
-"""Read the native API of llama.cpp (`/completion`) as Deltas: a text, its token ids, the server's timings,
-and no end marker.
+"""Read the native API of llama.cpp (`/completion`) as Deltas. Its events have a text, token ids and the
+timings of the server; there is no end mark.
 
 Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp; docs/dialects.md.
 """
@@ -14,7 +14,7 @@ from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
 
 _STOPPED: Final = {"stopped_eos": "eos", "stopped_word": "word", "stopped_limit": "limit"}
-"""Fields in which older servers report why an answer ended, with the reason."""
+"""Fields in which older servers report why an answer ended, with the finish reason that each field means."""
 
 
 class LlamaCpp(shapes.ObjectReader):
@@ -26,8 +26,7 @@ class LlamaCpp(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self._lists_tokens = False
-        """Whether events list their tokens. The running count is then not used: at the end it counts one
-        token more."""
+        """Whether events list their tokens. Then the running count is not used: its end is one too high."""
         self._predicted_count = RunningCount()
 
     @staticmethod
@@ -62,7 +61,7 @@ class LlamaCpp(shapes.ObjectReader):
         timings = value["timings"] if isinstance(value.get("timings"), dict) else {}
         self._add_tokens(value, timings, delta, index)
         if delta.tokens > 0 and not delta.output:
-            # The event has tokens, but they do not complete a character yet.
+            # The tokens of the event do not complete a character yet, but they are output.
             delta.output, delta.choices = True, (index,)
         if value.get("stop") is True:
             self._read_end(value, timings, delta)
@@ -97,5 +96,5 @@ class LlamaCpp(shapes.ObjectReader):
         names = ("tokens_predicted", "tokens_evaluated")
         shapes.add_counts(delta, counts, timings or {name: value.get(name) for name in names})
         delta.usage_running = counts is not None and self._predicted_count.has_several_choices
-        # Leave out the mean: it is the sum divided by the count, and both are reported, too.
+        # Leave out the mean, because the durations and counts from which it is computed are reported, too.
         delta.server_times = tuple(t for t in object_times("timings", timings) if t.name != "mean_itl")

@@ -1,7 +1,7 @@
 """Read OpenAI's chat completions as Deltas: chunks of a stream, and whole answers.
 
-A chunk with one piece of one choice takes a short path (`_read_usual`); everything else goes through
-`_read`. `InlineThinking` takes out thinking that a server left in the content.
+`_read_usual` is a short path for chunks with one piece of one choice; `_read` reads all other chunks.
+`InlineThinking` separates thinking that a server left in the content.
 
 Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
 """
@@ -35,7 +35,7 @@ from llmtap.protocol.verdicts import filters_verdict, refusal_verdict
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """`delta` of a chunk, or `message` of a whole answer. Fields of type Any are checked before use."""
+    """`delta` of a chunk, or `message` of a whole answer. The types of the fields are checked before use."""
 
     content: Any = None
     role: Any = None
@@ -52,7 +52,7 @@ class _Delta(msgspec.Struct, gc=False):
     token_id: Any = None
     extra_content: Any = None
     type: Any = None
-    """`think` or `text` (Jina)."""
+    """Type of the content, which only Jina sends: `think` or `text`."""
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -86,7 +86,7 @@ _ID_CHARS_MAX: Final = 128
 
 
 _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"').search
-"""Finds the chunks of Perplexity's concise streams that repeat the output of a stage and add its usage."""
+"""Matches chunks of Perplexity's concise streams that repeat the output of a stage, and add its usage."""
 
 
 class OpenAIChat(ChoicesReader):
@@ -102,7 +102,7 @@ class OpenAIChat(ChoicesReader):
         super().__init__()
         self._id = ""
         self._no_thinking: set[int] = set()
-        """Choices with content in which no thinking can follow."""
+        """Indexes of the choices in whose content no (more) thinking can follow."""
         self._thinking: dict[int, InlineThinking] = {}
         self._repeat_match: re.Match[bytes] | None = None
 
@@ -119,7 +119,7 @@ class OpenAIChat(ChoicesReader):
         return int(path.endswith("/chat/completions"))
 
     def read_event(self, event: SseEvent) -> Delta:
-        """Return the Delta of an event, by the short path (`_read_usual`) if its chunk allows that."""
+        """Return the Delta of an event, by the short path (`_read_usual`) if possible."""
         data = event.data
         if data is None or not (data.startswith(b"{") or is_object(data)):
             return read_non_object(event)
@@ -137,8 +137,7 @@ class OpenAIChat(ChoicesReader):
         return self._read(chunk, data, event.event, streamed=True)
 
     def _read_usual(self, choice: _Choice, usage: JsonObject | None) -> Delta | None:
-        """Return the Delta of a chunk with one piece of one unfinished choice; None if the chunk is, or may
-        be, anything else."""
+        """Return the Delta of a chunk that certainly has one piece of one unfinished choice; else None."""
         delta = choice.delta
         if (
             delta is None
@@ -185,8 +184,7 @@ class OpenAIChat(ChoicesReader):
         return out
 
     def _add_running_usage(self, delta: Delta, index: int, usage: JsonObject) -> bool:
-        """Add a running usage to a Delta; return False if `usage` may be something other than a running
-        count."""
+        """Add a running usage to a Delta. Return False if `usage` is not certainly a running count."""
         counts = read_usage(usage) if self._running_count.is_running and not delta.also else None
         if counts is None or not counts.output:
             return False
@@ -199,7 +197,7 @@ class OpenAIChat(ChoicesReader):
 
     def _begin(self, chunk: _Chunk, data: bytes) -> None:
         self._repeat_match = None if chunk.usage is None else _repeats(data)
-        if self._running_count.is_running is None:  # No choice of the answer was read yet.
+        if self._running_count.is_running is None:  # This is the first chunk with choices.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
                 self._running_count.is_running = False  # Gemini's totals are not in step with the text.
@@ -209,7 +207,7 @@ class OpenAIChat(ChoicesReader):
             delta.usage_running = self._repeat_match[1] == b"reasoning"
             self._repeat_match = None
         if delta.event_class is EventClass.ROLE and self._no_thinking:
-            # A role in the middle begins another attempt if the model or the id has changed.
+            # After content, a role begins another attempt of the gateway if the model or the id has changed.
             was, self._id = self._id, _id_of(data) or self._id
             other = chunk.model and chunk.model[:MODEL_CHARS_MAX] != self._model
             delta.retry = bool(other or (was and was != self._id))
@@ -218,7 +216,7 @@ class OpenAIChat(ChoicesReader):
         self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool
     ) -> None:
         index = choice.index
-        # A choice may hold the same piece in two members: then read only `delta` (dialects.md section 3).
+        # Some servers send a piece in `delta` and in `message`: read only `delta` (dialects.md section 3).
         delta, field = choice.delta, "delta"
         if self._repeat_match is not None:
             delta = _EMPTY_DELTA
@@ -254,7 +252,7 @@ class OpenAIChat(ChoicesReader):
             return
         content, refusal, audio = delta.content, text_of(delta.refusal), delta.audio
         for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
-            # Perplexity: only the thought of a step is output, not its searches and their results.
+            # Of Perplexity's steps, only the thought is output, not the searches and their results.
             if thought := text_of(step.get("thought") if isinstance(step, dict) else None):
                 findings.add_piece(index, EventClass.REASONING, thought)
                 if findings.cut:
@@ -282,7 +280,7 @@ class OpenAIChat(ChoicesReader):
                     break
 
     def _read_content(self, text: str, index: int, findings: Findings, *, thought: bool) -> None:
-        """Add a piece of content, which may be thinking that the server left in it."""
+        """Add a piece of content, which can include thinking. `thought`: the whole piece is thinking."""
         if index in self._no_thinking:
             thinking = None
             reasoning, content = "", text
@@ -314,8 +312,7 @@ class OpenAIChat(ChoicesReader):
             self._no_thinking.add(index)
 
     def _read_parts(self, parts: list[Any], index: int, path: str, findings: Findings) -> None:
-        """Add the parts of a content array: texts, refusals, and thinking, which is itself an array of texts
-        (Mistral)."""
+        """Add the parts of a content array: texts, refusals, and thinking (for Mistral an array of texts)."""
         for i, part in enumerate(parts):
             if findings.cut:
                 break
@@ -341,7 +338,7 @@ def _is_thought(extra: Any) -> bool:
 
 
 def _reasoning_text_of(delta: _Delta) -> Any:
-    """Return the thinking beside the content, from the field in which the server puts it."""
+    """Return the thinking in a delta, which servers put into different fields."""
     thinking = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
     if thinking or not isinstance(delta.reasoning_details, list):
         return thinking
@@ -360,8 +357,7 @@ def _part_outputs(part: JsonObject) -> Iterator[tuple[EventClass, str]]:
 
 
 def _arguments_fragment(call: Any) -> str | None:
-    """Return the arguments in a usual piece of a call ("" if it has only the name); None for any other
-    piece."""
+    """Return the arguments in a piece of a call: "" if it has only the name, None in an unusual form."""
     function = call.get("function") if type(call) is dict else None
     if type(function) is not dict:
         return None
@@ -370,7 +366,7 @@ def _arguments_fragment(call: Any) -> str | None:
 
 
 def _called_functions(delta: _Delta) -> Iterator[JsonObject]:
-    """Yield the function of each call of this delta; {} if the call has none."""
+    """Yield the function of each call in a delta; {} for a call without a function."""
     if isinstance(delta.tool_calls, list):
         for call in delta.tool_calls:
             if isinstance(call, dict):
@@ -384,23 +380,22 @@ _OPENING: Final = ("<think>", "<thought>", "<thinking>")
 
 
 class InlineThinking:
-    """Takes thinking (`<think>...</think>` at the start) out of the content of one choice. Servers without a
-    reasoning parser (llama.cpp, MLX) and Gemini's compatible form send it. The markers do not count as text.
-    The possible beginning of a marker is held until it is known whether a marker follows. A marker after the
-    start of the content is text."""
+    """Separates thinking (`<think>...</think>` at the start) from the content of one choice. Servers without
+    a reasoning parser (llama.cpp, MLX) and Gemini's OpenAI-compatible API send it. Markers are no text,
+    except after the start of the content. A possible beginning of a marker is stored until the next piece."""
 
     __slots__ = ("_end_marker", "_held_text", "settled")
 
     def __init__(self) -> None:
         self.settled = False
-        """Treat the rest of this choice as content."""
+        """Whether the rest of the choice is content."""
         self._end_marker = ""
-        """Marker that ends the current thinking; empty outside of thinking."""
+        """Marker that ends the current thinking; empty outside thinking."""
         self._held_text = ""
-        """Text that may be the beginning of a marker."""
+        """Text that is possibly the beginning of a marker."""
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Return `(reasoning, content)` of the next piece of content."""
+        """Return the thinking and the content in the next piece: `(reasoning, content)`."""
         if self.settled:
             return "", text
         text = self._held_text + text
@@ -423,7 +418,7 @@ class InlineThinking:
         return "", text
 
     def close(self) -> tuple[str, str]:
-        """Return `(reasoning, content)` of the text that is held at the end: an unfinished marker is text."""
+        """Return `(reasoning, content)` of the stored text at the end: an unfinished marker is text."""
         held, self._held_text = self._held_text, ""
         return (held, "") if self._end_marker else ("", held)
 
@@ -433,7 +428,7 @@ class InlineThinking:
         if at >= 0:
             self.settled = True
             return text[:at], text[at + len(closing) :]
-        # Hold the longest end of the text that is a beginning of the marker.
+        # Store the longest end of the text that is a beginning of the marker.
         for size in range(min(len(closing) - 1, len(text)), 0, -1):
             if text.endswith(closing[:size]):
                 self._held_text = text[-size:]

@@ -1,7 +1,7 @@
 """Read OpenAI's Responses and Realtime APIs as Deltas: named events, and whole responses.
 
-Each text comes twice: in pieces, and whole in a closing event. Closing events count as metadata, so that no
-text counts twice. There is no `[DONE]`.
+Each text comes twice: in pieces, and whole in an event that ends the text. The latter counts as metadata, so
+that no text counts twice. There is no `[DONE]`.
 
 Source: openai/openai-python types/responses, types/realtime.
 """
@@ -115,7 +115,7 @@ class OpenAIResponses(shapes.ObjectReader):
         if value.get("object") == "response":
             return 3
         if shapes.text_of(kind).startswith("response."):
-            # Other APIs use such names, too, but lack the members that give an event its place in a response.
+            # Other APIs use such names, too, but without the members that show the place in a response.
             return 2 if _PLACES.isdisjoint(value) else 3
         failed = kind == "error" or "error" in value or kind in _KEEPALIVES
         return int(failed and path.endswith("/responses"))
@@ -154,8 +154,8 @@ class OpenAIResponses(shapes.ObjectReader):
 
 
 class OpenAIRealtime(shapes.ObjectReader):
-    """Reader of the events of one response of a session. The session survives an `invalid_request_error`, so
-    this error is no failure of the exchange."""
+    """Reader of the events of one response in a session. The session continues after an
+    `invalid_request_error`, so this error is no failure of the exchange."""
 
     name = "openai.realtime"
     claim_max = 4
@@ -169,7 +169,7 @@ class OpenAIRealtime(shapes.ObjectReader):
         if path.endswith("/realtime"):
             known = kind in _SESSION_EVENTS or kind == "error" or kind.startswith("response.")
             return 4 if known else int("error" in value)
-        # Other APIs have events of the same names, so the claim is lower on another path.
+        # Other APIs have events with the same names, so the claim is lower on another path.
         return 2 if kind in _SESSION_EVENTS else 0
 
     def _read(self, value: JsonObject, event: SseEvent) -> Delta:
@@ -187,7 +187,7 @@ class OpenAIRealtime(shapes.ObjectReader):
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        # A whole JSON body instead of a session is a failure.
+        # A JSON body instead of a session can only be a failure.
         return shapes.failure_in(openai_shapes.read_json(body))
 
 
@@ -196,7 +196,7 @@ def _response_id(response: JsonObject) -> str | None:
 
 
 def _read_response_event(kind: str, value: JsonObject) -> Delta | None:
-    """Return the Delta of an event whose type begins with `response.`; None for all others."""
+    """Return the Delta of an event whose type (`kind`) begins with `response.`; None for other events."""
     if not kind.startswith("response."):
         return None
     if kind in _TEXTS:
@@ -218,7 +218,7 @@ def _read_response_event(kind: str, value: JsonObject) -> Delta | None:
         command = shapes.text_of(value.get("command"))
         return shapes.piece(EventClass.TOOL_CALL, command) if command else Delta(EventClass.METADATA)
     if kind.endswith(".delta") and ("_arguments" in kind or ("_call" in kind and "output" not in kind)):
-        # The arguments of a call are output, because the model writes them; the result of a tool is not.
+        # The arguments of a call are output, because the model writes them; results of tools are not.
         return _read_text(kind, EventClass.TOOL_CALL, value)
     delta = f"{kind.rpartition('.')[0]}.delta"
     return Delta(
@@ -263,7 +263,7 @@ def _read_item(item: Any) -> Delta:
 
 
 def _written_text(item: JsonObject) -> str:
-    """Return what the model wrote in a call: arguments, input, code, a patch, or shell commands."""
+    """Return the text that the model wrote in a call: arguments, input, code, a patch, or shell commands."""
     operation, action = item.get("operation"), item.get("action")
     diff = operation.get("diff") if isinstance(operation, dict) else None
     for part in (item.get("arguments"), item.get("input"), item.get("code"), diff):
@@ -275,13 +275,13 @@ def _written_text(item: JsonObject) -> str:
 
 
 def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, done: bool = False) -> Delta:
-    """Return the end of a response with its pieces. The finish reason is the status; if the response is
-    incomplete, a colon and the reason for that follow. `done`: the event with this response ends a stream."""
+    """Return the Delta of the end of a response, with its pieces. The finish reason is the status, or
+    `incomplete:REASON`. `done`: the response is in the event that ends a stream."""
     beside = [EventClass.DONE] if done else []
     verdict: Verdict | None = None
     error, details = response.get("error"), response.get("incomplete_details")
     if not isinstance(details, dict):
-        details = response.get("status_details")  # Realtime's member for error and incomplete details.
+        details = response.get("status_details")  # In Realtime, it has the error and the incomplete details.
         details = details if isinstance(details, dict) else {}
         error = error or details.get("error")
     reason = shapes.text_of(details.get("reason"))

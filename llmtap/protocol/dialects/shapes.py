@@ -1,7 +1,8 @@
-"""Shared code of all dialects except OpenAI's chat and completions: decode JSON events, build their Delta.
+"""Common code of all dialects except OpenAI's chat and completions: decode JSON events, and build their
+Deltas.
 
-`ObjectReader` is the base of their readers, those of OpenAI's Responses and Realtime included. `gather` puts
-the pieces of output of one event together.
+`ObjectReader` is the base of the readers of these dialects, including OpenAI's Responses and Realtime.
+`gather` builds the Delta of an event with several pieces of output.
 
 Source: docs/dialects.md.
 """
@@ -21,11 +22,11 @@ CHOICE_0: Final = (0,)
 ID_CHARS_MAX: Final = 128
 
 Piece = tuple[EventClass, str]
-"""A class of output, and its text; a call's name or audio has an empty text."""
+"""Class and text of a piece of output. The name of a call, and audio, have an empty text."""
 
 
 class ObjectReader:
-    """Base of readers of JSON objects; `_read` gets the object of an event. A value may be of any type."""
+    """Base of readers of JSON objects. `_read` gets the object of an event, with values of any type."""
 
     __slots__ = ("_model",)
 
@@ -49,20 +50,20 @@ class ObjectReader:
 
 
 def answers(value: Any) -> list[JsonObject]:
-    """Return the answers in a body: one object, or a list of them for several prompts."""
+    """Return the answers in a body, which is one object, or a list of objects for several prompts."""
     values = value[: openai_shapes.CHOICES_MAX] if isinstance(value, list) else [value]
     return [v for v in values if isinstance(v, dict)]
 
 
 def kind_of(value: JsonObject, event: SseEvent) -> str:
-    """Return the type of an event: its own, else that of its `event:` line, which gateways may drop."""
+    """Return the type of an event: its `type`, else its `event:` line, which some gateways drop."""
     return text_of(value.get("type")) or (event.event or b"").decode("latin-1")
 
 
 def failure_in(value: Any, name: bytes | None = None) -> Delta:
     """Return the Delta of JSON that is no event of the dialect: a failure, a ping, or an event that is not
-    understood. A failure is an `error` member, a list with one, or an object that its event name, its type or
-    a guardrail's code marks as an error."""
+    understood. A failure is an object with a member `error`, a list with such an object, or an object that is
+    marked as an error by its event name, its type, or the code of a guardrail."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]  # Google's services send their errors in a list.
     if not isinstance(value, dict):
@@ -83,6 +84,7 @@ def failure_in(value: Any, name: bytes | None = None) -> Delta:
 
 
 def counts_of(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
+    """Return the counts; None if they count no tokens and none of them is invalid."""
     counts = openai_shapes.read_counts(of_input, of_output, reasoning, cached)
     return counts if counts.input or counts.output or counts.refused else None
 
@@ -94,7 +96,7 @@ def add_counts(delta: Delta, counts: UsageCounts | None, usage: JsonObject) -> N
 
 
 def piece(kind: EventClass, text: str, choices: tuple[int, ...] = CHOICE_0, *, audio: bool = False) -> Delta:
-    """Return the Delta of an event that carries one piece of output and nothing else."""
+    """Return the Delta of an event that carries only one piece of output."""
     if kind is EventClass.CONTENT:
         blank = not audio and text.isspace()
         return Delta(kind, 0, True, not blank, blank, False, text, choices)
@@ -115,10 +117,10 @@ def gather(
     counts: UsageCounts | None = None,
     usage: Any = None,
 ) -> Delta:
-    """Return one Delta of all content of an event, or of a whole answer.
+    """Return the Delta of an event, or of a whole answer, from all that was read of it.
 
-    `beside`: classes other than those of the pieces. `signal`: name of the field of `reason`. `verdict` adds
-    the class GUARDRAIL, and `counts`, read from `usage`, the class USAGE.
+    `beside`: further classes of the event. `reason`: finish reason; `signal`: name of its field. `verdict`
+    adds the class GUARDRAIL, and `counts`, which were read from `usage`, add the class USAGE.
     """
     findings = openai_shapes.Findings()
     for kind, text in pieces:
@@ -137,7 +139,7 @@ def gather(
 
 
 def merge_deltas(deltas: Sequence[Delta], choices: tuple[int, ...]) -> Delta:
-    """Return one Delta of the answers to one prompt or several; the end is that of the last one."""
+    """Return one Delta for the answers to one or several prompts, with the end of the last answer."""
     if len(deltas) == 1:
         return deltas[0]
     last = deltas[-1]

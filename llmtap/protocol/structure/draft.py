@@ -1,4 +1,4 @@
-"""Write a table as TOML, with comments that say what to check (`llmtap inspect --draft`)."""
+"""Write a table as TOML, with comments on what the user must check (`llmtap inspect --draft`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args
@@ -35,9 +35,9 @@ def draft_table(
     """Return the table of an answer as TOML; None if the answer shows no output.
 
     Args:
-        structure: what the events show.
+        structure: structure of these events.
         events: all events of the answer.
-        text: write samples of the output and other texts as comments.
+        text: whether comments show the beginning of texts.
     """
     table = make_table(structure, whole=True, name=name, source=source)
     if table is None:
@@ -52,14 +52,14 @@ def draft_table(
 
 
 class _Note(NamedTuple):
-    """What a place of output holds."""
+    """Comment on the texts at a place of output."""
 
     path: str
     kind: Kind
     text: str
 
     def fits(self, path: str, rule: Mapping[str, Any]) -> bool:
-        """Return whether a path of this rule, as written in TOML, leads to the place."""
+        """Return whether a path of a rule, which is as in TOML, leads to the place."""
         marks = {member_path(at): value for at, value in self.kind.marks}
         names = as_texts(rule.get("event", ()))
         named = not names or self.kind.event in names or not set(names).isdisjoint(marks.values())
@@ -67,7 +67,7 @@ class _Note(NamedTuple):
 
 
 class _Writer:
-    """Writer of a table, and of the values that it may lack."""
+    """Writes a table as TOML, with comments on the values that it possibly lacks."""
 
     def __init__(
         self, table: DialectTable, candidates: Candidates, notes: Sequence[_Note], *, text: bool
@@ -129,7 +129,7 @@ class _Writer:
         return f"check: no model was found. Texts in the first events, or constant: {found or 'none'}"
 
     def _list_values(self, values: Mapping[str, object]) -> str:
-        """Return paths and values in one line; values of texts only if texts are shown."""
+        """Return the paths and values in one line; without the values of texts if texts are not shown."""
         return ", ".join(
             _toml_value(path)
             + ("" if isinstance(value, str) and not self._shows_text else f" = {_toml_value(value)}")
@@ -137,7 +137,7 @@ class _Writer:
         )
 
     def _additions(self) -> list[tuple[EdgeEvent, list[str]]]:
-        """Return the keys that the table lacks, for the rules of the last events; one event for each rule."""
+        """Return lines with the keys that the rules of the last events lack, for one event of each rule."""
         table, last = self._table, self._candidates.last
         usage = None if any(rule.usage for rule in table.rules) else usage_of(last)
         has_reason = any(rule.finish_reason for rule in table.rules)
@@ -159,7 +159,7 @@ class _Writer:
         return [(event, [*lines.values()]) for event, lines in reversed(additions.values()) if lines]
 
     def _suggestions(self, additions: Sequence[tuple[EdgeEvent, list[str]]]) -> Iterator[str]:
-        """Yield comments: values for the keys that the table lacks, and rules that read them."""
+        """Yield comments with possible values of the missing keys, and with rules that read these values."""
         rules, last = self._table.rules, self._candidates.last
         missing = [
             f"# check: no `{key}` was found. {title}: {self._list_values(found) or 'none'}"
@@ -178,7 +178,7 @@ class _Writer:
         usage = None if any(rule.usage for rule in rules) else usage_of(last)
         if usage is not None and (usage[0].rule_index is not None or usage[0].condition is not None):
             examples += ("", f"[{self._place}.counts]")
-            # A single count is probably the number of output tokens.
+            # A single integer is probably the number of output tokens.
             meanings = ("input", "output") if len(usage[2]) > 1 else ("output",)
             for meaning, (member, value) in zip(meanings, usage[2].items(), strict=False):
                 examples.append(_toml_line(meaning, member, f"{value}"))
@@ -192,7 +192,7 @@ def _toml_line(key: str, value: Any, note: str = "") -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """Return a value in TOML; a list of one text is the text."""
+    """Return a value in TOML. A list with one value is written as this value."""
     if isinstance(value, list | tuple):
         return _toml_value(value[0]) if len(value) == 1 else "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, dict):

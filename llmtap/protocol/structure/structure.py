@@ -1,10 +1,10 @@
-"""What the events of an unknown stream show: places that hold output, counts of tokens, and marks of the end.
+"""Find in the events of an unknown stream: places that hold output, counts of tokens, and marks of the end.
 
-`Structure.add` takes the first events of an answer. Texts of one place (the same path, event name and marks
-on the way) are compared with each other: pieces of one text, or the text so far, are output. Names count,
-too. Constants, identifiers, notices, log lines and repeated texts are no output. Each sign gives points, so
-that no single one decides, and a place without enough of them is no output. `tables.py` makes a table of
-the result.
+`Structure.add` takes the first events of an answer. Texts of one place (same path, event name and marks on
+the path) are compared with each other. They are output if they are pieces of one text, or if each repeats the
+text so far. Constants, identifiers, notices, log lines and repeated texts are no output. Each sign, and also
+each usual name, gives points to a place. So no single sign decides, and a place with too few points holds no
+output. `tables.py` makes a table of the result.
 """
 
 from collections.abc import Sequence, Sized
@@ -22,17 +22,17 @@ from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, le
 from llmtap.protocol.verdicts import finish_reason_verdict
 
 PLACES_MAX: Final = 256
-"""Maximum number each of places, counts and kinds of events that are compared; later ones are ignored."""
+"""Maximum number of places, of counts, and of kinds of events that are compared. Further ones are ignored."""
 TEXTS_MAX: Final = 32
 """Maximum number of texts of one place that are compared."""
 TEXT_CHARS_MAX: Final = 4_096
 """Maximum length of a text that is compared; the rest of a longer one is ignored."""
 VALUES_MAX: Final = 8_192
-"""Maximum number of JSON leaves of one answer that are examined; they take at most 50 ms."""
+"""Maximum number of JSON values of one answer that are examined, which takes at most 50 ms."""
 ENOUGH: Final = 4
-"""Minimum number of points of a place that holds output."""
+"""Number of points from which a place holds output."""
 _SURE_CHARS: Final = 8
-"""Minimum length of a text whose repetition cannot be by chance."""
+"""Minimum length of a text for which a repetition is no chance."""
 _FIRST_EVENTS: Final = 16
 _MESSAGE_IDS: Final = ("message_id", "messageId", "item_id", "itemId", "id")
 _MEMBERS_MAX: Final = 16
@@ -47,8 +47,9 @@ class Kind:
     event: str | None
     marks: tuple[Mark, ...]
     indexes: list[int] = field(default_factory=list)
+    """Indexes of these events in the answer."""
     members: set[frozenset[str]] = field(default_factory=set)
-    """Each set of members that an event of this kind had at the top; "" for one that is no object."""
+    """Sets of names of members at the top of these events; {""} for an event that is no object."""
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
@@ -62,25 +63,26 @@ class Kind:
 
 @dataclass(slots=True)
 class Place:
-    """One path in events of one kind, and the texts that were there."""
+    """One path in events of one kind, and the texts at this path."""
 
     kind: Kind
     marks: tuple[Mark, ...]
     """Marks of all objects on the path, including the object at the top."""
     path: Path
     texts: dict[int, list[str]] = field(default_factory=dict)
-    """Texts by the index of their choice."""
+    """Texts at this path, by the index of their choice."""
     indexes: list[int] = field(default_factory=list)
-    """Numbers of the events that had a text there, at most TEXTS_MAX."""
+    """Indexes of the events with a text at this path; at most TEXTS_MAX for each choice."""
     text_count: int = 0
-    """Number of texts that were there."""
+    """Number of texts at this path, also of those that are not stored in `texts`."""
     neighbours: frozenset[str] = frozenset()
-    """Names of the members beside the text."""
+    """Names of the other members of the objects that hold the texts."""
     roles: frozenset[str] = frozenset()
+    """Roles of the speakers of the texts."""
     other_speaker_indexes: set[int] = field(default_factory=set)
-    """Numbers of the events that had a text there of somebody else than the model."""
+    """Indexes of the events in which the text at this path has another speaker than the model."""
     holds_output: bool | None = None
-    """None: not judged yet."""
+    """Whether the texts are output of the model; None before the place is judged."""
     points: int = 0
     event_class: EventClass = EventClass.CONTENT
     cumulative: bool = False
@@ -89,17 +91,18 @@ class Place:
 
 @dataclass(slots=True)
 class Counter:
-    """A place that holds a number of tokens."""
+    """One path at which events of one kind have a number of tokens."""
 
     kind: Kind
     path: Path
     meaning: str
+    """Kind of tokens: `input`, `output`, `reasoning`, `cached` or `total`."""
     values: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Flag:
-    """A member that is true, or a reason why the answer ended."""
+    """One path at which events of one kind have `true`, or a finish reason."""
 
     kind: Kind
     path: Path
@@ -107,17 +110,17 @@ class Flag:
 
 
 class Structure:
-    """What some events of an answer show. Memory: PLACES_MAX places of TEXTS_MAX texts.
+    """Places, counts and marks that were found in some events of an answer. Memory: PLACES_MAX places of
+    TEXTS_MAX texts.
 
     Args:
-        events: the first events of the answer, which show whether integers name their kinds. They are not
-            added.
-        values_max: maximum number of JSON values that are looked at.
+        events: the first events of the answer, which show what member names their kinds. They are not added.
+        values_max: maximum number of JSON values that are examined.
     """
 
     def __init__(self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX) -> None:
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
-        """Member at the top whose value names the kind of an event."""
+        """Name of the member at the top whose value names the kind of an event; None if unknown."""
         self.values_left = values_max
         self._has_reached_limit = False
         self.kinds: dict[tuple[Any, ...], Kind] = {}
@@ -126,18 +129,20 @@ class Structure:
         self.flags: dict[tuple[Any, ...], Flag] = {}
         self.finish_reasons: dict[tuple[Any, ...], Flag] = {}
         self.filter_ends: set[int] = set()
-        """Numbers of the events in which a filter ended the answer: their text may replace the answer."""
+        """Indexes of the events in which a filter ended the answer: their text possibly replaces it."""
         self.models: set[Path] = set()
         self.event_count = 0
         self.message_id_member: str | None = None
-        """Member with the id of a message whose speaker an earlier event names."""
+        """Member with a message's id, if only the first event of a message names its speaker; else None."""
         self._messages = MessageSpeakers()
-        self._new_forms = 0  # number of forms in the last event that no earlier event had
+        self._new_forms = 0
+        """Number of kinds, places, counts and flags in the current event that no earlier event had."""
         self.end_text: str | None = None
-        """Data of the last event if it is a known end mark, such as `[DONE]`; else None."""
+        """Data of the latest event if it is a known end mark, such as `[DONE]`; else None."""
 
     def add(self, event: SseEvent) -> bool:
-        """Take the next event of the answer; return whether it has a form that no earlier one had."""
+        """Add the next event. Return whether it has a kind, place, count or flag that no earlier event
+        had."""
         if event.data is None or not self.values_left:
             return False
         self._new_forms = 0
@@ -169,13 +174,12 @@ class Structure:
 
     @property
     def limits(self) -> tuple[ReadingLimit, ...]:
-        """Limits that were reached, so that later values or places were ignored."""
+        """Limits that were reached, so that further values or places were ignored."""
         values = () if self.values_left else (ReadingLimit.STRUCTURE_VALUES,)
         return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._has_reached_limit else ())
 
     def outputs(self) -> list[Place]:
-        """Return the places that hold output, the most certain first. A place that has texts and holds no
-        output is not judged again."""
+        """Return the places that hold output, the most certain first. Each place is judged only once."""
         counted = any(counter.values[-1] > 0 for counter in self.counters.values())
         paths = {place.path for place in self.places.values() if place.holds_output}
         holders = {path[:-1] for path in paths}
@@ -193,8 +197,8 @@ class Structure:
         return out
 
     def _mark_flagged_places(self) -> None:
-        """Mark a place with a flag (`thought`) as output if the same place without the flag holds output: one
-        rule reads both."""
+        """Set that a place with a flag (such as `thought`) holds output if the same place without the flag
+        does, because one rule reads both places."""
         plain = {(p.kind.event, p.marks, p.path) for p in self.places.values() if p.holds_output}
         for place in self.places.values():
             marks = tuple(mark for mark in place.marks if mark[1] is not True)
@@ -202,7 +206,7 @@ class Structure:
                 place.holds_output = True
 
     def _is_full(self, entries: Sized) -> bool:
-        """Return whether there is no room for one more of these entries, and record that."""
+        """Return whether no more of these entries can be stored, and record that this limit was reached."""
         full = len(entries) >= PLACES_MAX
         self._has_reached_limit |= full
         return full
@@ -255,8 +259,8 @@ class Structure:
                 place.indexes.append(number)
 
     def _is_of_other(self, value: Any) -> bool:
-        """Return whether an event is a part of a message of somebody else than the model. An event that
-        names the speaker and has no text begins a message."""
+        """Return whether an event belongs to a message of another speaker than the model. An event that names
+        the speaker and has no text begins such a message."""
         if type(value) is not dict:
             return False
         role, member = role_of(value), self.message_id_member
@@ -297,8 +301,8 @@ class Structure:
 
 
 def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
-    """Return the member at the top whose small integers or words name the kinds of these events, or None.
-    Successive events often have the same kind, and not the same value of any other meaning."""
+    """Return the member at the top whose values (small integers or words) name the kinds of these events;
+    None if there is none. Successive events often have the same kind, and seldom other equal values."""
     found: dict[str, list[int | str]] = {}
     objects = 0
     for event in events:
@@ -312,9 +316,10 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
         same = sum(a == b for a, b in pairwise(values))
         meaning = names.meaning_of(name)
         most = max(map(values.count, values))
-        is_text = type(values[0]) is str  # If it is a mark, `leaves` knows it already.
+        is_text = type(values[0]) is str  # `leaves` already knows members with a text that are marks.
         may_be = meaning.is_plain and not meaning.is_mark if is_text else meaning.is_mark or len(name) == 1
-        # Thoughts may fill the first events; the kind of the answer comes later.
+        # All first events can be thoughts, with the kind of the answer in later events: accept a single
+        # value.
         is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))
         limit = objects + (is_thought and names.NEVER.isdisjoint(meaning.words))
         if len(values) == objects and may_be and 2 * same >= objects and objects // 2 < most < limit:
@@ -328,8 +333,9 @@ def _may_hold_text(name: str) -> bool:
 
 
 def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: bool) -> None:
-    """Set the points of a place that has texts, its reasons and class, and whether the texts are cumulative.
-    `on_path`: events of another kind hold output at the same path."""
+    """Judge a place that has texts: set its points with their reasons, its class, and whether its texts are
+    cumulative. `counted`: the events count tokens. `beside_output`: another member of the same object holds
+    output. `on_path`: events of another kind hold output at the same path."""
     own = names.words(place.path[-1]) if place.path and place.path[-1] != EACH else ()
     above = [names.words(name) for name in place.path[:-1] if name != EACH]
     if place.path and place.path[-1] == EACH and above:
@@ -354,7 +360,7 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
         place.point_reasons.append(f"{n:+d} {reason}")
 
     if not place.other_speaker_indexes.isdisjoint(place.indexes):
-        return  # The event holds earlier messages, those of the model among them.
+        return  # Messages of several speakers: the events repeat the conversation, which is no output.
     outer = (*above, *marks)
     if ("input",) in marks or any(map(_is_result, outer)) or any(map(names.is_of_user, (own, *outer))):
         return
@@ -431,7 +437,7 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
 
 
 def _is_result(name: tuple[str, ...]) -> bool:
-    """Whether a name is that of the result of a tool."""
+    """Return whether a name means the result of a tool."""
     calls = [word in names.CALL for word in name]
     return True in calls and not names.CALL_RESULT.isdisjoint(name[calls.index(True) :])
 
@@ -446,7 +452,8 @@ def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass
 
 
 def _repeats_accepted(place: Place, accepted: Sequence[Place]) -> bool:
-    """Return whether the texts of a place repeat those of a place with more points."""
+    """Return whether the texts of a place repeat those of a place that was accepted before, with more
+    points."""
     for other in accepted:
         if other.indexes == place.indexes and other.texts == place.texts:
             return True

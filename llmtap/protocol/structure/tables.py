@@ -1,6 +1,7 @@
-"""Make the table of a dialect from what the events of an unknown stream show.
+"""Make the table of a dialect from the `Structure` of the events of an unknown stream.
 
-The table is read as any other one (`dialects/table/reader.py`), and `llmtap inspect --draft` writes it.
+`dialects/table/reader.py` reads answers with this table like any other, and `llmtap inspect --draft` writes
+it.
 """
 
 from collections import Counter as Tally
@@ -22,15 +23,16 @@ _CHOICES: Final = frozenset(
 )
 _SILENT_RULES_MAX: Final = 8
 _UNNAMED: Final = (None, "message")
-"""Names of the `event:` lines of events without a name."""
+"""Values of the `event:` line of events that have no name."""
 _COUNTED: Final = ("input", "output", "reasoning", "cached", "total")
 
 
 @dataclass(slots=True)
 class _Draft:
-    """Draft of the rule for events of one name."""
+    """Draft of the rule for events with the same name and marks. Fields are as in `Rule`."""
 
     members: set[frozenset[str]] = field(default_factory=set, repr=False)
+    """Sets of names of members at the top of these events."""
     where: dict[str, Scalar] = field(default_factory=dict)
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -47,16 +49,18 @@ class _Draft:
 @dataclass(slots=True)
 class _Usage:
     counts: dict[str, list[str]]
+    """Paths in the usage object, by their meaning: `input`, `output` and so on."""
     holders: list[tuple[Kind, Path]]
+    """Kinds of the events that have the usage object, with its path."""
 
 
 def make_table(
     structure: Structure, *, whole: bool, name: str = NAME, source: str = NAME
 ) -> DialectTable | None:
-    """Return the table that the events show, or None if they show no output.
+    """Return a table for the events in `structure`; None if they have no output.
 
     Args:
-        whole: the events are all events of the answer, so the last one may be its end.
+        whole: these are all events of the answer, so the last event is possibly its end mark.
     """
     outputs = structure.outputs()
     if not outputs:
@@ -116,15 +120,15 @@ def make_table(
             counts=Counts() if usage is None else Counts(**{k: tuple(v) for k, v in usage.counts.items()}),
         )
     except ConfigError:
-        return None  # The table would have too many names or paths.
+        return None  # The table has more names or paths than are allowed.
 
 
 def member_path(path: Path, marks: Iterable[Mark] = (), but: Iterable[Path] = ()) -> str:
     """Return a path in the notation of dialect tables.
 
     Args:
-        marks: members of objects on this path, with their values; each becomes a condition `[name=value]`.
-        but: flags of objects on this path that must not be true; each becomes `[name!=true]`.
+        marks: marks of objects on this path; each becomes a condition `[name=value]`.
+        but: flags of objects on this path that must not be true; each becomes a condition `[name!=true]`.
     """
     out = ""
     for i, name in enumerate(path):
@@ -141,7 +145,7 @@ def member_path(path: Path, marks: Iterable[Mark] = (), but: Iterable[Path] = ()
 
 
 class _Naming:
-    """Where the events of a stream have their names: in a member of their JSON, or in the `event:` line."""
+    """Place of the names of the events in a stream: a member of their JSON, or the `event:` line."""
 
     def __init__(self, structure: Structure) -> None:
         kinds = structure.kinds.values()
@@ -165,12 +169,12 @@ class _Naming:
         return kind.event
 
     def key(self, kind: Kind) -> tuple[str | None, tuple[Mark, ...]]:
-        """Return the key of the rule for these events: their name, and other marks at the top."""
+        """Return the key of the rule for these events: their name, and their other marks at the top."""
         return self.name(kind), tuple(mark for mark in kind.marks if mark[0] != self._member)
 
 
 def output_path(place: Place, structure: Structure) -> str:
-    """Return the path of a place of output, as tables write it."""
+    """Return the path of a place of output in the notation of dialect tables."""
     inner = [mark for mark in place.marks if len(mark[0]) > 1]
     flags = {
         mark[0]
@@ -199,8 +203,9 @@ def _add_output(draft: _Draft, place: Place, structure: Structure) -> None:
 
 
 def _usage_of(structure: Structure) -> _Usage | None:
-    """Return the object that counts tokens, if it certainly counts the output: its last count is above 0, and
-    it has further counts or a name such as `usage`, or the name of the count speaks of tokens."""
+    """Return the object that counts tokens; None if none certainly counts output tokens. It must count more
+    than 0 of them, and have further counts, a name such as `usage`, or a count with `token` or `eval` in its
+    name."""
     by_holder: dict[Path, list[Counter]] = {}
     for counter in structure.counters.values():
         if counter.meaning == "output":
@@ -223,8 +228,8 @@ def _usage_of(structure: Structure) -> _Usage | None:
         if counter.path[: len(holder)] == holder and EACH not in counter.path[len(holder) :]:
             meaning_paths = counts.setdefault(counter.meaning, [])
             _add_new(meaning_paths, member_path(counter.path[len(holder) :]))
-    # Other events may hold the usage object under another path: for example, the first event of an answer
-    # may contain the number of input tokens.
+    # Other events can have the usage object at another path: for example, the first event of an answer often
+    # has the number of input tokens.
     known = {path for paths in counts.values() for path in paths}
     ends = {holder, *(c.path[:-1] for c in structure.counters.values() if c.path[-1] in known)}
     holders = [
@@ -257,7 +262,7 @@ def _end_of(
 
 
 def _silent_rules(kinds: Iterable[tuple[Mark, ...]]) -> Iterator[Rule]:
-    """Yield rules for events without output whose kind is a number: they have no name for `events`."""
+    """Yield rules for events without output whose kind is a number, because `events` has only names."""
     for marks in kinds:
         where = {member_path(path): value for path, value in marks}
         if any(type(value) is int for value in where.values()):
@@ -267,8 +272,8 @@ def _silent_rules(kinds: Iterable[tuple[Mark, ...]]) -> Iterator[Rule]:
 def _rules_of(
     drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft], names_of_counts: list[str]
 ) -> Iterator[Rule]:
-    """Yield the rules, those with more conditions first. Events of several names with the same reading have
-    one rule. Events without a name are recognised by the members that are read."""
+    """Yield the rules, those with more conditions first. Events that are read in the same way have one rule
+    with all their names. Events without a name are recognised by the members that are read."""
     merged: dict[str, tuple[list[str], _Draft]] = {}
     unnamed: list[_Draft] = []
     for (name, _), draft in drafts.items():
@@ -312,7 +317,7 @@ def _rule_of(draft: _Draft, *, event: tuple[str, ...] = (), has: str = "") -> Ru
 
 
 def _top_member(path: str) -> str:
-    """Return the member at the top that a path begins with; "" for a list."""
+    """Return the first member of a path; "" if the path begins with a list."""
     return path.partition(".")[0].partition("[")[0]
 
 

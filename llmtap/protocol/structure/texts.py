@@ -1,5 +1,5 @@
-"""Compare the texts of one place of a stream: are they pieces of one text, each the text so far, or
-neither?"""
+"""Compare the texts of one place in a stream: they are pieces of one text, or each repeats the text so far,
+or they are separate texts."""
 
 import re
 from collections.abc import Sequence
@@ -28,26 +28,26 @@ _WORD: Final = re.compile(r"[^\W_]")
 
 
 class Sequel(NamedTuple):
-    """Result of comparing the texts of one place in their order."""
+    """Result of comparing the texts of one place, in their order."""
 
     are_cumulative: bool
-    """Each text begins with the previous one, and the texts grow by words."""
+    """Each text begins with the previous text and adds letters."""
     are_pieces: bool
-    """The texts read as one text if put together."""
+    """Put together, the texts read as one text."""
     joining_pairs: int
-    """Number of pairs of successive texts that join like two parts of one text."""
+    """Number of pairs of successive texts in which the second continues the first."""
     are_separate: bool
     """The texts do not read as one text: each is a separate line, message or notice."""
     are_lines: bool
-    """Each text ends its line."""
+    """Almost all texts end in a line end."""
     are_constant: bool
-    """The texts repeat a few values."""
+    """The texts are always the same, or repeat a few values."""
     are_no_text: bool
-    """The texts are identifiers, numbers, dates, addresses, encoded bytes, or the output of a terminal."""
+    """The texts are identifiers, numbers, dates, addresses, encoded bytes, or output of a terminal."""
 
 
 def compare_texts(texts: Sequence[str]) -> Sequel:
-    """Compare the texts of one place, in their order and none of them empty."""
+    """Compare the texts of one place, which are in their order and not empty."""
     n = len(texts)
     no_text = sum(_is_no_text(text) for text in texts)
     cumulative = _is_cumulative(texts)
@@ -78,7 +78,7 @@ def _is_no_text(text: str) -> bool:
 def _is_cumulative(texts: Sequence[str]) -> bool:
     last = texts[-1].strip()
     if last.isascii() and " " not in last:
-        return False  # A single word that grows by letters is typed by a user.
+        return False  # A single word that grows letter by letter is typed by a user, so it is no answer.
     grows = 0
     for before, text in pairwise(texts):
         if not text.startswith(before):
@@ -88,15 +88,16 @@ def _is_cumulative(texts: Sequence[str]) -> bool:
 
 
 def _continuation(a: str, b: str) -> int:
-    """Return 1 if `b` continues `a` as within one text, -1 if a separator is missing, 0 if unknown."""
+    """Return 1 if `b` can continue `a` in one text, -1 if a separator is missing between them, 0 if
+    unknown."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
-        is_indented = b.startswith("  ") and not last.isspace()  # It follows another line.
+        is_indented = b.startswith("  ") and not last.isspace()  # A new line without a line end before it.
         return -1 if is_indented else 1
     if ord(last) >= 0x2E80 or ord(first) >= 0x2E80:
-        return 1  # A script without spaces: any two texts join.
+        return 1  # In a script without spaces, any two texts join.
     if last == ">" and first == "<":
-        return 0  # Two elements of HTML may or may not belong to one text.
+        return 0  # Two elements of HTML belong to one text or to two.
     is_closed = last in _QUOTES and a[-2:-1].isalnum()
     if first in _OPENS_WITH or (last in _CLOSES_WITH and not is_closed):
         return 1

@@ -1,4 +1,5 @@
-"""Dialects that are tables: their declaration (`declaration.py`), compiled (`dialect.py`), and their reader.
+"""Dialects that are tables: declaration (`declaration.py`), compiled rules (`rules.py`) and reader
+(`reader.py`).
 
 Other packages use `DialectTable` and `decode_table` (`declaration.py`) and `notes_on` (`notes.py`).
 """

@@ -1,7 +1,7 @@
-"""Declare a dialect as a table: what its events carry, and at which paths. Check the table.
+"""Declare a dialect as a table of the values in its events and of their paths, and check such a table.
 
-The files in `tables/` are the tables that llmtap ships. A user's table has the same form, in
-`[dialects.NAME]` of the configuration or in a file of its own. `reader.py` reads answers with a table.
+The files in `tables/` are the tables that llmtap ships. A table of a user has the same form, and stands in
+`[dialects.NAME]` of the configuration or in its own file. `reader.py` reads answers with a table.
 
 Source: ADDING.md explains every key with examples.
 """
@@ -20,10 +20,10 @@ from llmtap.protocol.server_times import SERVER_TIMES, UNITS
 
 RULES_MAX: Final = 128
 UNNAMED_MAX: Final = 32
-"""Maximum number of rules without names of events, since each of them may be tried on each event."""
+"""Maximum number of rules without names of events, because each of these rules can be tried on each event."""
 NAMES_MAX: Final = 512
 PATHS_MAX: Final = 32
-"""Maximum number of paths of one rule, since each of them is followed in each event that the rule fits."""
+"""Maximum number of paths of one rule, because each path is followed in each event that the rule fits."""
 PATH_CHARS_MAX: Final = 256
 STEPS_MAX: Final = 16
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,31}")
@@ -53,7 +53,7 @@ PAYLOADS: Final = {"payload": EventClass.CONTENT, "call": EventClass.TOOL_CALL}
 
 
 def about(description: str) -> msgspec.Meta:
-    """Return the help of a key, which `llmtap proxy --keys` prints."""
+    """Return the help text of a key in the form of msgspec; `llmtap proxy --keys` prints it."""
     return msgspec.Meta(description=description)
 
 
@@ -62,7 +62,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class VerdictRule(_Table, frozen=True):
-    """A verdict of a guardrail or of the model."""
+    """Rule for a verdict of a guardrail or of the model."""
 
     path: Annotated[str, about("Path of a value that is there only with the verdict.")]
     kind: Annotated[VerdictKind | None, about("Kind of the verdict; none: it only flags.")] = None
@@ -72,8 +72,7 @@ class VerdictRule(_Table, frozen=True):
 
 
 class Rule(_Table, frozen=True):
-    """How to read the events that fit `event`, `has` and `where`; a condition that is not set fits all
-    events."""
+    """Rule for the events that fit `event`, `has` and `where`; a missing condition fits all events."""
 
     event: Annotated[Texts, about("Names of events; `message.*`: all that begin with `message.`.")] = ()
     has: Annotated[Texts, about("Paths that all lead to a value other than null.")] = ()
@@ -101,7 +100,7 @@ class Rule(_Table, frozen=True):
 
 
 class Counts(_Table, frozen=True):
-    """Paths of token counts in the usage object, or else in the event. The defaults are OpenAI's names."""
+    """Paths of token counts in the usage object. The defaults are OpenAI's names."""
 
     input: Annotated[Texts, about("Paths of the tokens of the prompt.")] = ("input_tokens", "prompt_tokens")
     output: Annotated[Texts, about("Paths of the tokens of the answer.")] = (
@@ -123,7 +122,7 @@ class Counts(_Table, frozen=True):
 
 
 class DialectTable(_Table, frozen=True, kw_only=True):
-    """One dialect. Raises ConfigError, which names the keys that are wrong."""
+    """Declaration of one dialect. Raises ConfigError, which names all wrong keys."""
 
     name: Annotated[str, about("Name in reports and metrics (default: NAME).")] = ""
     source: Annotated[str, about("Page or package that documents the format.")]
@@ -155,25 +154,25 @@ class DialectTable(_Table, frozen=True, kw_only=True):
 
     @property
     def end_certain(self) -> bool:
-        """Whether a stream without its end mark was cut off."""
+        """Whether a stream without an end mark was certainly cut off."""
         return self.end != "none"
 
 
 def decode_table(raw: Mapping[str, Any], name: str | None = None) -> DialectTable:
-    """Return the table in decoded TOML; `name` is used if the table has no name. Raises ConfigError, which
-    names every key that is wrong."""
+    """Return the table in decoded TOML; `name` is its default name. Raises ConfigError, which names all wrong
+    keys."""
     raw = raw if name is None else {"name": name, **raw}
     try:
         return msgspec.convert(raw, DialectTable)
     except msgspec.ValidationError:
-        # msgspec stops at the first mistake.
+        # msgspec reports only the first mistake, so search for all of them.
         raise_all(mistakes_in(raw, DialectTable, f"dialects.{raw.get('name', '')}".rstrip(".")))
         raise
 
 
 class Each(msgspec.Struct, frozen=True):
-    """A step of a path: the elements of a list, or a single value that a server sent instead of a list. With
-    a key: only the objects in which the key has this value or, if not `equal`, another value."""
+    """Step of a path to the elements of a list, or to a single value that a server sent instead of a list.
+    With a key: only to objects in which the key has this value, or another value if `equal` is False."""
 
     key: str | None = None
     equal: bool = True
@@ -184,13 +183,13 @@ Step = str | Each
 
 
 def as_texts(value: Texts | Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the texts of a key, which may be one text or several, or the keys of a table."""
+    """Return the texts in the value of a key: one text, several texts, or the keys of a table."""
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
 @lru_cache(maxsize=1_024)
 def parse_path(path: str) -> tuple[Step, ...]:
-    """Return the steps of a path; `.` has none. Raises ValueError."""
+    """Return the steps of a path; `.` has no steps. Raises ValueError if the path is invalid."""
     if path == ".":
         return ()
     steps: list[Step] = []
@@ -198,7 +197,7 @@ def parse_path(path: str) -> tuple[Step, ...]:
     while at < len(path) <= PATH_CHARS_MAX:
         match = _STEP.match(path, at)
         if match is None or (match["member"] and bool(match["dot"]) is (at == 0)):
-            raise ValueError(f"{path!r} is not a valid path")
+            raise ValueError(f"the path {path!r} is invalid from character {at + 1}")
         at = match.end()
         if match["member"]:
             steps.append(match["member"])
@@ -207,14 +206,13 @@ def parse_path(path: str) -> tuple[Step, ...]:
                 Each(match["key"], match["op"] != "!=", match["key"] and _condition_value(match["value"]))
             )
     if not 0 < len(steps) <= STEPS_MAX:
-        raise ValueError(
-            f"expected a path of 1 to {STEPS_MAX} members and at most {PATH_CHARS_MAX} characters"
-        )
+        limits = f"1 to {STEPS_MAX} members and at most {PATH_CHARS_MAX} characters"
+        raise ValueError(f"expected a path of {limits}, got {path[:PATH_CHARS_MAX]!r}")
     return tuple(steps)
 
 
 def _condition_value(text: str) -> Any:
-    """Return the JSON value in a condition of a path, or the text as it stands."""
+    """Return the value in a condition of a path: a JSON value, or a text without quotes."""
     try:
         return msgspec.json.decode(text)
     except ValueError:
@@ -223,12 +221,12 @@ def _condition_value(text: str) -> Any:
 
 _CONDITIONS: Final = ("has", "where", "done")
 _NO_PATHS: Final = ("event", "event_class", "cumulative", "repeats", "times", "verdicts")
-"""Keys of a rule that hold no path, or paths inside of other values."""
+"""Keys of a rule that are no paths, or have paths inside other values."""
 _PATHS: Final = tuple(key for key in Rule.__struct_fields__ if key not in _NO_PATHS)
 
 
 def rule_paths(rule: Rule) -> Iterator[tuple[str, str]]:
-    """Yield each path of a rule with its key."""
+    """Yield each path of a rule after its key: `(key, path)`."""
     for key in _PATHS:
         yield from ((key, path) for path in as_texts(getattr(rule, key)))
     for name, path, _ in timed_paths(rule):
@@ -238,7 +236,7 @@ def rule_paths(rule: Rule) -> Iterator[tuple[str, str]]:
 
 
 def timed_paths(rule: Rule) -> Iterator[tuple[str, str, str]]:
-    """Yield name, path and unit of each duration."""
+    """Yield the name, the path and the unit of each duration of a rule."""
     for name, time in rule.times.items():
         path, _, unit = time.rpartition(" ")
         yield name, path, unit
@@ -259,7 +257,7 @@ def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
     if not _NAME.fullmatch(table.name):
         yield ConfigError(
             f"{place}.name",
-            f"expected a name of up to 32 letters, digits and . _ -, got {table.name!r}",
+            f"expected a name of up to 32 lower-case letters, digits and . _ -, got {table.name!r}",
             "such as acme.chat",
         )
     for key, n, limit in (
@@ -272,26 +270,26 @@ def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
         ),
     ):
         if n > limit:
-            yield ConfigError(place, f"has {n} {key}, and at most {limit} are allowed")
+            yield ConfigError(place, f"the table has {n} {key}, and at most {limit} are allowed")
     if not (rules or table.plain_text):
-        yield ConfigError(place, "has no rules", "add [[rules]], or set plain_text")
+        yield ConfigError(place, "the table has no rules", "add [[rules]], or set plain_text")
     if table.end == "done" and "done" not in marks and not any(rule.done for rule in rules):
         yield ConfigError(
             f"{place}.end",
-            "is done, but no rule has the event class done",
-            'add event_class = "done" to the last event',
+            'the value is "done", but no rule and no key of events has the class done',
+            'add event_class = "done" to the rule of the last event',
         )
     if table.end == "finish_reason" and not any(rule.finish_reason for rule in rules):
         yield ConfigError(
             f"{place}.end",
-            "is finish_reason, but no rule has the key finish_reason",
-            "add it to a rule, or choose another end",
+            'the value is "finish_reason", but no rule has the key finish_reason',
+            "add this key to a rule, or choose another end",
         )
     if table.counts != Counts() and not any(rule.usage for rule in rules):
         yield ConfigError(
             f"{place}.counts",
-            "is set, but no rule has the key usage, in which the counts are read",
-            "add usage to a rule, or leave out counts",
+            "the table has counts, but no rule has the key usage, in which they are read",
+            "add the key usage to a rule, or leave out counts",
         )
     for key in ("match", "model", "message"):
         yield from _path_mistakes(f"{place}.{key}", *as_texts(getattr(table, key)))
@@ -300,14 +298,14 @@ def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
     for i, rule in enumerate(rules):
         for key, path in rule_paths(rule):
             yield from _path_mistakes(f"{place}.rules[{i}].{key}", path, lists=key not in _CONDITIONS)
-        for name, path, unit in timed_paths(rule):
-            if name not in SERVER_TIMES or unit not in UNITS:
-                hint = f"known names: {', '.join(SERVER_TIMES)}; known units: {', '.join(UNITS)}"
-                yield ConfigError(
-                    f"{place}.rules[{i}].times.{name}",
-                    f"expected a known name, and a path with a unit, got {path!r}",
-                    hint,
-                )
+        for name, _, unit in timed_paths(rule):
+            key = f"{place}.rules[{i}].times.{name}"
+            if name not in SERVER_TIMES:
+                hint = f"known names: {', '.join(SERVER_TIMES)}"
+                yield ConfigError(key, f"unknown name of a duration {name!r}", hint)
+            if unit not in UNITS:
+                problem = f"expected a path, a blank and a unit, got {rule.times[name]!r}"
+                yield ConfigError(key, problem, f"known units: {', '.join(UNITS)}")
 
 
 def _path_mistakes(place: str, *paths: str, lists: bool = True) -> Iterator[ConfigError]:
@@ -320,6 +318,6 @@ def _path_mistakes(place: str, *paths: str, lists: bool = True) -> Iterator[Conf
             if not lists and any(isinstance(step, Each) for step in steps):
                 yield ConfigError(
                     place,
-                    f"{path!r} selects elements of a list, which is not allowed here",
-                    "give the path of the list itself, or of another member",
+                    f"the path {path!r} selects elements of a list, which is not allowed in a condition",
+                    "write the path of the list itself, or of another member",
                 )

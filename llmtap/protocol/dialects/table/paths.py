@@ -1,5 +1,5 @@
-"""Follow the paths of a table in JSON. `Place` puts the paths of a rule into one tree of places, so that one
-walk through an event finds the values of all of them."""
+"""Follow the paths of a table in JSON. `Place` is a node in a tree of all paths of a rule, so that one walk
+through an event finds the values at all paths."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -16,27 +16,28 @@ counts as not understood (`Delta.parsed`)."""
 
 
 class Place:
-    """A place in JSON to which paths lead, with the places inside it."""
+    """A place in JSON on the paths of a rule, with the places inside it."""
 
     def __init__(self) -> None:
         self.visits: list[Visit] = []
+        """Functions that use a value in this place."""
         self.members: dict[str, Place] = {}
         self.elements: dict[str, tuple[Each, Place]] = {}
         self.choice: Get | None = None
-        """Function that returns the index of the choice that stands in this place."""
+        """Function that returns the index of a choice from its value; None if no choice is in this place."""
 
     def place_at(self, steps: Sequence[Step]) -> "Place":
-        """Return the place at the end of a path."""
+        """Return the place at the end of a path that begins here. Create it if it does not exist."""
         place = self
         for step in steps:
             if isinstance(step, str):
                 place = place.members.setdefault(step, Place())
-            else:  # The key is the `repr`, because the values 1 and true are equal in Python.
+            else:  # The key is `repr(step)`, because steps with the values 1 and True are equal in Python.
                 place = place.elements.setdefault(repr(step), (step, Place()))[1]
         return place
 
     def compile(self) -> Visit:
-        """Return the function that visits a value in this place, and the values inside it."""
+        """Return a function that uses a value in this place, and the values inside it."""
         visits = list(self.visits)
         if self.members:
             visits.append(_visit_members({name: place.compile() for name, place in self.members.items()}))
@@ -81,12 +82,12 @@ def _visit_elements(elements: Iterable[tuple[Each, Place]]) -> Visit:
 
 
 def index_of(value: Any, default: int) -> int:
-    """Return the index of a choice, or the default if the value is no index."""
+    """Return a value as the index of a choice; the default if the value is no valid index."""
     return value if type(value) is int and 0 <= value < INDEX_MAX else default
 
 
 def follow(steps: Sequence[Step]) -> Get:
-    """Return the function that returns the value at the end of a path, or None; of several, the first."""
+    """Return a function that returns the value at the end of a path, or None; of several, the first."""
     names = [step for step in steps if isinstance(step, str)]
     if len(names) == len(steps) == 1:
         (only,) = names
@@ -113,7 +114,7 @@ def follow(steps: Sequence[Step]) -> Get:
 
 
 def follow_first(paths: Texts | None) -> Get | None:
-    """Return the function that returns the first value other than null at these paths; None: no paths."""
+    """Return a function that returns the first value but null at these paths; None if there are no paths."""
     gets = [follow(parse_path(path)) for path in as_texts(paths)]
     if len(gets) < 2:
         return gets[0] if gets else None

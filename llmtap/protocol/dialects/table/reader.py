@@ -1,7 +1,7 @@
 """Read answers as Deltas with the table of a dialect.
 
-`TableDialect` compiles a table once. Each answer has a `TableReader`, which finds the rule of an event and
-turns the values that the rule finds into a Delta.
+`TableDialect` compiles a table once. Each answer has a `TableReader`, which finds the rule for an event, and
+builds a Delta of the values that the rule finds.
 
 Source: declaration.py.
 """
@@ -40,7 +40,7 @@ SAMPLES_MAX: Final = 16
 
 
 class TableDialect:
-    """A dialect that is a table. Called, it returns the reader of one answer."""
+    """A dialect that is a table. Calling it returns a reader for one answer."""
 
     def __init__(self, table: DialectTable) -> None:
         self.table = table
@@ -51,8 +51,7 @@ class TableDialect:
         self.counts = [
             paths[0] if is_member else None for paths, is_member in zip(paths_of, plain, strict=True)
         ]
-        """For each count, the member of the usage that holds it; None if its first path is not a direct
-        member."""
+        """For each count: its member in the usage; None if its first path is not a single member."""
         others = (follow_first(paths[is_member:]) for paths, is_member in zip(paths_of, plain, strict=True))
         self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
         self.count_paths = count_paths(table)
@@ -65,8 +64,8 @@ class TableDialect:
         self._other_rules = [
             (name[:-1], rule) for rule in rules for name in rule.names if name.endswith("*")
         ] + [("", rule) for rule in rules if not rule.names]
-        """Rules by a prefix of the event's name; "" for rules without names, which are tried on all
-        events."""
+        """Rules with a prefix of the event's name. Rules without names have the prefix "" and fit all
+        names."""
         names = {name for rule in rules for name in rule.names if not name.endswith("*")} | {""}
         self._by_name = {
             name: [*(rule for rule in rules if name in rule.names), *self._rules_of(name)] for name in names
@@ -76,21 +75,21 @@ class TableDialect:
         starts = [step for path in paths for step in parse_path(path)[:1] if isinstance(step, str)]
         starts += (*as_texts(table.envelope), *(self._by_name if table.wrapped else ()))
         self.names_read = frozenset(("type", "error", _GUARDRAIL, *SPEAKERS, *starts))
-        """Members at the top of an event that a reader looks at."""
+        """Names of the members at the top of an event that a reader reads."""
 
     def __call__(self) -> "TableReader":
         return TableReader(self)
 
     def claim(self, value: Any, path: str, name: bytes | None = None) -> int:
-        """Return how certain it is that an event is of this dialect: 3 if its data has the name of an event,
-        2 if its members or the `event:` line fit, more if the path fits, too; 1 if only the path fits."""
+        """Return how certainly an event belongs to this dialect: 3 if its data has a name of an event, 2 if
+        its members or the `event:` line fit, more if the path fits, too; 1 if only the path fits, else 0."""
         on_path = self._is_path is not None and self._is_path(path) is not None
         if type(value) is not dict and type(value) is not list:
             rule, _ = self.find_rule(None, name)
             is_text = self.table.plain_text and (on_path or self.open(None, name)[0])
             return 2 + on_path if is_text or (rule is not None and rule.reads_data) else 0
         own, inside = self.open(value, None, alone=True)
-        # Many dialects share the names of errors, and those of events that say nothing.
+        # Names of errors, and of events without meaning, do not count: many dialects have the same.
         if any(
             own in rule.names and rule.fits(inside) and not rule.reads_error and (on_path or rule.has_meaning)
             for rule in self._by_name.get(own, ())
@@ -113,7 +112,7 @@ class TableDialect:
         return bool(delta.output or delta.done or delta.counts or delta.verdict or delta.finish_reason)
 
     def open(self, root: Any, event_name: bytes | None, *, alone: bool = False) -> tuple[str, Any]:
-        """Return the name of an event, and the object to which the paths of its rule lead. `alone`: a member
+        """Return the name of an event, and the object in which the paths of its rule begin. `alone`: a member
         names the event only if the object has no other member."""
         table = self.table
         if table.envelope is not None and type(root) is dict and type(root.get(table.envelope)) is dict:
@@ -123,13 +122,13 @@ class TableDialect:
             name = str(name)
         if type(name) is not str or not name:
             name = "" if event_name is None else event_name.decode("latin-1")
-            # WHATWG HTML, "Dispatch the event": `message` is the name of events without a name.
+            # WHATWG HTML: an event without an `event:` line has the name `message`.
             if name in ("", "message") and table.wrapped and type(root) is dict:
                 name, root = self._unwrap(name, root, alone=alone)
         return name, root
 
     def _unwrap(self, name: str, root: dict[str, Any], *, alone: bool) -> tuple[str, Any]:
-        """Return name and value of the first member that names an event; else `name` and `root`."""
+        """Return the name and the value of the first member that names an event; else `name` and `root`."""
         if len(root) == 1 or not alone:
             member = next((key for key in root if key and key in self._by_name), None)
             if member is not None:
@@ -140,7 +139,7 @@ class TableDialect:
         return [rule for start, rule in self._other_rules if name.startswith(start)]
 
     def find_rule(self, root: Any, event_name: bytes | None) -> tuple[CompiledRule | None, Any]:
-        """Return the rule of an event, and the object to which its paths lead."""
+        """Return the rule that fits an event (or None), and the object in which its paths begin."""
         name, root = self.open(root, event_name)
         rules = self._by_name.get(name)
         for rule in self._rules_of(name) if rules is None else rules:
@@ -150,7 +149,7 @@ class TableDialect:
 
 
 class TableReader(shapes.ObjectReader):
-    """Reader of one answer."""
+    """Reader of one answer by the table of its dialect."""
 
     __slots__ = (
         "_answered",
@@ -172,11 +171,10 @@ class TableReader(shapes.ObjectReader):
         self.names_read = dialect.names_read
         self._has_output = False
         self._streamed = False
-        """Whether a rule without `repeats` has read output."""
+        """Whether a rule without `repeats` has read output, so that rules with `repeats` read none."""
         self._answered = False
         self._lists_tokens = False
-        """Whether events list their tokens. The running count is then not used: at the end it counts one
-        token more."""
+        """Whether events list their tokens. Then the running count is not used: its end is one too high."""
         self._running_count = openai_shapes.RunningCount()
         self._messages = MessageSpeakers()
         self._sample: Sample | None = None
@@ -192,7 +190,7 @@ class TableReader(shapes.ObjectReader):
         return self._dialect.end_certain
 
     def read_event(self, event: SseEvent) -> Delta:
-        """Return the Delta of an event by the rule that fits it; its data may be object, list or text."""
+        """Return the Delta of an event by the rule that fits it. Its data is an object, a list or a text."""
         data = event.data
         if data is None:
             return openai_shapes.read_non_object(event)
@@ -204,7 +202,7 @@ class TableReader(shapes.ObjectReader):
         kind = self._dialect.table.plain_text
         rule, _ = self._dialect.find_rule(value, event.event)
         if rule is not None and (isinstance(value, list) or rule.names):
-            # The data may be no object if the `event:` line names the event: `event: end`, `data: null`.
+            # Data without an object is read if the `event:` line names the event: `event: end`, `data: null`.
             reads = not is_end if rule.reads_data else kind is None or not rule.has_evidence
             if reads or isinstance(value, list):
                 return self._read_with(rule, value)[1]
@@ -270,7 +268,7 @@ class TableReader(shapes.ObjectReader):
         return shapes.failure_in(value)
 
     def _add_event(self, rule: CompiledRule, root: Any, findings: Findings, position: int) -> None:
-        """Add the content of an event; `position` is the index of its choice, unless the event has one."""
+        """Add the content of an event. `position`: index of its choice if the event has no index."""
         if rule.choice_index is not None:
             position = index_of(rule.choice_index(root), position)
         findings.root = root
@@ -280,7 +278,7 @@ class TableReader(shapes.ObjectReader):
         if len(findings.pieces) > PIECES_MAX:
             findings.cut = True
             del findings.pieces[PIECES_MAX:]
-        # If the event has output, its class is that of the output; METADATA and TOOL_CALL would add nothing.
+        # If the event has output, its class is that of the output, so METADATA and TOOL_CALL are not added.
         if rule.mark is not None and not (
             findings.pieces and rule.mark in (EventClass.METADATA, EventClass.TOOL_CALL)
         ):
@@ -295,7 +293,7 @@ class TableReader(shapes.ObjectReader):
             self._read_values(rule, findings)
 
     def _read_values(self, rule: CompiledRule, findings: Findings) -> None:
-        """Add the values that an event has once."""
+        """Add the values of the whole event: usage, error and durations."""
         values = findings.values
         usage = values["usage"][1] if "usage" in values else findings.root if "count" in values else None
         if (read := self._read_usage(usage, findings.root)) is not None:
@@ -311,10 +309,10 @@ class TableReader(shapes.ObjectReader):
                 findings.times += (ServerTime(name, ms, path.rpartition(".")[0] or path, path, unit),)
 
     def _read_usage(self, usage: Any, root: Any) -> tuple[UsageCounts, JsonObject, Any] | None:
-        """Return the counts of a usage object, the object, and the total; None if it counts nothing."""
+        """Return the counts of a usage object, the object, and its total; None if it counts no tokens."""
         if type(usage) is not dict:
             return None
-        # Most counts are direct members of the usage, which map() reads without a call of a Python function.
+        # Most counts are direct members of the usage. map() reads them without calls of Python functions.
         numbers = list(map(usage.get, self._dialect.counts))
         for i, other in self._dialect.other_counts:
             if numbers[i] is None and (number := other(usage)) is not None:
@@ -328,8 +326,8 @@ class TableReader(shapes.ObjectReader):
         return counts, usage, total
 
     def _read_choice(self, index: int, values: Values, findings: Findings) -> None:
-        """Add the finish reason of a choice, and its tokens: those that are listed or counted for this event,
-        or those that a running count adds."""
+        """Add the finish reason of a choice, and the number of its tokens: as listed or counted in this
+        event, or as the growth of a running count."""
         reason, tokens, logprobs, running = (values.get(key, NO_VALUE)[1] for key in OF_CHOICE)
         reason = shapes.text_of(reason)
         if reason.lower() in openai_shapes.NOT_ENDED:
@@ -344,7 +342,7 @@ class TableReader(shapes.ObjectReader):
         self._lists_tokens = self._lists_tokens or added > 0
         if (total := read_count(running)) is not None:
             # Count the first value of a running count for this event only if the event has a text and does
-            # not end the choice. The text may be empty: a token may be only a part of a character.
+            # not end the choice. An empty text is enough, because a token can be only a part of a character.
             runs = self._running_count.has_count(index) and not self._lists_tokens
             runs = runs or (findings.texts > 0 and not reason)
             step = self._running_count.growth(index, total)
@@ -379,7 +377,7 @@ class TableReader(shapes.ObjectReader):
             self._answered = self._answered or delta.content or delta.blank or delta.tool_call
         if counts is not None:
             delta.usage_running = self._running_count.has_several_choices
-            # Input and reasoning tokens add up to the total, so there was no output.
+            # If input and reasoning tokens add up to the total, there were no output tokens.
             silent = counts.reasoning and (counts.input or 0) + counts.reasoning == read_count(findings.total)
             if findings.reason is not None and not self._answered and counts.output is None and silent:
                 counts.output = 0
