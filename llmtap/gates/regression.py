@@ -127,8 +127,8 @@ def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -
 
 
 def _deciding_end(change: Change) -> float | None:
-    """Return the better end of the interval of a change, None if it is open. The figure is worse only if even
-    this end exceeds the tolerance."""
+    """Return the better end of the interval, None if open. A figure is worse if even this end exceeds the
+    tolerance."""
     return change.low if change.better == "lower" else change.high
 
 

@@ -39,7 +39,7 @@ class Condition:
     operator: str
     bound: float
 
-    def holds(self, value: float) -> bool:
+    def is_met_by(self, value: float) -> bool:
         return bool(_OPERATORS[self.operator](value, self.bound))
 
 
@@ -125,9 +125,9 @@ class Requirements:
 def _check_share(condition: Condition, place: str) -> None:
     """Raise ConfigError if every share from 0 to 1 meets a condition, or none does: in `error_rate<=1`, the
     user probably means 1 %, but 1 is 100 %."""
-    if condition.figure.unit is not FigureUnit.SHARE or condition.holds(0.0) != condition.holds(1.0):
+    if condition.figure.unit is not FigureUnit.SHARE or condition.is_met_by(0.0) != condition.is_met_by(1.0):
         return
-    often = "always" if condition.holds(1.0) else "never"
+    often = "always" if condition.is_met_by(1.0) else "never"
     hint = (
         f"1 is 100%; for one per cent, write {condition.figure.name}{condition.operator}1%"
         if condition.bound == 1
@@ -141,7 +141,7 @@ def _judged_requirement(condition: Condition, result: _Json, label: str) -> Requ
     if value is None or validity.state == "not_valid":
         state = "not_valid"
     else:
-        state = "met" if condition.holds(value) else "missed"
+        state = "met" if condition.is_met_by(value) else "missed"
     return RequirementRow(
         of=label,
         requirement=condition.text,

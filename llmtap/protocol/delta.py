@@ -114,8 +114,7 @@ class Verdict(msgspec.Struct, gc=False):
     """What the guardrail assessed: `input` or `output`; `unknown` if the evidence does not show it."""
     confidence: str = "high"
     value: str | None = None
-    """The decisive code or reason as the server sent it. It is possibly a text of a user, so the Exchange
-    stores only its `clean_word`."""
+    """The decisive code or reason as sent; possibly a text, so the Exchange stores only its `clean_word`."""
     category: str | None = None
     path: str | None = None
     substituted: bool = False

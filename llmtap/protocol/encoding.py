@@ -18,11 +18,9 @@ from llmtap.errors import PeerProtocolError
 DECODED_BYTES_MAX: Final = 256 << 20
 """Maximum decoded size of one body: a million tokens, streamed at 250 bytes each."""
 RATIO_MAX: Final = 250
-"""Maximum ratio of decoded to coded bytes. Streams of similar chunks reach about 50, deflate at most
-1,032."""
+"""Maximum ratio of decoded to coded bytes. Streams of similar chunks reach 50, deflate at most 1,032."""
 RATIO_FREE_BYTES: Final = 256 << 10
-"""Decoded size up to which the ratio is not limited, because it is high by chance at the start of a
-stream."""
+"""Decoded size up to which the ratio is not limited, because it can be high by chance at the start."""
 CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
 """Maximum number of decoded bytes that are returned at once, so that parsing them takes only a few ms."""
@@ -69,7 +67,7 @@ class DecodingBudget:
         ratio_bytes_max = max(RATIO_FREE_BYTES, self._ratio_max * self._coded_bytes)
         return min(self._decoded_bytes_max, ratio_bytes_max) - self.decoded_bytes
 
-    def take(self, size: int) -> None:
+    def add_decoded(self, size: int) -> None:
         """Count `size` decoded bytes. Raises DecodeError if the body has too many now."""
         self.decoded_bytes += size
         if self.decoded_bytes > self._decoded_bytes_max:
@@ -114,6 +112,7 @@ class Decoder:
 
     @property
     def identity(self) -> bool:
+        """Whether the body has no content coding."""
         return not self._stages
 
     @property
@@ -163,7 +162,7 @@ def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -
     while True:
         piece = inflater.decompress(data, PIECE_BYTES)
         if piece:
-            budget.take(len(piece))
+            budget.add_decoded(len(piece))
             yield piece
         data = inflater.unconsumed_tail
         # After a full piece, more output can follow although all input is used.
@@ -242,7 +241,7 @@ class _Brotli:
         try:
             # In brotli 1.2, output can remain even if `can_accept_more_data`, so read until a piece is empty.
             while piece := decompressor.process(data, output_buffer_limit=PIECE_BYTES):
-                budget.take(len(piece))
+                budget.add_decoded(len(piece))
                 yield piece
                 if decompressor.is_finished():
                     return
@@ -271,6 +270,6 @@ class _Zstd:
                 output = self._decompressor.decompress(data[i : i + _ZSTD_INPUT_BYTES])
             except zstandard.ZstdError:
                 raise DecodeError("the body is not valid zstd with a window of at most 8 MiB") from None
-            budget.take(len(output))
+            budget.add_decoded(len(output))
             for start in range(0, len(output), PIECE_BYTES):
                 yield output[start : start + PIECE_BYTES]

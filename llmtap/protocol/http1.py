@@ -25,7 +25,7 @@ LENGTH_DIGITS_MAX: Final = 18
 SIZE_DIGITS_MAX: Final = 15
 """Maximum number of digits of a chunk size after its leading zeros."""
 LINE_BYTES_MAX: Final = 8_192
-"""Maximum length of a chunk-size line with its extensions, or of a trailer line; nginx's limit for header
+"""Maximum length of a chunk-size line with extensions, or of a trailer line; nginx's limit for header
 lines."""
 EXTENSION_BYTES_MAX: Final = 16_384
 """Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks. A
@@ -107,7 +107,7 @@ NO_TRAILER_WORDS: Final = frozenset(
 an identity or a route, so it must not be a trailer. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Fields that no message may have as trailers: if a recipient merges them, it finds another end of the
-message."""
+body."""
 NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",
@@ -219,8 +219,7 @@ def sole_value(headers: Headers, name: bytes) -> bytes | None:
 
 
 def spelling_key(name: bytes) -> bytes:
-    """Return the name of a field as CGI and WSGI distinguish names (RFC 3875 4.1.18): `x-tenant` for
-    `X_Tenant`."""
+    """Return the name of a field as CGI distinguishes names (RFC 3875 4.1.18): `x-tenant` for `X_Tenant`."""
     return name.lower().replace(b"_", b"-")
 
 
@@ -231,12 +230,12 @@ def _without_connection_fields(headers: Headers, connection: tuple[bytes, ...]) 
 
 
 class _HeadCollector:
-    __slots__ = ("complete", "headers", "target")
+    __slots__ = ("headers", "is_complete", "target")
 
     def __init__(self) -> None:
         self.target = b""
         self.headers: Headers = []
-        self.complete = False
+        self.is_complete = False
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -245,7 +244,7 @@ class _HeadCollector:
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self.complete = True
+        self.is_complete = True
 
 
 def _tokenise_request(raw: bytes, method: bytes) -> _HeadCollector:
@@ -264,7 +263,7 @@ def _tokenise_request(raw: bytes, method: bytes) -> _HeadCollector:
         pass  # llhttp raises this after the head of a request for an upgrade, when it has read all fields.
     except httptools.HttpParserError as exc:
         raise PeerProtocolError(f"malformed request head: {_error_reason(exc)}") from None
-    if not fields.complete:
+    if not fields.is_complete:
         raise PeerProtocolError("the request head is incomplete")
     return fields
 
@@ -368,8 +367,8 @@ def _check_host(value: bytes) -> None:
 
 
 def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
-    """Return the response head in `raw`, which ends with the empty line. `method`: method of the request.
-    Raises PeerProtocolError with status 502."""
+    """Return the response head in `raw`, which ends with the empty line. `method`: that of the request.
+    Raises PeerProtocolError (502)."""
     if _plain_response is not None and method != b"HEAD" and (plain := _plain_response(raw)) is not None:
         status, reason, headers, length, chunked, keep_alive = plain
         if chunked:
@@ -400,7 +399,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
             what = "status 101 without the fields Connection: Upgrade and Upgrade (RFC 9110 7.8)"
         raise PeerProtocolError(f"malformed response head: {what}", 502) from None
     is_11 = raw.startswith(b"HTTP/1.1 ")
-    if not fields.complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
+    if not fields.is_complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
         raise PeerProtocolError("the response head is not a complete head of HTTP/1.1 or HTTP/1.0", 502)
     headers = fields.headers
     status = int(raw[9:12])  # llhttp accepts only three digits here.
@@ -468,17 +467,17 @@ class BodyScanner(Protocol):
 
 
 class LengthScanner:
-    __slots__ = ("left",)
+    __slots__ = ("bytes_left",)
 
     def __init__(self, left: int) -> None:
-        self.left = left
+        self.bytes_left = left
 
     def feed(self, data: bytes) -> int:
-        left = self.left - len(data)
+        left = self.bytes_left - len(data)
         if left > 0:
-            self.left = left
+            self.bytes_left = left
             return -1
-        self.left = 0
+        self.bytes_left = 0
         return len(data) + left
 
 
@@ -536,8 +535,8 @@ class ChunkedScanner:
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole_chunk_payload(self, data: bytes) -> bytes:
-        """Return the payload if `data` is one whole chunk whose size line is cached. Else return b"": the
-        caller must then pass `data` to `feed`."""
+        """Return the payload if `data` is one whole chunk with a cached size line; else b"": then call
+        `feed`."""
         if not self.is_between_chunks:
             return b""
         start = data.find(b"\n") + 1
@@ -547,7 +546,7 @@ class ChunkedScanner:
         return b""
 
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """Scan as `BodyScanner.feed`, and append the payload to `pieces`. Malformed bytes raise
+        """Scan as `BodyScanner.feed`; append the payload to `pieces`. Malformed bytes raise
         PeerProtocolError."""
         at, end, left = 0, len(data), self.left
         while True:

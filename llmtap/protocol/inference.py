@@ -18,8 +18,7 @@ from llmtap.errors import ConfigError
 from llmtap.protocol.target import plain_path, split_target
 
 NOT_INFERENCE_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS")
-"""Methods of scrapes, health checks, model lists and pages. APIs send requests to models by POST or
-WebSocket."""
+"""Methods of scrapes, health checks, lists and pages. APIs send requests to models by POST or WebSocket."""
 NOT_INFERENCE: Final = (
     *NOT_INFERENCE_METHODS,
     "/tokenize",
@@ -60,8 +59,8 @@ class SkipRules:
     def rule_of(
         self, method: str, path: str, query: str = "", fields: Iterable[tuple[bytes, bytes]] = ()
     ) -> str | None:
-        """Return the rule that covers a request, or None; `path` is decoded. An empty `method` tests only
-        paths."""
+        """Return the rule that covers a request, or None; `path` is decoded. Without `method`, only path
+        rules."""
         return self._rule_of(method, plain_path(path, decoded=True), query, fields)
 
     def _rule_of(

@@ -24,13 +24,12 @@ from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
 BLOCK_BYTES_MAX: Final = 4_096
-"""Maximum size of a recognised event; it bounds the memory of a run. An event with one token is much
+"""Maximum size of a recognised event; it bounds the memory of runs. An event with one token is much
 smaller."""
 _BEFORE_VALUE: Final = (b'":', b'": ')
 """Bytes before the value of a member. The probe shows whether this value is the text of the event."""
 LOOSE_MAX: Final = 3
-"""Maximum number of loose values of an event, because each is checked every time. No known server sends
-more."""
+"""Maximum number of loose values of an event, because each takes time. No known server sends more."""
 _SIZE_LINES: Final = {
     len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
 }
@@ -71,7 +70,7 @@ class Repetition(msgspec.Struct, gc=False):
     ahead: _Loose = ()
     """For each loose value before the text: the fixed bytes after it, and whether it is a string."""
     beyond: _Loose = ()
-    """For each loose value after the text, the last one first: the fixed bytes before it, and whether it is a
+    """For each loose value after the text, the last first: the fixed bytes before it, and whether it is a
     string."""
     names: frozenset[str] = frozenset()
     """Names of the members that have the loose values."""
@@ -108,8 +107,7 @@ class Repetition(msgspec.Struct, gc=False):
 
     def _text_span(self, data: bytes, start: int, end: int) -> tuple[int, int]:
         """Check each loose value, and return the start and end of the text. Raises ValueError if a check
-        fails; it also fails if a value contains the bytes of a fixed part, so a wrong text is never
-        returned."""
+        fails. A value with the bytes of a fixed part fails, so no text is wrong."""
         for fixed, is_string in self.ahead:
             stop = data.index(fixed, start, end)
             _check_value(data, start, stop, is_string)
@@ -266,7 +264,7 @@ class RepetitionFinder:
         self._vain_searches_left = _VAIN_SEARCHES_MAX
 
     def search(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
-        """Set `repetition` to that of a block with one repeatable event. `offset`: end of the block in the
+        """Set `repetition` to that of a block with one repeatable event, which ends at `offset` in the
         body."""
         if not self._vain_searches_left or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
             return
@@ -285,8 +283,7 @@ TEXTS_BYTES_MAX: Final = 6 << 10
 RUN_BYTES: Final = 16 << 10
 """Maximum memory of a run: 25 bytes for each of 256 events (in Python: 150 for each of 64), and the texts."""
 RUN_BLOCKS: Final = 6
-"""Number of copies of the repeated block in memory: three in the repetition, and three in the previous
-one."""
+"""Number of copies of the repeated block in memory: three in each of the current and previous repetition."""
 
 RunColumns = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
 """Columns with one value for each event of a run: `t_ns` and `added_ns` of its read, size of its block in

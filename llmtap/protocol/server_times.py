@@ -92,8 +92,7 @@ _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"x-envoy-upstream-service-time": ("total", "ms"),
     b"fireworks-server-time-to-first-token": ("ttft", "s"),
     b"fireworks-server-processing-time": ("total", "s"),
-    # TGI. x-compute-time, which repeats x-total-time, and x-validation-time, which is no work on tokens, are
-    # not read.
+    # TGI. Not read: x-compute-time (repeats x-total-time) and x-validation-time (no work on tokens).
     b"x-queue-time": ("queue", "ms"),
     b"x-inference-time": ("inference", "ms"),
     b"x-time-per-token": ("mean_itl", "ms"),
@@ -140,8 +139,7 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
 
 
 def clock_ns(timings: Any) -> int:
-    """Return llama.cpp's clock at a token from its `timings`, in ns since decoding began; -1 if not
-    reported."""
+    """Return llama.cpp's clock at a token, from its `timings`: ns since decoding began, -1 if unknown."""
     return duration_clock_ns(timings.get("predicted_ms") if isinstance(timings, dict) else None, "ms")
 
 

@@ -29,13 +29,13 @@ def role_of(value: JsonObject) -> str:
         if type(role) is dict:
             role = role.get("role")
         if type(role) is str and role:
-            return _plain(role)
+            return _plain_role(role)
     return ""
 
 
 def is_other(role: Any) -> bool:
     """Return whether a role is that of another speaker than the model."""
-    return type(role) is str and _plain(role) in _OTHER_ROLES
+    return type(role) is str and _plain_role(role) in _OTHER_ROLES
 
 
 def is_of_other(value: JsonObject) -> bool:
@@ -43,7 +43,7 @@ def is_of_other(value: JsonObject) -> bool:
     return not _SPEAKERS.isdisjoint(value) and role_of(value) in _OTHER_ROLES
 
 
-def _plain(role: str) -> str:
+def _plain_role(role: str) -> str:
     """Return a role in lower case, without a prefix and a number: `user` for `ROLE_USER` or `user-1`."""
     return role[:_ROLE_CHARS_MAX].lower().removeprefix("role_").rstrip("0123456789").rstrip("-_:# ")
 

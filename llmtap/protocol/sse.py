@@ -26,8 +26,7 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
-"""Maximum size of an event; a longer event is skipped. Known events have up to about 1 MB (audio,
-arguments)."""
+"""Maximum size of an event; a longer event is skipped. Known events have up to 1 MB (audio, arguments)."""
 _LINE_BYTES: Final = 48
 """Memory that a data line takes in addition to its bytes."""
 
@@ -53,14 +52,14 @@ class SseParser:
     __slots__ = (
         "_after_cr",
         "_bom",
-        "_comment",
         "_cr_waits",
         "_crlf",
         "_data",
         "_data_bytes",
         "_event",
         "_event_bytes_max",
-        "_field",
+        "_has_comment",
+        "_has_other_field",
         "_line_size",
         "_per_line",
         "_start",
@@ -97,8 +96,8 @@ class SseParser:
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._event = b""
-        self._comment = False
-        self._field = False
+        self._has_comment = False
+        self._has_other_field = False
         """Whether the block has a field other than `data`."""
         self._too_long = False
 
@@ -195,9 +194,9 @@ class SseParser:
                 self._end_line(line[:-1], start, at, out)
                 self._crlf = False
             elif not line.endswith(b"\r"):
-                self._keep(line, start)
+                self._add_to_line(line, start)
             elif at == self.offset and self._crlf:
-                self._keep(line[:-1], start)
+                self._add_to_line(line[:-1], start)
                 self._cr_waits = True
             else:
                 self._end_line(line[:-1], start, at, out)
@@ -213,7 +212,7 @@ class SseParser:
         )
         return out
 
-    def _keep(self, part: bytes, start: int) -> None:
+    def _add_to_line(self, part: bytes, start: int) -> None:
         if not part:
             return
         if self._start < 0:
@@ -257,12 +256,12 @@ class SseParser:
                 if text == b"[DONE]" or (text.startswith(b"{") and text.endswith(b"}")):
                     self._dispatch(end, out)
         elif line.startswith(b":"):
-            self._comment = True
+            self._has_comment = True
         elif line == b"data":  # WHATWG HTML: a line without a colon is a field with an empty value.
             self._data.append(b"")
             self._data_bytes += _LINE_BYTES
         else:
-            self._field = True
+            self._has_other_field = True
             if line.startswith(b"event:"):
                 self._event = line[7:] if line.startswith(b" ", 6) else line[6:]
             elif line == b"event":
@@ -278,7 +277,7 @@ class SseParser:
         else:
             lines = self._data
             data = None if not lines else lines[0] if len(lines) == 1 else b"\n".join(lines)
-            alone = self._comment and data is None and not self._field
+            alone = self._has_comment and data is None and not self._has_other_field
             out.append(SseEvent(self._start, end, data, self._event or None, alone))
         self._reset()
 
@@ -294,7 +293,7 @@ class SseParser:
         self._data.clear()
         self._data_bytes = 0
         self._event = b""
-        self._comment = self._field = self._too_long = False
+        self._has_comment = self._has_other_field = self._too_long = False
 
 
 class LineParser:
@@ -302,10 +301,10 @@ class LineParser:
     keep-alive. A line of more than `line_bytes_max` bytes is skipped and counted. `named`: each line has the
     name of its event, a colon, and JSON."""
 
-    __slots__ = ("_is_dropped", "_line_bytes_max", "_named", "_size", "_tail", "offset", "skipped")
+    __slots__ = ("_has_names", "_is_dropped", "_line_bytes_max", "_size", "_tail", "offset", "skipped")
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX, *, named: bool = False) -> None:
-        self._named = named
+        self._has_names = named
         self.offset = 0
         self.skipped = 0
         self._line_bytes_max = line_bytes_max
@@ -327,19 +326,19 @@ class LineParser:
         out: list[SseEvent] = []
         begin = 0
         while (newline := data.find(b"\n", begin)) >= 0:
-            self._keep(data[begin : newline + 1])
+            self._add_to_line(data[begin : newline + 1])
             begin = newline + 1
-            self._end(out)
-        self._keep(data[begin:])
+            self._end_line(out)
+        self._add_to_line(data[begin:])
         return out
 
     def close(self) -> list[SseEvent]:
         out: list[SseEvent] = []
         if self._size:
-            self._end(out)
+            self._end_line(out)
         return out
 
-    def _keep(self, part: bytes) -> None:
+    def _add_to_line(self, part: bytes) -> None:
         self.offset += len(part)
         self._size += len(part)
         if self._size > self._line_bytes_max or self._is_dropped:
@@ -347,12 +346,12 @@ class LineParser:
         else:
             self._tail += part
 
-    def _end(self, out: list[SseEvent]) -> None:
+    def _end_line(self, out: list[SseEvent]) -> None:
         if self._size > self._line_bytes_max or self._is_dropped:
             self.skipped += 1
         else:
             line, name = bytes(self._tail).rstrip(b"\r\n"), None
-            if self._named and line:
+            if self._has_names and line:
                 name, _, line = line.partition(b":")
             out.append(SseEvent(self.offset - self._size, self.offset, line, name))
         self._tail.clear()
@@ -403,8 +402,7 @@ class MessageStreamParser:
         return len(self._buffer) + len(self._first_payloads or b"") + parts
 
     def drop(self) -> None:
-        """Release the memory of the unfinished message, and stop parsing: the next message has no start
-        mark."""
+        """Release the memory of the unfinished message, and stop parsing: messages have no start mark."""
         self.broken = True
         self._buffer.clear()
         self._first_payloads = None

@@ -19,8 +19,7 @@ MODEL_REFUSAL: Final = "model_refusal"
 INPUT: Final = "input_guardrail"
 OUTPUT: Final = "output_guardrail"
 GUARDRAIL: Final = "guardrail"
-"""Kind of a verdict whose evidence does not show whether the guardrail acted on the input or on the
-output."""
+"""Kind of a verdict whose evidence does not show whether the guardrail acted on input or output."""
 PASSED_ON: Final = ("flagged", "redacted")
 """Actions of a guardrail that let the answer pass, so they are no refusals."""
 
@@ -39,7 +38,7 @@ _ITEMS_MAX: Final = 64
 _MESSAGE_CHARS_MAX: Final = 4_096
 
 
-def word(value: Any) -> str | None:
+def as_word(value: Any) -> str | None:
     """Return a value as text if it is a single short word, such as a code or a category; else None."""
     if type(value) is int and -1_000_000 < value < 1_000_000:
         return str(value)
@@ -150,7 +149,7 @@ def _category_name(results: Any, key: str) -> str | None:
                 break
             details = result.get("details") if isinstance(result, dict) else result
             if any(entry.get(key) is True for entry in (*_objects_in([result]), *_objects_in(details))):
-                return word(name) or ""
+                return as_word(name) or ""
     return None
 
 
@@ -182,8 +181,7 @@ _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"
 
 
 def warnings_verdict(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
-    """Return the verdict in the warnings of the FMS orchestrator. With an answer (`answered`), they only
-    flag."""
+    """Return the verdict in the warnings of the FMS orchestrator. If there is an answer, they only flag."""
     for i, warning in _indexed_objects(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
@@ -202,7 +200,7 @@ def warnings_verdict(warnings: Any, detections: Any, *, answered: bool) -> Verdi
 def _detection_type(detections: Any, phase: str) -> str | None:
     for detection in _objects_in(detections.get(phase) if isinstance(detections, dict) else None):
         for result in _objects_in(detection.get("results")):
-            if kind := word(result.get("detection_type")):
+            if kind := as_word(result.get("detection_type")):
                 return kind
     return None
 
@@ -246,9 +244,8 @@ _ACTION_STRENGTHS: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
 
 
 def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
-    """Return the phase and the strongest action in the trace of a guardrail. The phase is that of this
-    action; None if both input and output had it, or neither was assessed. The action is `replaced`,
-    `redacted` if text was only masked, or None."""
+    """Return the phase and the strongest action in the trace of a guardrail. The phase is None if the action
+    was on both, or on neither; the action is `replaced`, `redacted` (masked) or None."""
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
         return None, None
@@ -306,13 +303,13 @@ _RAIL_WORDS: Final = frozenset(
 def _rail_detail(name: str) -> JsonObject:
     """Return the name of a rail as a detail. A name that is neither a single word nor a name of the library
     becomes `other`, because it is possibly a text of a user."""
-    return {"rail": word(name) or (name if _RAIL_WORDS.issuperset(name.split(" ")) else "other")}
+    return {"rail": as_word(name) or (name if _RAIL_WORDS.issuperset(name.split(" ")) else "other")}
 
 
 def block_reason_verdict(feedback: Any, place: str) -> Verdict | None:
     """Return the verdict in Gemini's `promptFeedback.blockReason`, which some gateways pass on."""
     for key in ("blockReason", "block_reason"):
-        reason = word(feedback.get(key)) if isinstance(feedback, dict) else None
+        reason = as_word(feedback.get(key)) if isinstance(feedback, dict) else None
         if reason is not None and not reason.upper().endswith("UNSPECIFIED"):
             return Verdict("body_field", INPUT, "blocked", "input", value=reason, path=f"{place}.{key}")
     return None
@@ -418,7 +415,7 @@ def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -
     inner = error.get("innererror") or error.get("inner_error")
     inner = inner if isinstance(inner, dict) else {}
     for source, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
-        code = word(source.get("code"))
+        code = as_word(source.get("code"))
         if code is None or code.lower() not in _CODES:
             continue
         if code.lower() == "content_blocked" and error.get("type") == "guardrails_violation":
@@ -427,12 +424,12 @@ def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -
         filters = (holder.get(key) for holder in (inner, error) for key in keys)
         category = next((c for f in filters if (c := _category_name(f, "filtered"))), None)
         azure = azure_verdict(error.get("content_filters")) or Verdict("")
-        phase = _CODES[code.lower()] or azure.phase or _filtered_role(value) or _phase_of(text)
+        phase = _CODES[code.lower()] or azure.phase or _filtered_phase(value) or _phase_of(text)
         return _block_verdict("error.code", phase, value=code, path=path, category=category or azure.category)
     return None
 
 
-def _filtered_role(value: JsonObject) -> str | None:
+def _filtered_phase(value: JsonObject) -> str | None:
     for entry in _objects_in(value.get("contentFilter") or value.get("content_filter")):
         if (role := entry.get("role")) in ("user", "history", "system", "assistant"):
             return "output" if role == "assistant" else "input"
@@ -462,7 +459,7 @@ def _metadata_verdict(error: JsonObject, place: str) -> Verdict | None:
     reasons = metadata.get("reasons")
     if not isinstance(reasons, list) and "flagged_input" not in metadata:
         return None
-    category = word(reasons[0]) if isinstance(reasons, list) and reasons else None
+    category = as_word(reasons[0]) if isinstance(reasons, list) and reasons else None
     return _block_verdict("error.metadata", "input", path=f"{place}metadata.reasons", category=category)
 
 

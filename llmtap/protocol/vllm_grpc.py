@@ -60,8 +60,8 @@ class GrpcRequest:
 class GrpcUsage:
     prompt_tokens: int
     output_tokens: int
-    """Number of output tokens. vLLM possibly reports only those of the last chunk; then use the number of ids
-    in all chunks."""
+    """Number of output tokens, with vLLM possibly only those of the last chunk: then count the ids of all
+    chunks."""
     cached_tokens: int = 0
 
 
@@ -125,8 +125,7 @@ def read_request(data: bytes, service: str = SERVICE) -> GrpcRequest:
 
 
 def write_chunk(chunk: GrpcChunk, service: str = SERVICE, request_id: str = "") -> bytes:
-    """Encode a message of an answer; usage makes it the last one. `request_id` is only in SGLang's
-    messages."""
+    """Encode a message of an answer, with usage the last one. Only SGLang's messages have `request_id`."""
     if service == SGLANG_SERVICE:
         message = _sglang.GenerateResponse(request_id=request_id)
     else:

@@ -55,8 +55,8 @@ _FLUSHED: Final = b"\x00\x00\xff\xff"
 """Bytes that the sender omits at the end of each compressed message (RFC 7692 7.2.1)."""
 _WINDOW_BYTES: Final = 1 << 15
 _FINAL_BLOCKS_MAX: Final = 16
-"""Maximum number of final deflate blocks in one message, because each takes about 20 us. Known senders end a
-message with one final block, or with none."""
+"""Maximum number of final deflate blocks in one message, which take about 20 us each. Known senders use 0 or
+1."""
 _TEXTS_MAX: Final = 64
 _EXTENSION: Final = b"permessage-deflate"
 
@@ -67,20 +67,20 @@ class MessageParser:
     permessage-deflate was negotiated. Payloads of more than `message_bytes_max` bytes are dropped."""
 
     __slots__ = (
-        "_begun_opcode",
-        "_compressed",
-        "_fin",
         "_head",
         "_inflater",
+        "_is_compressed",
+        "_is_final",
         "_mask_key",
         "_masked",
         "_message_bytes_max",
+        "_message_opcode",
         "_opcode",
         "_parts",
         "_payload_left",
         "_payload_taken",
         "_sender",
-        "_size",
+        "_sizes",
         "_too_long",
         "broken",
     )
@@ -97,15 +97,15 @@ class MessageParser:
         self._head = bytearray()
         self._payload_left = -1  # Remaining bytes of the payload; -1 while the head is incomplete.
         self._payload_taken = 0  # Bytes of the payload read so far.
-        self._fin = False
+        self._is_final = False
         self._opcode = Opcode.CONTINUATION
         self._mask_key = b""
         # State of the message that is being read, and of a control frame, which can interrupt the message.
-        self._begun_opcode: Opcode | None = None
-        self._compressed = False
-        # `_parts` and `_size` have the key True for the control frame, and False for the message.
+        self._message_opcode: Opcode | None = None
+        self._is_compressed = False
+        # `_parts` and `_sizes` have the key True for the control frame, and False for the message.
         self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}
-        self._size: dict[bool, int] = {False: 0, True: 0}
+        self._sizes: dict[bool, int] = {False: 0, True: 0}
         self._too_long = False
         self._inflater = _Inflater() if deflates else None
 
@@ -117,7 +117,7 @@ class MessageParser:
 
     def drop(self) -> None:
         """Release the memory of the unfinished message, which is then returned without its payload."""
-        self._too_long = self._begun_opcode is not None
+        self._too_long = self._message_opcode is not None
         self._parts[False].clear()
 
     def feed(self, data: bytes) -> list[WebSocketMessage]:
@@ -127,7 +127,7 @@ class MessageParser:
         try:
             while at < len(data) and self.broken is None:
                 if self._payload_left < 0:
-                    if self._begun_opcode is not None and not (self._masked or self._head):
+                    if self._message_opcode is not None and not (self._masked or self._head):
                         at = self._skip_empty(data, at)
                     at = self._read_head(data, at)
                 else:
@@ -148,7 +148,7 @@ class MessageParser:
         million of these frames would take too long one by one."""
         zeros = _match_zeros(data, at)
         size = 0 if zeros is None else (zeros.end() - at) & ~1
-        self._size[False] += size
+        self._sizes[False] += size
         return at + size
 
     def _read_head(self, data: bytes, at: int) -> int:
@@ -196,21 +196,21 @@ class MessageParser:
             raise self._error("a WebSocket frame whose length is not in its shortest form (RFC 6455 5.2)")
         if not control:
             continues = opcode is Opcode.CONTINUATION
-            if continues is (self._begun_opcode is None):
+            if continues is (self._message_opcode is None):
                 what = "continuation without a message" if continues else "message in the middle of another"
                 raise self._error(f"a WebSocket {what}")
             if continues and first & _RSV1:
                 raise self._error("a WebSocket continuation frame with the bit of compression (RSV1)")
             if not continues:
-                self._begun_opcode, self._compressed = opcode, bool(first & _RSV1)
-        self._opcode, self._fin, self._mask_key = opcode, fin, head[end:]
+                self._message_opcode, self._is_compressed = opcode, bool(first & _RSV1)
+        self._opcode, self._is_final, self._mask_key = opcode, fin, head[end:]
         self._payload_left, self._payload_taken = length, 0
-        self._size[control] += len(head)
+        self._sizes[control] += len(head)
 
     def _add_payload(self, part: bytes) -> None:
         control = bool(self._opcode & _CONTROL)
         self._payload_left -= len(part)
-        self._size[control] += len(part)
+        self._sizes[control] += len(part)
         kept = self._parts[control]
         if not control and (self._too_long or len(kept) + len(part) > self._message_bytes_max):
             self._too_long = True
@@ -222,25 +222,24 @@ class MessageParser:
     def _end_frame(self, out: list[WebSocketMessage]) -> None:
         self._payload_left = -1
         control = bool(self._opcode & _CONTROL)
-        if not (self._fin or control):
+        if not (self._is_final or control):
             return
         payload: bytes | None = bytes(self._parts[control])
         opcode = self._opcode
-        if not control and self._begun_opcode is not None:
-            opcode = self._begun_opcode
+        if not control and self._message_opcode is not None:
+            opcode = self._message_opcode
             if self._too_long:
                 payload = None
-            if self._compressed and self._inflater is not None:
+            if self._is_compressed and self._inflater is not None:
                 payload = self._inflater.inflate_message(payload, self._message_bytes_max)
-            self._begun_opcode, self._too_long = None, False
-        out.append(WebSocketMessage(opcode, self._size[control], payload))
+            self._message_opcode, self._too_long = None, False
+        out.append(WebSocketMessage(opcode, self._sizes[control], payload))
         self._parts[control].clear()
-        self._size[control] = 0
+        self._sizes[control] = 0
 
 
 class _Inflater:
-    """Inflates the messages of one direction, which have one common window, and one common limit of the ratio
-    of inflated to compressed bytes."""
+    """Inflates the messages of one direction, which have a common window and a common limit of the ratio."""
 
     __slots__ = ("_budget", "_history", "_history_bytes", "_inflater")
 
@@ -257,8 +256,7 @@ class _Inflater:
 
     def inflate_message(self, payload: bytes | None, bytes_max: int) -> bytes | None:
         """Return the inflated payload of a message; None if the payload was dropped (None), is invalid, or is
-        too long. In these cases the window is emptied, so a later message that refers to the window fails,
-        too."""
+        too long. Then the window is emptied, so later messages that refer to it fail, too."""
         text = None
         if payload is not None:
             self._budget.add_coded(len(payload))
@@ -269,7 +267,7 @@ class _Inflater:
         if text is None:
             self._reset()
         else:
-            self._remember(text)
+            self._add_to_window(text)
         return text
 
     def _inflate(self, data: bytes, bytes_max: int) -> bytes | None:
@@ -292,9 +290,8 @@ class _Inflater:
             self._inflater = zlib.decompressobj(-zlib.MAX_WBITS, zdict=window)
         return None
 
-    def _remember(self, text: bytes) -> None:
-        """Store the last bytes of this direction as pieces, and join them only when there are many, to save
-        time."""
+    def _add_to_window(self, text: bytes) -> None:
+        """Store the last bytes of this direction as pieces, and join them when there are many."""
         text = text[-_WINDOW_BYTES:]
         self._history.append(text)
         self._history_bytes += len(text)

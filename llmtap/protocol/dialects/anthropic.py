@@ -15,7 +15,7 @@ from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown_delta
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import word
+from llmtap.protocol.verdicts import as_word
 
 _EVENTS: Final = frozenset(
     {
@@ -135,7 +135,7 @@ class Anthropic(shapes.ObjectReader):
         counts = _counts(usage)
         delta = shapes.gather(pieces, reason=reason, signal="stop_reason", counts=counts, usage=usage)
         if delta.verdict is not None and isinstance(details, dict):
-            delta.verdict.category = word(details.get("category"))
+            delta.verdict.category = as_word(details.get("category"))
         self._has_stopped |= delta.finish_reason is not None
         if counts is not None:
             counts.input = counts.input or self._start_counts.input

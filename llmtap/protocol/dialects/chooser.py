@@ -35,7 +35,7 @@ of events that the chosen dialect does not understand."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
 """On a foreign path, a dialect is chosen only after this number of events with output or an end."""
 _EVENTS_ON_PATH: Final = 2
-"""On its own path, a table that has read no output is chosen early only after it understood this many
+"""On its own path, a table without output is chosen before the end only after it understood this many
 events."""
 _UNREAD_ON_PATH: Final = 4
 """On its own path, a dialect is not chosen if the events that it did not understand are more than this
@@ -70,7 +70,7 @@ class _Candidate:
 
     reader: Reader
     position: int
-    """Position of the dialect in `Dialects.all`."""
+    """Position of the dialect in `Dialects.entries`."""
     claim: int
     is_own: bool
     """Whether the dialect is a table of the user that fits."""
@@ -126,8 +126,7 @@ class _Candidate:
 
     @property
     def certainty(self) -> tuple[bool, bool, bool]:
-        """Signs that the dialect is right: whether it is a table of the user, whether the path belongs to it,
-        and whether the events name it."""
+        """Signs for the dialect: it is a table of the user, the path belongs to it, the events name it."""
         return self.is_own, self.is_on_path, self.claim >= _NAMED
 
 
@@ -143,8 +142,8 @@ class DialectChooser:
         "_certainty",
         "_data_events",
         "_dialects",
+        "_has_read_output",
         "_is_full",
-        "_output_read",
         "_outputs_of_another",
         "_path",
         "_reading",
@@ -169,7 +168,7 @@ class DialectChooser:
         self._candidates: list[_Candidate] = []
         self._certainty = (False, False, False)
         """Certainty of the chosen dialect (`_Candidate.certainty`)."""
-        self._output_read = False
+        self._has_read_output = False
         self._outputs_of_another = 0
         self._revisions_left = REVISIONS_MAX
         self._is_full = False
@@ -224,16 +223,15 @@ class DialectChooser:
         best = self._find_decisive()
         if _is_data(event):
             self._data_events += 1
-            best = best or self._admit(event)
+            best = best or self._add_candidates(event)
         if best is not None:
-            return self._settle(best.reader, Reading.DIALECT, best)
+            return self._choose(best.reader, Reading.DIALECT, best)
         if self._data_events >= EVENTS_KEPT_MAX or self.kept_bytes > BYTES_KEPT_MAX:
             return self.conclude(whole=False)
         return []
 
     def offer_known(self, delta: Delta, t_ns: int) -> list[Released]:
-        """Take the Delta of an event that is not for a dialect. Return the events whose meaning is known
-        now."""
+        """Take the Delta of an event that is not for a dialect. Return the events with a known meaning."""
         if not self._stored_events:
             return [Released(delta, None, t_ns)]
         self._store(_StoredEvent(None, delta, delta.size, t_ns))
@@ -264,16 +262,16 @@ class DialectChooser:
             events = [stored.event for stored in self._stored_events if stored.event is not None]
             reader = structure.infer(events, whole=whole) if likely else None
             if reader is not None and reader.knows_output:
-                return self._settle(reader, Reading.INFERRED, None)
+                return self._choose(reader, Reading.INFERRED, None)
         if likely:
             best = max(likely, key=lambda c: (c.strong_events, c.evidence, c.rank))
-            return self._settle(best.reader, Reading.DIALECT, best)
+            return self._choose(best.reader, Reading.DIALECT, best)
         events = [stored.event for stored in self._stored_events if stored.event is not None]
         owners = self._dialects.owners(self._path)
         if owners and self._data_events and all(map(_is_done_mark, filter(_is_data, events))):
-            return self._settle(self._dialects.all[owners[0]](), Reading.DIALECT, None)
+            return self._choose(self._dialects.entries[owners[0]](), Reading.DIALECT, None)
         reader = structure.infer(events, whole=whole) if self._data_events else None
-        return self._settle(reader, Reading.NONE if reader is None else Reading.INFERRED, None)
+        return self._choose(reader, Reading.NONE if reader is None else Reading.INFERRED, None)
 
     def read_event(self, event: SseEvent) -> Delta:
         """Read an event after the choice."""
@@ -288,7 +286,7 @@ class DialectChooser:
             if not delta.parsed and isinstance(self.chosen, structure.InferredReader):
                 delta = self.chosen.learn(event, delta)
         if delta.output:
-            self._output_read = True
+            self._has_read_output = True
         return delta
 
     def read_body(self, body: bytes) -> Delta:
@@ -303,7 +301,7 @@ class DialectChooser:
         self._stored_events.append(stored)
         self.kept_bytes += max(stored.size, _EVENT_BYTES_MIN)
 
-    def _admit(self, event: SseEvent) -> _Candidate | None:
+    def _add_candidates(self, event: SseEvent) -> _Candidate | None:
         """Add the dialects that claim this event, which was stored last, to the candidates. Return the
         candidate whose evidence decides; None if there is none."""
         known = {candidate.position: candidate for candidate in self._candidates}
@@ -318,7 +316,7 @@ class DialectChooser:
                     break  # All candidates have evidence, so replace none of them.
                 self._candidates.remove(weakest)
             own, on_path = self._dialects.is_own(order, claim), self._dialects.is_on_path(order, self._path)
-            candidate = _Candidate(self._dialects.all[order](), order, claim, own, on_path)
+            candidate = _Candidate(self._dialects.entries[order](), order, claim, own, on_path)
             for stored in self._stored_events[:-1]:
                 candidate.read(stored, before=True)
             candidate.read(self._stored_events[-1])
@@ -351,7 +349,7 @@ class DialectChooser:
         is_free = candidate.is_own and not self._dialects.owners(self._path)
         return is_free or candidate.strong_events >= _OUTPUTS_ON_FOREIGN_PATH
 
-    def _settle(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
+    def _choose(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
         """Choose this reader, and return the stored events. `by`: the candidate that has already read these
         events; None if `reader` must still read them."""
         self.open = False
@@ -364,7 +362,7 @@ class DialectChooser:
             if event is not None:
                 delta = _read_with_guardrail(reader, event) if by is None else next(deltas)
                 delta.size = size
-                self._output_read |= delta.output
+                self._has_read_output |= delta.output
             assert delta is not None
             out.append(Released(delta, event, t_ns))
         self._stored_events, self._candidates, self.kept_bytes = [], [], 0
@@ -380,7 +378,7 @@ class DialectChooser:
         self._revisions_left -= 1
         claims = self._dialects.claims_of(read_json(event.data), self._path, event.event)
         for order, claim in islice(claims, CANDIDATES_MAX):
-            reader = self._dialects.all[order]()
+            reader = self._dialects.entries[order]()
             other = _read_with_guardrail(reader, event)
             if not other.output:
                 continue
@@ -388,7 +386,7 @@ class DialectChooser:
             own, on_path = self._dialects.is_own(order, claim), self._dialects.is_on_path(order, self._path)
             certainty = own, on_path, claim >= _NAMED
             is_better = claim >= _NAMED and certainty > self._certainty
-            if self._output_read and not is_better and self._outputs_of_another < _OUTPUTS_TO_REVISE:
+            if self._has_read_output and not is_better and self._outputs_of_another < _OUTPUTS_TO_REVISE:
                 return delta
             self.chosen, self._reading, self._certainty = reader, Reading.DIALECT, certainty
             self._outputs_of_another = 0
@@ -399,7 +397,7 @@ class DialectChooser:
         value = read_json(body)
         named: tuple[Reader, Delta] | None = None
         for order, claim in islice(self._dialects.claims_of(value, self._path), CANDIDATES_MAX):
-            reader = self._dialects.all[order]()
+            reader = self._dialects.entries[order]()
             delta = reader.read_body(body)
             if delta.output or delta.done or delta.finish_reason is not None or _is_weak_evidence(delta):
                 self.chosen, self._reading = reader, Reading.DIALECT

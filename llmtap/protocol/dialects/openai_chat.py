@@ -195,14 +195,14 @@ class OpenAIChat(ChoicesReader):
         delta.usage, delta.counts, delta.usage_running = usage, counts, True
         return True
 
-    def _begin(self, chunk: _Chunk, data: bytes) -> None:
+    def _before_choices(self, chunk: _Chunk, data: bytes) -> None:
         self._repeat_match = None if chunk.usage is None else _repeats(data)
         if self._running_count.is_running is None:  # This is the first chunk with choices.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
                 self._running_count.is_running = False  # Gemini's totals are not in step with the text.
 
-    def _end(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
+    def _after_choices(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
         if self._repeat_match is not None:
             delta.usage_running = self._repeat_match[1] == b"reasoning"
             self._repeat_match = None
@@ -295,7 +295,7 @@ class OpenAIChat(ChoicesReader):
             reasoning, content = reasoning + content, ""
         if thinking is not None:
             if thinking.settled and not thought:
-                self._settle(index)
+                self._end_thinking(index)
             if not (reasoning or content):
                 findings.add_marker(index)
         self._add_content(index, reasoning, content, findings)
@@ -306,7 +306,7 @@ class OpenAIChat(ChoicesReader):
         if content:
             findings.add_piece(index, EventClass.CONTENT, content)
 
-    def _settle(self, index: int) -> None:
+    def _end_thinking(self, index: int) -> None:
         self._thinking.pop(index, None)
         if len(self._no_thinking) < CHOICES_MAX:
             self._no_thinking.add(index)
@@ -321,7 +321,7 @@ class OpenAIChat(ChoicesReader):
             for kind, text in _part_outputs(part):
                 findings.add_piece(index, kind, text)
                 if kind is EventClass.CONTENT:
-                    self._settle(index)
+                    self._end_thinking(index)
                 elif kind is EventClass.REFUSAL:
                     place = f"{path}.content[{i}].refusal"
                     findings.add_verdict(refusal_verdict("content.refusal", place), None)

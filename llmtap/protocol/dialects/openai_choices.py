@@ -76,8 +76,7 @@ def failure_of(value: JsonObject, name: bytes | None = None) -> Any:
 
 
 def is_flat_error(value: JsonObject) -> bool:
-    """Return whether an object is itself an error: it has a message, an error's type or code, and no
-    choices."""
+    """Return whether an object is itself an error: it has a message, and an error's type or code."""
     code = value.get("code")
     is_marked = value.get("type") == "error" or (code is not None and code not in _FINE)
     return is_marked and bool(value.get("message")) and "choices" not in value
@@ -180,7 +179,7 @@ class ChunkFields(msgspec.Struct, gc=False):
 class ChoicesReader:
     """Base of the readers of chat and completions. It reads the choices of a chunk, and its other members."""
 
-    __slots__ = ("_finished", "_model", "_predicted_count", "_running_count")
+    __slots__ = ("_has_finished", "_model", "_predicted_count", "_running_count")
     chunk_type: ClassVar[type[ChunkFields]]
     decode: ClassVar[Any]
 
@@ -188,7 +187,7 @@ class ChoicesReader:
         self._model: str | None = None
         self._running_count = openai_shapes.RunningCount()
         self._predicted_count = openai_shapes.RunningCount()
-        self._finished = False
+        self._has_finished = False
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
@@ -216,7 +215,7 @@ class ChoicesReader:
         choices = chunk.choices or ()
         value = None if is_plain(chunk, name) else openai_shapes.read_json(data)
         if choices:
-            self._begin(chunk, data)
+            self._before_choices(chunk, data)
             verdict = None if value is None or _USUAL.issuperset(value) else _guardrail_verdict(value)
             replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
@@ -228,17 +227,17 @@ class ChoicesReader:
         usage: Any = chunk.usage
         known = chunk.choices is not None
         if value is not None:
-            add_other_members(findings, value, len(data), name, finished=self._finished)
+            add_other_members(findings, value, len(data), name, finished=self._has_finished)
             usage = _usage_and_place(value)[0]
             known = known or any(value.get(name) is not None for name in _KNOWN)
             if not known and value.get("type") == "ping":
                 return Delta(EventClass.KEEPALIVE)
             verdict = findings.delta.verdict
             substituted = verdict is not None and verdict.substituted
-            if verdict is not None and substituted and findings.has_rails and openai_shapes.is_unused(usage):
+            if verdict is not None and substituted and findings.has_rails and openai_shapes.is_zero(usage):
                 # No tokens were used, so NeMo's guardrail acted before the model was called.
                 verdict.kind, verdict.phase = verdicts.INPUT, "input"
-        self._finished |= findings.delta.finish_reason is not None
+        self._has_finished |= findings.delta.finish_reason is not None
         if usage is None and choices:
             usage = getattr(choices[0], "usage", None)
         findings.add_usage(usage, self._running_count)
@@ -247,13 +246,13 @@ class ChoicesReader:
         delta = findings.to_delta()
         if streamed and chunk.timings is not None:
             openai_shapes.end_timings(delta, chunk.timings, self._predicted_count)
-        self._end(delta, chunk, data)
+        self._after_choices(delta, chunk, data)
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
         delta.parsed = (known or not findings.is_empty) and not findings.cut
         return delta
 
-    def _begin(self, chunk: Any, data: bytes) -> None:
+    def _before_choices(self, chunk: Any, data: bytes) -> None:
         """Prepare the reading of a chunk. Called before its choices are read."""
 
     def _read_choice(
@@ -262,7 +261,7 @@ class ChoicesReader:
         """Add the content of a choice. `replaced`: its text is that of a guardrail, not of the model."""
         raise NotImplementedError
 
-    def _end(self, delta: Delta, chunk: Any, data: bytes) -> None:
+    def _after_choices(self, delta: Delta, chunk: Any, data: bytes) -> None:
         """Complete the Delta of a chunk. Called before the model is compared with that of earlier chunks."""
 
 

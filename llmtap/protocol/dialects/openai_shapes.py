@@ -46,8 +46,8 @@ _decode: Final = bounded_decoder()
 
 
 def read_non_object(event: SseEvent) -> Delta:
-    """Return the Delta of an event whose data is no JSON object: a keep-alive, `[DONE]`, an event without
-    data, or an event that is not understood."""
+    """Return the Delta of an event without a JSON object: a keep-alive, `[DONE]`, no data, or unknown
+    data."""
     data = event.data
     if data is None:
         alive = event.comment or event.event == b"ping"
@@ -188,7 +188,7 @@ def read_usage(usage: Any) -> UsageCounts | None:
     return None
 
 
-def is_unused(usage: Any) -> bool:
+def is_zero(usage: Any) -> bool:
     return isinstance(usage, dict) and not any(usage.get(n) for n in ("prompt_tokens", "completion_tokens"))
 
 
@@ -214,12 +214,12 @@ class RunningCount:
     first chunk with a choice has it without a finish reason, and if it counts the first text (the totals of
     Gemini are not in step with the text). Otherwise it is the total of the answer."""
 
-    __slots__ = ("_last", "is_running")
+    __slots__ = ("_last_counts", "is_running")
 
     def __init__(self) -> None:
         self.is_running: bool | None = None
         """Whether the usage is a running count; None before the first chunk with a choice."""
-        self._last: dict[int, int] = {}
+        self._last_counts: dict[int, int] = {}
 
     def tokens_added(
         self,
@@ -243,18 +243,18 @@ class RunningCount:
 
     def growth(self, choice: int, count: int) -> int:
         """Return the increase of the count of a choice since the previous event that reported it."""
-        last = self._last.get(choice, 0)
-        if choice in self._last or len(self._last) < CHOICES_MAX:
-            self._last[choice] = count
+        last = self._last_counts.get(choice, 0)
+        if choice in self._last_counts or len(self._last_counts) < CHOICES_MAX:
+            self._last_counts[choice] = count
         return max(0, count - last)
 
     def has_count(self, choice: int) -> bool:
-        return choice in self._last
+        return choice in self._last_counts
 
     @property
     def has_several_choices(self) -> bool:
         """Whether several choices have their own counts, so that no count is the total of the answer."""
-        return len(self._last) > 1
+        return len(self._last_counts) > 1
 
 
 def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: RunningCount) -> None:
@@ -308,23 +308,23 @@ class Findings(msgspec.Struct, gc=False):
     """Whether a limit was reached, so that the rest of the event is not read."""
     has_rails: bool = False
     """Whether NeMo Guardrails reports beside the choices, so that the text of a filtered answer is NeMo's."""
-    _mask: int = 0
+    _class_mask: int = 0
     _texts: dict[int, list[str]] = {}
     _pieces: int = 0
     _output_choices: dict[int, None] = {}
     _indexes: list[int] = []
     _markers: list[int] = []
-    _ids: int = 0
-    _logprobs: int = 0
+    _id_count: int = 0
+    _logprob_count: int = 0
     _role: bool = False
 
     def add_choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
         """Add a choice with its numbers of token ids and log probabilities. Add its pieces afterwards."""
         self._indexes.append(index)
-        self._logprobs += logprobs
+        self._logprob_count += logprobs
         self._role |= role
         if ids:
-            self._ids += ids
+            self._id_count += ids
             self._output_choices[index] = None
 
     def add_piece(
@@ -335,7 +335,7 @@ class Findings(msgspec.Struct, gc=False):
         if self._pieces > PIECES_MAX:
             self.cut = True
             return
-        self._mask |= 1 << kind
+        self._class_mask |= 1 << kind
         self._texts.setdefault(kind, []).append(text)
         if output:
             self._output_choices[index] = None
@@ -350,14 +350,14 @@ class Findings(msgspec.Struct, gc=False):
             delta.refusal = True
 
     def add_marker(self, index: int) -> None:
-        """Record that a choice sent (a part of) a marker such as `<think>`, which is generated but no
+        """Record that a choice sent a part of a marker such as `<think>`, which was generated, but is no
         text."""
         self._markers.append(index)
 
     def add_classes(self, *classes: EventClass) -> None:
         """Add classes of the event."""
         for kind in classes:
-            self._mask |= 1 << kind
+            self._class_mask |= 1 << kind
 
     def add_finish(
         self,
@@ -382,7 +382,7 @@ class Findings(msgspec.Struct, gc=False):
                 verdict.substituted, verdict.action = True, "replaced"
             self.add_verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
         elif reason_kind(reason) in FAILED and self.delta.error_type is None:
-            self._mask |= 1 << EventClass.ERROR
+            self._class_mask |= 1 << EventClass.ERROR
             self.delta.error_type = reason
         return only_text and verdict is not None
 
@@ -392,21 +392,21 @@ class Findings(msgspec.Struct, gc=False):
         if verdict is None:
             return
         if shown is not None:
-            self._mask |= 1 << shown
+            self._class_mask |= 1 << shown
         standing = self.delta.verdict
         if standing is None or (standing.action in PASSED_ON and verdict.action not in PASSED_ON):
             self.delta.verdict = verdict
 
     def add_filter_results(self, results: Any, *, alone: bool) -> None:
-        """Add the results of Azure's filter for a choice. `alone`: the choice has no content, so that the
-        event gets the class GUARDRAIL."""
+        """Add the results of Azure's filter for a choice. `alone`: it has no content, so the event is a
+        GUARDRAIL."""
         verdict = filters_verdict(results)
         if verdict is not None:
             self.add_verdict(verdict, EventClass.GUARDRAIL if alone and verdict.kind is not None else None)
 
     def add_error(self, error: Any, verdict: Verdict | None = None) -> None:
         """Add a failure. `verdict`: verdict of the guardrail that caused the failure, if any."""
-        self._mask |= 1 << EventClass.ERROR
+        self._class_mask |= 1 << EventClass.ERROR
         self.delta.error_type, self.delta.error_message = read_error(error)
         self.add_verdict(verdict)
 
@@ -418,7 +418,7 @@ class Findings(msgspec.Struct, gc=False):
 
     def add_usage(self, usage: Any, running: RunningCount) -> None:
         """Add the usage object of the event, if any. Call this after `add_choice`."""
-        if usage is None and running.is_running is not None and not (self._ids or self._logprobs):
+        if usage is None and running.is_running is not None and not (self._id_count or self._logprob_count):
             return
         delta = self.delta
         counts = None if usage is None else read_usage(usage)
@@ -427,14 +427,14 @@ class Findings(msgspec.Struct, gc=False):
             self._indexes, counts, running=runs, text=text, role=self._role and not text
         )
         if counts is not None:
-            self._mask |= 1 << EventClass.USAGE
+            self._class_mask |= 1 << EventClass.USAGE
             delta.usage, delta.counts = usage, counts
             goes_on = delta.finish_reason is None or running.has_several_choices
             delta.usage_running = running.is_running is True and bool(self._indexes) and goes_on
-        if self._ids:
-            delta.tokens, delta.token_source = self._ids, TokenSource.TOKEN_IDS
-        elif self._logprobs:
-            delta.tokens, delta.token_source = self._logprobs, TokenSource.LOGPROBS
+        if self._id_count:
+            delta.tokens, delta.token_source = self._id_count, TokenSource.TOKEN_IDS
+        elif self._logprob_count:
+            delta.tokens, delta.token_source = self._logprob_count, TokenSource.LOGPROBS
         elif added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
             # The counted tokens are output, even without text.
@@ -443,7 +443,7 @@ class Findings(msgspec.Struct, gc=False):
     def to_delta(self) -> Delta:
         """Return the Delta of all findings. Its primary class is the first in the order of EventClass."""
         delta = self.delta
-        mask = self._mask
+        mask = self._class_mask
         # If the event has a finish reason or counts output tokens, ROLE is not its primary class.
         counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
         if self._role and (counted or delta.finish_reason is not None):
@@ -470,4 +470,4 @@ class Findings(msgspec.Struct, gc=False):
 
     @property
     def is_empty(self) -> bool:
-        return not (self._indexes or self._mask)
+        return not (self._indexes or self._class_mask)

@@ -78,20 +78,20 @@ class Dialects:
     """Dialects that an answer can have: the tables of the user, and the dialects that llmtap knows. A table
     of the user wins over other dialects if it fits, and replaces a dialect of the same name."""
 
-    __slots__ = ("_limits", "_own_count", "_pathless", "all", "owners")
+    __slots__ = ("_claim_limits", "_own_table_count", "_pathless_tables", "entries", "owners")
 
     def __init__(self, tables: Iterable[DialectTable] = ()) -> None:
         own = [TableDialect(table) for table in tables]
         names = {dialect.name for dialect in own}
-        self.all: Final = (*own, *(d for d in DIALECTS if getattr(d, "name", None) not in names))
-        self._own_count = len(own)
-        self._pathless = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
+        self.entries: Final = (*own, *(d for d in DIALECTS if getattr(d, "name", None) not in names))
+        self._own_table_count = len(own)
+        self._pathless_tables = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
         self.owners = lru_cache(_PATHS_CACHED)(self._find_owners)
-        self._limits = lru_cache(_PATHS_CACHED)(self._find_limits)
+        self._claim_limits = lru_cache(_PATHS_CACHED)(self._find_limits)
 
     def claims_of(self, value: Any, path: str, name: bytes | None = None) -> Iterator[tuple[int, int]]:
-        """Yield the position in `all` and the claim of each dialect that claims this JSON, the most certain
-        first. `name`: value of the `event:` line.
+        """Yield the position in `entries` and the claim of each dialect that claims this JSON, the most
+        certain first. `name`: value of the `event:` line.
 
         A dialect is tried only while its claim can exceed the claims so far, because most answers name their
         dialect and no other claim is used.
@@ -100,12 +100,12 @@ class Dialects:
         first = value[0] if isinstance(value, list) and value else value
         claims: list[tuple[bool, int, int]] = []
         """Claims so far, the least certain first: `(is it a table of the user, claim, -position)`."""
-        for limit in self._limits(path):
+        for limit in self._claim_limits(path):
             while claims and claims[-1] > limit:
                 _, claim, place = claims.pop()
                 yield -place, claim
             order = -limit[-1]
-            dialect = self.all[order]
+            dialect = self.entries[order]
             if isinstance(dialect, TableDialect):
                 claim = dialect.claim(value, path, name)
             else:
@@ -117,28 +117,28 @@ class Dialects:
 
     def is_own(self, order: int, claim: int) -> bool:
         """Return whether the dialect at this position is a table of the user that fits by its claim."""
-        return order < self._own_count and claim >= _FITS
+        return order < self._own_table_count and claim >= _FITS
 
     def is_on_path(self, order: int, path: str) -> bool:
         """Return whether the path belongs to this dialect. A user's table without paths owns all paths."""
-        return order in self.owners(path) or order in self._pathless
+        return order in self.owners(path) or order in self._pathless_tables
 
     def _find_limits(self, path: str) -> list[tuple[bool, int, int]]:
         """Return the maximum claim of each dialect on this path, the most certain first, as
         `(is it a table of the user, maximum claim, -position)`."""
         owners = self.owners(path)
         limits = []
-        for order, dialect in enumerate(self.all):
+        for order, dialect in enumerate(self.entries):
             limit = getattr(dialect, "claim_max", _OFF_PATH)
             if isinstance(dialect, TableDialect) and order in owners:
                 limit = _ON_PATH
-            limits.append((order < self._own_count, limit, -order))
+            limits.append((order < self._own_table_count, limit, -order))
         return sorted(limits, reverse=True)
 
     def _find_owners(self, path: str) -> tuple[int, ...]:
         """Return the positions of the dialects that own the path: on it, they claim even a plain failure."""
         failure = {"error": "failure"}
-        return tuple(order for order, d in enumerate(self.all) if d.claim(failure, path))
+        return tuple(order for order, d in enumerate(self.entries) if d.claim(failure, path))
 
 
 BUILT_IN: Final = Dialects()

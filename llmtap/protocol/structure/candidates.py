@@ -50,7 +50,7 @@ class EdgeEvent:
 class Candidates:
     models: dict[str, str]
     """Texts that are possibly the name of the model, by their paths."""
-    last: list[EdgeEvent]
+    last_events: list[EdgeEvent]
     """The last events of the answer, in their order."""
     last_is_unique: bool
     """Whether the final event differs from all others, so that it is possibly the end mark."""
@@ -111,7 +111,7 @@ def _edge_events(
             continue
         name, _ = dialect.open(value, event.event)
         compiled, _ = dialect.find_rule(value, event.event)
-        rule = None if compiled is None else numbers.get(id(compiled.source))
+        rule = None if compiled is None else numbers.get(id(compiled.rule))
         holds_output = rule is not None and any(
             getattr(dialect.table.rules[rule], key) for key in (*OUTPUTS, *PAYLOADS)
         )

@@ -119,7 +119,7 @@ class _Writer:
         note = f"check: {_END_NOTES[end]}; other values: {others}"
         if end != "none" or not self._candidates.last_is_unique:
             return note
-        condition = self._candidates.last[-1].condition
+        condition = self._candidates.last_events[-1].condition
         return note if condition is None else f"{note}. The last event: {_toml_line(*condition)}"
 
     def _model_note(self) -> str:
@@ -138,7 +138,7 @@ class _Writer:
 
     def _additions(self) -> list[tuple[EdgeEvent, list[str]]]:
         """Return lines with the keys that the rules of the last events lack, for one event of each rule."""
-        table, last = self._table, self._candidates.last
+        table, last = self._table, self._candidates.last_events
         usage = None if any(rule.usage for rule in table.rules) else usage_of(last)
         has_reason = any(rule.finish_reason for rule in table.rules)
         additions: dict[object, tuple[EdgeEvent, dict[str, str]]] = {}
@@ -160,7 +160,7 @@ class _Writer:
 
     def _suggestions(self, additions: Sequence[tuple[EdgeEvent, list[str]]]) -> Iterator[str]:
         """Yield comments with possible values of the missing keys, and with rules that read these values."""
-        rules, last = self._table.rules, self._candidates.last
+        rules, last = self._table.rules, self._candidates.last_events
         missing = [
             f"# check: no `{key}` was found. {title}: {self._list_values(found) or 'none'}"
             for key, title, found in (

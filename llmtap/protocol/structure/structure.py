@@ -141,8 +141,7 @@ class Structure:
         """Data of the latest event if it is a known end mark, such as `[DONE]`; else None."""
 
     def add(self, event: SseEvent) -> bool:
-        """Add the next event. Return whether it has a kind, place, count or flag that no earlier event
-        had."""
+        """Add the next event. Return whether it has a new kind, place, count or flag."""
         if event.data is None or not self.values_left:
             return False
         self._new_forms = 0
@@ -159,7 +158,7 @@ class Structure:
         for leaf in leaves(value, min(NODES_MAX, self.values_left), self.kind_member):
             self.values_left -= 1
             if kind is None:
-                kind = self._kind(event, value, leaf.marks, number)
+                kind = self._find_kind(event, value, leaf.marks, number)
                 if kind is None:
                     return False
             if isinstance(leaf.value, str):
@@ -211,7 +210,7 @@ class Structure:
         self._has_reached_limit |= full
         return full
 
-    def _kind(self, event: SseEvent, value: Any, marks: tuple[Mark, ...], number: int) -> Kind | None:
+    def _find_kind(self, event: SseEvent, value: Any, marks: tuple[Mark, ...], number: int) -> Kind | None:
         name = None if event.event is None else event.event.decode("latin-1")[: names.NAME_CHARS_MAX]
         top = tuple(mark for mark in marks if len(mark[0]) == 1)
         kind = self.kinds.get((name, top))
@@ -318,8 +317,7 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
         most = max(map(values.count, values))
         is_text = type(values[0]) is str  # `leaves` already knows members with a text that are marks.
         may_be = meaning.is_plain and not meaning.is_mark if is_text else meaning.is_mark or len(name) == 1
-        # All first events can be thoughts, with the kind of the answer in later events: accept a single
-        # value.
+        # Accept a single value if it means thoughts: they can fill all first events before the answer.
         is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))
         limit = objects + (is_thought and names.NEVER.isdisjoint(meaning.words))
         if len(values) == objects and may_be and 2 * same >= objects and objects // 2 < most < limit:
@@ -452,8 +450,7 @@ def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass
 
 
 def _repeats_accepted(place: Place, accepted: Sequence[Place]) -> bool:
-    """Return whether the texts of a place repeat those of a place that was accepted before, with more
-    points."""
+    """Return whether the texts of a place repeat those of a place with more points."""
     for other in accepted:
         if other.indexes == place.indexes and other.texts == place.texts:
             return True

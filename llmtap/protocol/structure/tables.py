@@ -70,7 +70,7 @@ def make_table(
     drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft] = {}
 
     def draft_of(kind: Kind) -> _Draft:
-        key = naming.key(kind)
+        key = naming.rule_key(kind)
         draft = drafts.get(key)
         if draft is None:
             draft = drafts[key] = _Draft(where={member_path(path): value for path, value in key[1]})
@@ -89,11 +89,11 @@ def make_table(
     if whole:
         _add_ends(structure, draft_of)
     events: dict[EventMark, Texts] = {}
-    silent = [naming.name(kind) for kind in structure.kinds.values() if naming.key(kind) not in drafts]
+    silent = [kind for kind in structure.kinds.values() if naming.rule_key(kind) not in drafts]
     quiet = sorted(
         {
             name
-            for name in silent
+            for name in map(naming.name, silent)
             if name is not None
             and not names.ERRORS.intersection(names.words(name))
             and not (plain and name in _UNNAMED)
@@ -101,10 +101,9 @@ def make_table(
     )
     if quiet:
         events["metadata"] = tuple(quiet)
-    numbered = [naming.key(kind)[1] for kind in structure.kinds.values() if naming.key(kind) not in drafts]
     rules = (
         *_rules_of(drafts, [] if usage is None else [p for paths in usage.counts.values() for p in paths]),
-        *islice(_silent_rules(numbered), _SILENT_RULES_MAX),
+        *islice(_silent_rules(naming.rule_key(kind)[1] for kind in silent), _SILENT_RULES_MAX),
     )
     try:
         return DialectTable(
@@ -168,7 +167,7 @@ class _Naming:
                 return str(value)
         return kind.event
 
-    def key(self, kind: Kind) -> tuple[str | None, tuple[Mark, ...]]:
+    def rule_key(self, kind: Kind) -> tuple[str | None, tuple[Mark, ...]]:
         """Return the key of the rule for these events: their name, and their other marks at the top."""
         return self.name(kind), tuple(mark for mark in kind.marks if mark[0] != self._member)
 
@@ -203,9 +202,8 @@ def _add_output(draft: _Draft, place: Place, structure: Structure) -> None:
 
 
 def _usage_of(structure: Structure) -> _Usage | None:
-    """Return the object that counts tokens; None if none certainly counts output tokens. It must count more
-    than 0 of them, and have further counts, a name such as `usage`, or a count with `token` or `eval` in its
-    name."""
+    """Return the object that counts tokens; None if none certainly counts output tokens. It must count some
+    of them, and have other counts, `usage` in its name, or `token` or `eval` in that of a count."""
     by_holder: dict[Path, list[Counter]] = {}
     for counter in structure.counters.values():
         if counter.meaning == "output":

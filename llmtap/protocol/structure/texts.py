@@ -1,5 +1,5 @@
-"""Compare the texts of one place in a stream: they are pieces of one text, or each repeats the text so far,
-or they are separate texts."""
+"""Compare the texts of one place in a stream: are they pieces of one text, texts so far, or separate
+texts?"""
 
 import re
 from collections.abc import Sequence
@@ -88,8 +88,7 @@ def _is_cumulative(texts: Sequence[str]) -> bool:
 
 
 def _continuation(a: str, b: str) -> int:
-    """Return 1 if `b` can continue `a` in one text, -1 if a separator is missing between them, 0 if
-    unknown."""
+    """Return 1 if `b` can continue `a` in one text, -1 if a separator between them is missing, else 0."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
         is_indented = b.startswith("  ") and not last.isspace()  # A new line without a line end before it.

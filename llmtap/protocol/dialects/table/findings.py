@@ -117,27 +117,27 @@ def count_end(wanted: Any, value: Any, findings: Findings, index: int) -> None:
 
 def add_verdict(rule: VerdictRule, category: Get | None, value: Any, findings: Findings, index: int) -> None:
     if value and (rule.value is None or equal(value, rule.value)):
-        word = verdicts.word(None if category is None else category(findings.root))
+        word = verdicts.as_word(None if category is None else category(findings.root))
         findings.store_verdict(
             Verdict(
                 "body_field",
                 rule.kind,
                 rule.action,
                 _PHASES.get(rule.kind or ""),
-                value=verdicts.word(value),
+                value=verdicts.as_word(value),
                 category=word,
                 path=rule.path,
             )
         )
 
 
-def store(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
+def store_value(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
     """Store a value of the event, unless a value of a path with a lower rank is stored already."""
     if rank < findings.values.get(key, NO_VALUE)[0]:
         findings.values[key] = rank, value
 
 
-def store_of_choice(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
+def store_choice_value(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
     values = findings.choice_values.setdefault(index, {})
     if rank < values.get(key, NO_VALUE)[0]:
         values[key] = rank, value

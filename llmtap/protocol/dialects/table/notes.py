@@ -36,14 +36,14 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
         if compiled is not None:
             read += 1
             has_model = has_model or isinstance(_first_of(table.model, inside), str)
-        number = None if compiled is None else numbers.get(id(compiled.source))
+        number = None if compiled is None else numbers.get(id(compiled.rule))
         if compiled is None or number is None:
             continue
         fitting[number] += 1
         matches |= {
-            (number, key) for key in _KEYS if _first_of(getattr(compiled.source, key), inside) is not None
+            (number, key) for key in _KEYS if _first_of(getattr(compiled.rule, key), inside) is not None
         }
-        usage = _first_of(compiled.source.usage, inside)
+        usage = _first_of(compiled.rule.usage, inside)
         usages += [] if usage is None else [usage]
     return [
         *_rule_notes(table, fitting, matches),

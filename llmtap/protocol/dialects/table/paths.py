@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from llmtap.protocol.dialects.openai_shapes import INDEX_MAX, PIECES_MAX
 from llmtap.protocol.dialects.table.declaration import Each, Step, Texts, as_texts, parse_path
-from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store
+from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store_value
 from llmtap.protocol.speakers import is_of_other
 
 ELEMENTS_MAX: Final = 8 * PIECES_MAX
@@ -103,7 +103,7 @@ def follow(steps: Sequence[Step]) -> Get:
 
         return get
     tree = Place()
-    tree.place_at(steps).visits.append(partial(store, "", 0))
+    tree.place_at(steps).visits.append(partial(store_value, "", 0))
     visit = tree.compile()
 
     def search(value: Any) -> Any:

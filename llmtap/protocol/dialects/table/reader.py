@@ -56,24 +56,23 @@ class TableDialect:
         self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
         self.count_paths = count_paths(table)
         ends = (".*".join(map(re.escape, end.split("*"))) for end in as_texts(table.paths))
-        self._is_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
-        self._match = follow_first(table.match)
+        self._match_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
+        self._name_of = follow_first(table.match)
         self.message_id = follow_first(table.message)
         marks = (Rule(event=names, event_class=mark) for mark, names in table.events.items())
         rules = [CompiledRule(rule, table) for rule in (*table.rules, *marks)]
         self._other_rules = [
             (name[:-1], rule) for rule in rules for name in rule.names if name.endswith("*")
         ] + [("", rule) for rule in rules if not rule.names]
-        """Rules with a prefix of the event's name. Rules without names have the prefix "" and fit all
-        names."""
+        """Rules with the prefix of names that they fit; "" for rules without names, which fit all names."""
         names = {name for rule in rules for name in rule.names if not name.endswith("*")} | {""}
-        self._by_name = {
+        self._rules_by_name = {
             name: [*(rule for rule in rules if name in rule.names), *self._rules_of(name)] for name in names
         }
         paths = [path for rule in table.rules for _, path in rule_paths(rule)]
         paths += (*as_texts(table.match), *as_texts(table.model), *self.count_paths, *as_texts(table.message))
         starts = [step for path in paths for step in parse_path(path)[:1] if isinstance(step, str)]
-        starts += (*as_texts(table.envelope), *(self._by_name if table.wrapped else ()))
+        starts += (*as_texts(table.envelope), *(self._rules_by_name if table.wrapped else ()))
         self.names_read = frozenset(("type", "error", _GUARDRAIL, *SPEAKERS, *starts))
         """Names of the members at the top of an event that a reader reads."""
 
@@ -83,7 +82,7 @@ class TableDialect:
     def claim(self, value: Any, path: str, name: bytes | None = None) -> int:
         """Return how certainly an event belongs to this dialect: 3 if its data has a name of an event, 2 if
         its members or the `event:` line fit, more if the path fits, too; 1 if only the path fits, else 0."""
-        on_path = self._is_path is not None and self._is_path(path) is not None
+        on_path = self._match_path is not None and self._match_path(path) is not None
         if type(value) is not dict and type(value) is not list:
             rule, _ = self.find_rule(None, name)
             is_text = self.table.plain_text and (on_path or self.open(None, name)[0])
@@ -92,7 +91,7 @@ class TableDialect:
         # Names of errors, and of events without meaning, do not count: many dialects have the same.
         if any(
             own in rule.names and rule.fits(inside) and not rule.reads_error and (on_path or rule.has_meaning)
-            for rule in self._by_name.get(own, ())
+            for rule in self._rules_by_name.get(own, ())
         ):
             return 3 + on_path
         rule, _ = self.find_rule(value, name)
@@ -117,7 +116,7 @@ class TableDialect:
         table = self.table
         if table.envelope is not None and type(root) is dict and type(root.get(table.envelope)) is dict:
             root = root[table.envelope]
-        name = None if self._match is None else self._match(root)
+        name = None if self._name_of is None else self._name_of(root)
         if type(name) is int and type(root) is list:
             name = str(name)
         if type(name) is not str or not name:
@@ -130,7 +129,7 @@ class TableDialect:
     def _unwrap(self, name: str, root: dict[str, Any], *, alone: bool) -> tuple[str, Any]:
         """Return the name and the value of the first member that names an event; else `name` and `root`."""
         if len(root) == 1 or not alone:
-            member = next((key for key in root if key and key in self._by_name), None)
+            member = next((key for key in root if key and key in self._rules_by_name), None)
             if member is not None:
                 return member, root[member] if type(root[member]) is dict else root
         return name, root
@@ -141,7 +140,7 @@ class TableDialect:
     def find_rule(self, root: Any, event_name: bytes | None) -> tuple[CompiledRule | None, Any]:
         """Return the rule that fits an event (or None), and the object in which its paths begin."""
         name, root = self.open(root, event_name)
-        rules = self._by_name.get(name)
+        rules = self._rules_by_name.get(name)
         for rule in self._rules_of(name) if rules is None else rules:
             if rule.fits(root):
                 return rule, root
@@ -152,16 +151,16 @@ class TableReader(shapes.ObjectReader):
     """Reader of one answer by the table of its dialect."""
 
     __slots__ = (
-        "_answered",
         "_dialect",
+        "_has_answer",
         "_has_output",
         "_lists_tokens",
         "_messages",
         "_running_count",
         "_sample",
         "_samples_left",
-        "_so_far",
         "_streamed",
+        "_texts_so_far",
         "names_read",
     )
 
@@ -172,14 +171,14 @@ class TableReader(shapes.ObjectReader):
         self._has_output = False
         self._streamed = False
         """Whether a rule without `repeats` has read output, so that rules with `repeats` read none."""
-        self._answered = False
+        self._has_answer = False
         self._lists_tokens = False
         """Whether events list their tokens. Then the running count is not used: its end is one too high."""
         self._running_count = openai_shapes.RunningCount()
         self._messages = MessageSpeakers()
         self._sample: Sample | None = None
         self._samples_left = SAMPLES_MAX
-        self._so_far = TextsSoFar()
+        self._texts_so_far = TextsSoFar()
 
     @property
     def name(self) -> str | None:
@@ -238,7 +237,7 @@ class TableReader(shapes.ObjectReader):
         return delta
 
     def _read_with(self, rule: CompiledRule, root: Any) -> tuple[Findings, Delta]:
-        findings = Findings(self._so_far)
+        findings = Findings(self._texts_so_far)
         if self._dialect.message_id is not None and type(root) is dict:
             role = role_of(root) if rule.role is None else rule.role(root)
             if self._messages.is_of_other(self._dialect.message_id(root), role):
@@ -252,7 +251,7 @@ class TableReader(shapes.ObjectReader):
         value = openai_shapes.read_json(body)
         if isinstance(value, dict):
             return self._read(value, _NO_EVENT)
-        findings = Findings(self._so_far)
+        findings = Findings(self._texts_so_far)
         understood, roots = 0, shapes.answers(value)
         separate = self._dialect.table.array == "answers"
         for position, root in enumerate(roots):
@@ -326,8 +325,8 @@ class TableReader(shapes.ObjectReader):
         return counts, usage, total
 
     def _read_choice(self, index: int, values: Values, findings: Findings) -> None:
-        """Add the finish reason of a choice, and the number of its tokens: as listed or counted in this
-        event, or as the growth of a running count."""
+        """Add the finish reason of a choice, and its tokens: those in this event, or the growth of a running
+        count."""
         reason, tokens, logprobs, running = (values.get(key, NO_VALUE)[1] for key in OF_CHOICE)
         reason = shapes.text_of(reason)
         if reason.lower() in openai_shapes.NOT_ENDED:
@@ -374,12 +373,12 @@ class TableReader(shapes.ObjectReader):
             delta.output, delta.choices = True, tuple(findings.choices)
         if delta.output:
             self._has_output = True
-            self._answered = self._answered or delta.content or delta.blank or delta.tool_call
+            self._has_answer = self._has_answer or delta.content or delta.blank or delta.tool_call
         if counts is not None:
             delta.usage_running = self._running_count.has_several_choices
             # If input and reasoning tokens add up to the total, there were no output tokens.
             silent = counts.reasoning and (counts.input or 0) + counts.reasoning == read_count(findings.total)
-            if findings.reason is not None and not self._answered and counts.output is None and silent:
+            if findings.reason is not None and not self._has_answer and counts.output is None and silent:
                 counts.output = 0
         delta.server_times = findings.times
         delta.parsed = not findings.cut

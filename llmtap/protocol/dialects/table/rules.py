@@ -29,7 +29,7 @@ _CALLS: Final = frozenset(("call", "tool_call"))
 
 class CompiledRule:
     def __init__(self, rule: Rule, table: DialectTable) -> None:
-        self.source = rule
+        self.rule = rule
         conditions = {**dict.fromkeys(as_texts(rule.has)), **rule.where}
         self.conditions = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
         """Function that returns the value at a path, and the value that it must have (None: any value)."""
@@ -91,7 +91,7 @@ def _path_visits(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Ste
         yield parse_path(verdict.path), partial(findings.add_verdict, verdict, follow_first(verdict.category))
     for key in OF_CHOICE:
         for rank, path in enumerate(as_texts(getattr(rule, key))):
-            yield parse_path(path), partial(findings.store_of_choice, key, rank)
+            yield parse_path(path), partial(findings.store_choice_value, key, rank)
     usage = as_texts(rule.usage)
     singles = {
         "model": as_texts(table.model),
@@ -103,7 +103,7 @@ def _path_visits(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Ste
     }
     for key, paths in singles.items():
         for rank, path in enumerate(paths):
-            yield parse_path(path), partial(findings.store, key, rank)
+            yield parse_path(path), partial(findings.store_value, key, rank)
 
 
 def _usage_member(rule: Rule, table: DialectTable) -> str | None:
