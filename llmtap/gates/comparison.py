@@ -29,7 +29,7 @@ class ComparedFigure(Struct, frozen=True):
     name: str
     """Name of the metric or scalar in tables."""
     option: str | None
-    """Option of ITL (IETF 4.6.3). Each option has its own rows: two options are never subtracted."""
+    """Option of ITL (IETF 4.6.3). Each option has its own rows: values of two options are not compared."""
     figure: str
     """Statistic of the metric, such as `p99`; `share`, `rate` or `count` for a scalar."""
     unit: str
@@ -57,7 +57,7 @@ class BurstCaution(Struct, frozen=True):
 
     label: str
     metrics: tuple[str, ...]
-    """Metrics that would mislead, so they are not subtracted."""
+    """Metrics that would mislead, so they have no difference."""
     events_per_read: float
 
 

@@ -26,8 +26,8 @@ CHUNKS_SHARE_MAX: Final = 0.07
 """Figures of tokens are not valid if a larger share of the responses has its tokens counted by chunks."""
 DOUBTFUL_ERROR_S: Final = 0.001
 DOUBTFUL_ERROR_SHARE: Final = 0.01
-"""Limits for results without a verdict: a figure is doubtful if its error exceeds both this number of seconds
-and this share of the figure."""
+"""Limits for results without a verdict: a figure is doubtful if its error is more than DOUBTFUL_ERROR_S
+seconds and more than this share of the figure."""
 
 
 class FigureUnit(Enum):

@@ -45,7 +45,7 @@ class Tolerances:
     """Tolerated worsening of each named figure, as a share of its value in the first result."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Tolerance of each named figure. If none is named, the default or main figures are judged."""
+    """Tolerance of each named figure. If none is named, the default figures are judged."""
     default_share: float = DEFAULT_SHARE
 
     @classmethod
@@ -127,7 +127,7 @@ def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -
 
 
 def _deciding_end(change: Change) -> float | None:
-    """Return the better end of the interval, None if open. A figure is worse if even this end exceeds the
+    """Return the better end of the interval, or None. A figure is worse if even this end exceeds the
     tolerance."""
     return change.low if change.better == "lower" else change.high
 

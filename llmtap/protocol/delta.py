@@ -71,11 +71,11 @@ class ReadingLimit(StrEnum):
     LOGGED_EVENTS = "logged_events"
     """Later events are not logged one by one (`Exchange.unlogged_events`)."""
     HOLDS = "holds"
-    """Later pauses by the client are not kept (`Timeline.holds`)."""
+    """Later pauses by the client are not stored (`Timeline.holds`)."""
 
 
 class TokenSource(Word):
-    """Where a token count came from, best first (IETF draft, 4.4)."""
+    """Source of a token count, the best first (IETF draft, 4.4)."""
 
     USAGE = "usage"
     TOKEN_IDS = "token_ids"
@@ -161,7 +161,7 @@ class Delta(msgspec.Struct, gc=False):
     """Tokens that the event itself declares; -1 if it declares none."""
     token_source: TokenSource = TokenSource.NONE
     model: str | None = None
-    """Name of the model in the first event that has it, and in each event that changes it."""
+    """Name of the model, only in the first event that has it, and in each event that changes it."""
     finish_reason: str | None = None
     usage: JsonObject | None = None
     """The usage object as sent; None if there is none, or all its values are 0."""
@@ -171,12 +171,12 @@ class Delta(msgspec.Struct, gc=False):
     error_type: str | None = None
     error_message: str | None = None
     tool_call: bool = False
-    """The event carries a call's name or arguments, whether or not that is its primary class."""
+    """The event carries the name or arguments of a call, even if TOOL_CALL is not its primary class."""
     refusal: bool = False
     verdict: Verdict | None = None
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1
-    """Server's clock at the last token of the event, in ns since any moment; -1 if not reported."""
+    """Server's clock at the event's last token, in ns since an arbitrary moment; -1 if not reported."""
     retry: bool = False
     """A gateway restarted the answer: after output, a second role event came with a new id or model."""
     done: bool = False

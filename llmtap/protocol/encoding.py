@@ -253,8 +253,7 @@ class _Brotli:
 class _Zstd:
     """Decoder of `zstd`, frame after frame.
 
-    It does not use the library's `stream_writer`, which keeps output if its buffer is full when the input
-    ends.
+    The library's `stream_writer` is not used: it keeps output if its buffer is full when the input ends.
     """
 
     __slots__ = ("_decompressor",)

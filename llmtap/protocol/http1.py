@@ -25,8 +25,7 @@ LENGTH_DIGITS_MAX: Final = 18
 SIZE_DIGITS_MAX: Final = 15
 """Maximum number of digits of a chunk size after its leading zeros."""
 LINE_BYTES_MAX: Final = 8_192
-"""Maximum length of a chunk-size line with extensions, or of a trailer line; nginx's limit for header
-lines."""
+"""Maximum length of a chunk-size line, or of a trailer line; nginx has the same limit for header lines."""
 EXTENSION_BYTES_MAX: Final = 16_384
 """Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks. A
 body that consists of extensions would take much time to parse without any payload."""
@@ -106,8 +105,7 @@ NO_TRAILER_WORDS: Final = frozenset(
 """A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is also a credential,
 an identity or a route, so it must not be a trailer. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Fields that no message may have as trailers: if a recipient merges them, it finds another end of the
-body."""
+"""Fields that no message may have as trailers: if a recipient merges them, the body has another end."""
 NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",
@@ -219,7 +217,7 @@ def sole_value(headers: Headers, name: bytes) -> bytes | None:
 
 
 def spelling_key(name: bytes) -> bytes:
-    """Return the name of a field as CGI distinguishes names (RFC 3875 4.1.18): `x-tenant` for `X_Tenant`."""
+    """Return the same key for names that CGI does not distinguish (RFC 3875 4.1.18), such as `X_Tenant`."""
     return name.lower().replace(b"_", b"-")
 
 
@@ -287,7 +285,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     """Parse any request head. For the heads that the compiled parser accepts, the result is the same."""
     method = raw[: raw.find(b" ")]
     if method not in _USUAL_METHODS:
-        # RFC 9110 9.1: a method is a token. llhttp skips line ends before it.
+        # RFC 9110 9.1: a method is a token. Check this here, because llhttp skips line ends before it.
         if _TOKEN.fullmatch(method) is None:
             raise PeerProtocolError("the method has characters that are not allowed in a token")
         if len(method) > METHOD_CHARS_MAX:
@@ -452,7 +450,7 @@ def _stays_open(is_11: bool, connection: tuple[bytes, ...]) -> bool:
 
 
 def _content_length(values: list[bytes], status: int = 400) -> int:
-    # RFC 9110 8.6 allows to merge equal values. Refuse them, because recipients read them differently.
+    # RFC 9110 8.6 allows merging equal values. Refuse them, because recipients read them differently.
     value = values[0]
     if len(values) > 1 or not value.isdigit() or not value.isascii() or len(value) > LENGTH_DIGITS_MAX:
         problem = f"expected one Content-Length with at most {LENGTH_DIGITS_MAX} digits"
@@ -535,8 +533,7 @@ class ChunkedScanner:
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole_chunk_payload(self, data: bytes) -> bytes:
-        """Return the payload if `data` is one whole chunk with a cached size line; else b"": then call
-        `feed`."""
+        """Return the payload if `data` is one whole chunk with a cached size line; else b"": call `feed`."""
         if not self.is_between_chunks:
             return b""
         start = data.find(b"\n") + 1
@@ -546,8 +543,7 @@ class ChunkedScanner:
         return b""
 
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """Scan as `BodyScanner.feed`; append the payload to `pieces`. Malformed bytes raise
-        PeerProtocolError."""
+        """Scan as `BodyScanner.feed`, and append the payload to `pieces`. Raises PeerProtocolError."""
         at, end, left = 0, len(data), self.left
         while True:
             if left:

@@ -18,7 +18,7 @@ some servers send a 102 or 103 every few seconds to keep a connection open."""
 
 
 def is_interim_flood(interims: int, waited_ns: int) -> bool:
-    """Return whether a server sent more interim heads than it may send in this time."""
+    """Return whether a server sent more interim heads than are allowed in this time."""
     return interims > INTERIM_HEADS_MAX + waited_ns // 1_000_000_000
 
 

@@ -59,8 +59,7 @@ class SkipRules:
     def rule_of(
         self, method: str, path: str, query: str = "", fields: Iterable[tuple[bytes, bytes]] = ()
     ) -> str | None:
-        """Return the rule that covers a request, or None; `path` is decoded. Without `method`, only path
-        rules."""
+        """Return the rule that covers a request, or None. `path`: decoded; `method`: "" tests only paths."""
         return self._rule_of(method, plain_path(path, decoded=True), query, fields)
 
     def _rule_of(

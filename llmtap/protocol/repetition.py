@@ -24,8 +24,7 @@ from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
 BLOCK_BYTES_MAX: Final = 4_096
-"""Maximum size of a recognised event; it bounds the memory of runs. An event with one token is much
-smaller."""
+"""Maximum size of a recognised event, to bound the memory of runs. Events with one token are much smaller."""
 _BEFORE_VALUE: Final = (b'":', b'": ')
 """Bytes before the value of a member. The probe shows whether this value is the text of the event."""
 LOOSE_MAX: Final = 3
@@ -36,7 +35,7 @@ _SIZE_LINES: Final = {
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOAD_SIZES: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _EVENTS_WORTH_SEARCH: Final = 16
-"""A search is vain if the next one follows after fewer events. It takes the time of parsing about five."""
+"""A search is vain if fewer events come before the next one. It costs the time of parsing five events."""
 _VAIN_SEARCHES_MAX: Final = 8
 """Number of vain searches in one stream after which no more searches are made."""
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
@@ -70,7 +69,7 @@ class Repetition(msgspec.Struct, gc=False):
     ahead: _Loose = ()
     """For each loose value before the text: the fixed bytes after it, and whether it is a string."""
     beyond: _Loose = ()
-    """For each loose value after the text, the last first: the fixed bytes before it, and whether it is a
+    """For each loose value after the text, the last first: fixed bytes before it, and whether it is a
     string."""
     names: frozenset[str] = frozenset()
     """Names of the members that have the loose values."""
@@ -107,7 +106,7 @@ class Repetition(msgspec.Struct, gc=False):
 
     def _text_span(self, data: bytes, start: int, end: int) -> tuple[int, int]:
         """Check each loose value, and return the start and end of the text. Raises ValueError if a check
-        fails. A value with the bytes of a fixed part fails, so no text is wrong."""
+        fails. A value that contains a fixed part fails, so that no wrong text is returned."""
         for fixed, is_string in self.ahead:
             stop = data.index(fixed, start, end)
             _check_value(data, start, stop, is_string)
@@ -134,9 +133,9 @@ def find_repetition(
     names_read: frozenset[str] | None = None,
     last: Repetition | None = None,
 ) -> Repetition | None:
-    """Return the repetition of a block that `read_event` read as `delta`; None unless its text stands in it
-    exactly once, as the value of a member. `names_read`: members at the top of the object that the reader
-    reads. `last`: the previous repetition; values that differ from it are loose."""
+    """Return the repetition of a block that `read_event` read as `delta`; None unless the text stands in the
+    block exactly once, as the value of a member. `names_read`: members at the top of the object that the
+    reader reads. `last`: the previous repetition; values that differ from it are loose."""
     for encode in _ENCODERS:
         quoted = encode(delta.text)
         before, text, behind = block.partition(quoted)
@@ -264,8 +263,7 @@ class RepetitionFinder:
         self._vain_searches_left = _VAIN_SEARCHES_MAX
 
     def search(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
-        """Set `repetition` to that of a block with one repeatable event, which ends at `offset` in the
-        body."""
+        """Set `repetition` to that of a block with one repeatable event. `offset`: end of the block."""
         if not self._vain_searches_left or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
             return
         if offset - self._search_offset < _EVENTS_WORTH_SEARCH * len(block):

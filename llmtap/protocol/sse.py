@@ -267,7 +267,7 @@ class SseParser:
             elif line == b"event":
                 self._event = b""
             elif line.startswith(b"error:"):
-                # Not in the standard: llama.cpp sent errors so before ggml-org/llama.cpp#16109.
+                # Not in the standard: llama.cpp sent errors in this field before ggml-org/llama.cpp#16109.
                 self._event = b"error"
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 

@@ -113,7 +113,7 @@ def prompt_filter_verdict(results: Any) -> Verdict | None:
 
 
 def azure_verdict(filters: Any) -> Verdict | None:
-    """Return the verdict in Azure's `content_filters` of a response in the Responses API. `blocked`, or a
+    """Return the verdict in Azure's `content_filters` in the Responses API. `blocked`, or a
     `filtered` result, means that a filter acted; `detected` alone that it only flagged. `source_type` names
     the phase."""
     return _strongest_verdict(map(_content_filter_verdict, _objects_in(filters)))
@@ -181,7 +181,7 @@ _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"
 
 
 def warnings_verdict(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
-    """Return the verdict in the warnings of the FMS orchestrator. If there is an answer, they only flag."""
+    """Return the verdict in the warnings of the FMS orchestrator. If there is an answer, they flag it."""
     for i, warning in _indexed_objects(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
@@ -245,7 +245,7 @@ _ACTION_STRENGTHS: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
 
 def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
     """Return the phase and the strongest action in the trace of a guardrail. The phase is None if the action
-    was on both, or on neither; the action is `replaced`, `redacted` (masked) or None."""
+    was on input and output, or on neither. The action is `replaced`, `redacted` (masked) or None."""
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
         return None, None
@@ -364,8 +364,7 @@ _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IG
 def error_verdict(value: Any) -> Verdict | None:
     """Return the verdict in an error of a guardrail; None for another error.
 
-    `value`: the whole JSON object, because some gateways put the results of their guardrails beside the
-    error.
+    `value`: the whole JSON object, because some gateways put results of guardrails beside the error.
     """
     if not isinstance(value, dict):
         return None

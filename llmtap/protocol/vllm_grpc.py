@@ -60,8 +60,7 @@ class GrpcRequest:
 class GrpcUsage:
     prompt_tokens: int
     output_tokens: int
-    """Number of output tokens, with vLLM possibly only those of the last chunk: then count the ids of all
-    chunks."""
+    """Number of output tokens. vLLM possibly reports only those of the last chunk: then count all ids."""
     cached_tokens: int = 0
 
 

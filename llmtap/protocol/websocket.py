@@ -55,8 +55,7 @@ _FLUSHED: Final = b"\x00\x00\xff\xff"
 """Bytes that the sender omits at the end of each compressed message (RFC 7692 7.2.1)."""
 _WINDOW_BYTES: Final = 1 << 15
 _FINAL_BLOCKS_MAX: Final = 16
-"""Maximum number of final deflate blocks in one message, which take about 20 us each. Known senders use 0 or
-1."""
+"""Maximum number of final deflate blocks in one message, which take 20 us each. Known senders use 0 or 1."""
 _TEXTS_MAX: Final = 64
 _EXTENSION: Final = b"permessage-deflate"
 
@@ -239,7 +238,7 @@ class MessageParser:
 
 
 class _Inflater:
-    """Inflates the messages of one direction, which have a common window and a common limit of the ratio."""
+    """Inflates the messages of one direction, which have one window and one budget in common."""
 
     __slots__ = ("_budget", "_history", "_history_bytes", "_inflater")
 
@@ -291,7 +290,7 @@ class _Inflater:
         return None
 
     def _add_to_window(self, text: bytes) -> None:
-        """Store the last bytes of this direction as pieces, and join them when there are many."""
+        """Store the last bytes of this direction, as pieces: joining them every time would take long."""
         text = text[-_WINDOW_BYTES:]
         self._history.append(text)
         self._history_bytes += len(text)

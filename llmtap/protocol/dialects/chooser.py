@@ -35,8 +35,7 @@ of events that the chosen dialect does not understand."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
 """On a foreign path, a dialect is chosen only after this number of events with output or an end."""
 _EVENTS_ON_PATH: Final = 2
-"""On its own path, a table without output is chosen before the end only after it understood this many
-events."""
+"""On its own path, a table without output is chosen early only after it understood this number of events."""
 _UNREAD_ON_PATH: Final = 4
 """On its own path, a dialect is not chosen if the events that it did not understand are more than this
 multiple of the events that it understood."""
@@ -239,7 +238,7 @@ class DialectChooser:
 
     def conclude(self, *, whole: bool = True) -> list[Released]:
         """End the choice, and return the stored events with their meanings. `whole`: whether the answer is
-        over, or the limit of stored events ends the choice earlier."""
+        over; if not, the limit of stored events ends the choice."""
         if not self.open:
             return []
         self._is_full = not whole

@@ -26,7 +26,7 @@ class LlamaCpp(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self._lists_tokens = False
-        """Whether events list their tokens. Then the running count is not used: its end is one too high."""
+        """Whether events list their tokens: then ignore the running count, which ends one too high."""
         self._predicted_count = RunningCount()
 
     @staticmethod

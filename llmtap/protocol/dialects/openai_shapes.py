@@ -46,8 +46,7 @@ _decode: Final = bounded_decoder()
 
 
 def read_non_object(event: SseEvent) -> Delta:
-    """Return the Delta of an event without a JSON object: a keep-alive, `[DONE]`, no data, or unknown
-    data."""
+    """Return the Delta of an event without a JSON object: a keep-alive, `[DONE]`, no or unknown data."""
     data = event.data
     if data is None:
         alive = event.comment or event.event == b"ping"
@@ -350,8 +349,7 @@ class Findings(msgspec.Struct, gc=False):
             delta.refusal = True
 
     def add_marker(self, index: int) -> None:
-        """Record that a choice sent a part of a marker such as `<think>`, which was generated, but is no
-        text."""
+        """Record that a choice sent (a part of) a marker such as `<think>`: generated, but no text."""
         self._markers.append(index)
 
     def add_classes(self, *classes: EventClass) -> None:
@@ -398,8 +396,8 @@ class Findings(msgspec.Struct, gc=False):
             self.delta.verdict = verdict
 
     def add_filter_results(self, results: Any, *, alone: bool) -> None:
-        """Add the results of Azure's filter for a choice. `alone`: it has no content, so the event is a
-        GUARDRAIL."""
+        """Add the results of Azure's filter for a choice. `alone`: it has no content, so a filter that acted
+        sets the class of the event."""
         verdict = filters_verdict(results)
         if verdict is not None:
             self.add_verdict(verdict, EventClass.GUARDRAIL if alone and verdict.kind is not None else None)

@@ -42,9 +42,9 @@ class Dialect(Protocol):
     def __call__(self) -> Reader: ...
 
     def claim(self, value: JsonObject, path: str) -> int:
-        """Return how certainly an object (an event or a whole answer) belongs to the dialect: 3 if a name in
-        it does (4 if the path decides between dialects with the same names), 2 if its shape fits, 1 if only
-        the path fits, 0 if nothing fits."""
+        """Return how certainly an object (an event or a whole answer) belongs to the dialect: 3 if it names
+        the dialect (4 if other dialects have the same names, and the path decides), 2 if its shape fits, 1 if
+        only the path fits, 0 if nothing fits."""
 
 
 _FOLDER: Final = resources.files("llmtap.protocol.dialects") / "tables"

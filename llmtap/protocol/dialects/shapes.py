@@ -1,5 +1,4 @@
-"""Common code of all dialects except OpenAI's chat and completions: decode JSON events, and build their
-Deltas.
+"""Common code of all dialects except OpenAI's chat and completions: decode JSON events, build Deltas.
 
 `ObjectReader` is the base of the readers of these dialects, including OpenAI's Responses and Realtime.
 `gather` builds the Delta of an event with several pieces of output.

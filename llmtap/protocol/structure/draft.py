@@ -59,7 +59,7 @@ class _Note(NamedTuple):
     text: str
 
     def fits(self, path: str, rule: Mapping[str, Any]) -> bool:
-        """Return whether a path of a rule, which is as in TOML, leads to the place."""
+        """Return whether a path of a rule leads to the place. `rule`: the rule as in TOML."""
         marks = {member_path(at): value for at, value in self.kind.marks}
         names = as_texts(rule.get("event", ()))
         named = not names or self.kind.event in names or not set(names).isdisjoint(marks.values())

@@ -25,7 +25,7 @@ from llmtap.protocol.structure.tables import NAME, make_table
 
 _COUNTS: Final = re.compile(rb"[uU]sage|[tT]okens|oken_?[cC]ount|eval_count").search
 _END_MARKS: Final = frozenset(text.upper().encode() for text in names.END_TEXTS if not text.isalpha())
-"""Data of events that end a stream, only with brackets: a plain word can be a text of the answer."""
+"""Data of events that end a stream. Words without brackets are left out: they can be text of an answer."""
 TABLES_MAX: Final = 32
 """Maximum number of tables that are made for one answer."""
 _TABLES_CACHED: Final = 64

@@ -32,7 +32,7 @@ VALUES_MAX: Final = 8_192
 ENOUGH: Final = 4
 """Number of points from which a place holds output."""
 _SURE_CHARS: Final = 8
-"""Minimum length of a text for which a repetition is no chance."""
+"""Minimum length of a text that is certainly not repeated by chance."""
 _FIRST_EVENTS: Final = 16
 _MESSAGE_IDS: Final = ("message_id", "messageId", "item_id", "itemId", "id")
 _MEMBERS_MAX: Final = 16
@@ -114,7 +114,7 @@ class Structure:
     TEXTS_MAX texts.
 
     Args:
-        events: the first events of the answer, which show what member names their kinds. They are not added.
+        events: the first events of the answer, which show which member names their kinds. They are not added.
         values_max: maximum number of JSON values that are examined.
     """
 
@@ -300,8 +300,8 @@ class Structure:
 
 
 def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
-    """Return the member at the top whose values (small integers or words) name the kinds of these events;
-    None if there is none. Successive events often have the same kind, and seldom other equal values."""
+    """Return the member at the top whose values (small integers or words) name the kinds of these events, or
+    None. Successive events often have the same kind, but other members seldom have equal values."""
     found: dict[str, list[int | str]] = {}
     objects = 0
     for event in events:

@@ -1,7 +1,6 @@
 """Make the table of a dialect from the `Structure` of the events of an unknown stream.
 
-`dialects/table/reader.py` reads answers with this table like any other, and `llmtap inspect --draft` writes
-it.
+`dialects/table/reader.py` reads answers with this table, and `llmtap inspect --draft` writes it.
 """
 
 from collections import Counter as Tally
@@ -203,7 +202,7 @@ def _add_output(draft: _Draft, place: Place, structure: Structure) -> None:
 
 def _usage_of(structure: Structure) -> _Usage | None:
     """Return the object that counts tokens; None if none certainly counts output tokens. It must count some
-    of them, and have other counts, `usage` in its name, or `token` or `eval` in that of a count."""
+    of them, and have other counts, a name such as `usage`, or a count with `token` or `eval` in its name."""
     by_holder: dict[Path, list[Counter]] = {}
     for counter in structure.counters.values():
         if counter.meaning == "output":

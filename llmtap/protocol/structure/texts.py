@@ -1,5 +1,5 @@
-"""Compare the texts of one place in a stream: are they pieces of one text, texts so far, or separate
-texts?"""
+"""Compare the texts of one place in a stream, to find whether they are pieces of one text, each repeat the
+text so far, or are separate texts."""
 
 import re
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _continuation(a: str, b: str) -> int:
     """Return 1 if `b` can continue `a` in one text, -1 if a separator between them is missing, else 0."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
-        is_indented = b.startswith("  ") and not last.isspace()  # A new line without a line end before it.
+        is_indented = b.startswith("  ") and not last.isspace()  # An indented text is a new line.
         return -1 if is_indented else 1
     if ord(last) >= 0x2E80 or ord(first) >= 0x2E80:
         return 1  # In a script without spaces, any two texts join.

@@ -1,5 +1,4 @@
-"""Dialects that are tables: declaration (`declaration.py`), compiled rules (`rules.py`) and reader
-(`reader.py`).
+"""Dialects that are tables: `declaration.py` declares them, `rules.py` compiles, `reader.py` reads answers.
 
 Other packages use `DialectTable` and `decode_table` (`declaration.py`) and `notes_on` (`notes.py`).
 """

@@ -114,7 +114,7 @@ def follow(steps: Sequence[Step]) -> Get:
 
 
 def follow_first(paths: Texts | None) -> Get | None:
-    """Return a function that returns the first value but null at these paths; None if there are no paths."""
+    """Return a function that returns the first value at these paths that is not null; None without paths."""
     gets = [follow(parse_path(path)) for path in as_texts(paths)]
     if len(gets) < 2:
         return gets[0] if gets else None

@@ -173,7 +173,7 @@ class TableReader(shapes.ObjectReader):
         """Whether a rule without `repeats` has read output, so that rules with `repeats` read none."""
         self._has_answer = False
         self._lists_tokens = False
-        """Whether events list their tokens. Then the running count is not used: its end is one too high."""
+        """Whether events list their tokens: then ignore the running count, which ends one too high."""
         self._running_count = openai_shapes.RunningCount()
         self._messages = MessageSpeakers()
         self._sample: Sample | None = None
@@ -325,7 +325,7 @@ class TableReader(shapes.ObjectReader):
         return counts, usage, total
 
     def _read_choice(self, index: int, values: Values, findings: Findings) -> None:
-        """Add the finish reason of a choice, and its tokens: those in this event, or the growth of a running
+        """Add the finish reason of a choice, and its tokens: in this event, or the growth of a running
         count."""
         reason, tokens, logprobs, running = (values.get(key, NO_VALUE)[1] for key in OF_CHOICE)
         reason = shapes.text_of(reason)

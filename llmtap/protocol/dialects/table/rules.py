@@ -44,7 +44,7 @@ class CompiledRule:
         outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
         self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
         if self.mark is None and outputs and outputs <= _CALLS and not rule.role:
-            # Set the class, because the first piece of a call is often empty, so that it is no output.
+            # Set the class here: the first piece of a call is often empty, so no output shows the class.
             self.mark = EventClass.TOOL_CALL
         self.signal = next(
             (path.rpartition(".")[2] for path in as_texts(rule.finish_reason)), "finish_reason"
