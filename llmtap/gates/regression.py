@@ -47,6 +47,7 @@ class Tolerances:
     shares: Mapping[str, float] = field(default_factory=dict)
     """Tolerance of each named figure. If none is named, the default figures are judged."""
     default_share: float = DEFAULT_SHARE
+    """Tolerance of the figures that are not named."""
 
     @classmethod
     def parse(cls, texts: Sequence[str], place: str = "--fail-if-worse") -> "Tolerances":

@@ -116,21 +116,26 @@ class Verdict(msgspec.Struct, gc=False):
     value: str | None = None
     """The decisive code or reason as sent; possibly a text, so the Exchange stores only its `clean_word`."""
     category: str | None = None
+    """Category of the content, such as `hate`, by which the guardrail decided."""
     path: str | None = None
+    """Path of the decisive member in the event."""
     substituted: bool = False
     """The guardrail replaced the answer by a fixed text."""
     detail: JsonObject | None = None
+    """Further members for the report of the exchange."""
 
 
 class ServerTime(msgspec.Struct, gc=False):
     """One duration that the server reports about its own work (IETF draft, 4.6.3 option C)."""
 
     name: str
+    """Name of the duration, one of `server_times.SERVER_TIMES`."""
     ms: float
     """The duration as reported; `exchange/verdict.py` removes invalid ones, such as negative durations."""
     where: str
     """Place of the duration: an object of an event, `header:NAME` or `trailer:NAME`."""
     path: str | None = None
+    """Path of the duration in an event; None in headers and trailers."""
     unit: str = "ms"
     """Unit in which the server sent the value: `s`, `ms`, `ns`, or `tokens/s` for a rate."""
 

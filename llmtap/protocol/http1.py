@@ -552,12 +552,12 @@ class ChunkedScanner:
                         pieces.append(data[at : min(end, at + left - 2)])
                     left -= end - at
                     if left == 1 and data[-1:] != b"\r" and end > at:
-                        raise PeerProtocolError("a chunk is longer than its size says")
+                        raise PeerProtocolError("a chunk is longer than its size line says")
                     self.left = left
                     return -1
                 stop = at + left
                 if data[max(at, stop - 2) : stop] != b"\r\n"[-left:]:
-                    raise PeerProtocolError("a chunk is longer than its size says")
+                    raise PeerProtocolError("a chunk is longer than its size line says")
                 if pieces is not None and left > 2:
                     pieces.append(data[at : stop - 2])
                 at = stop
@@ -569,9 +569,7 @@ class ChunkedScanner:
             if not stop:
                 self.line_part += data[at:]
                 if len(self.line_part) > LINE_BYTES_MAX:
-                    raise PeerProtocolError(
-                        f"a line of the chunked framing has more than {LINE_BYTES_MAX} bytes"
-                    )
+                    raise PeerProtocolError(f"a line of the chunked framing exceeds {LINE_BYTES_MAX} bytes")
                 self._check_line_part(self.line_part)
                 self.left = 0
                 return -1
@@ -618,7 +616,7 @@ class ChunkedScanner:
             self._extension_bytes = max(0, self._extension_bytes + extension - size)
             if self._extension_bytes > EXTENSION_BYTES_MAX:
                 raise PeerProtocolError(
-                    f"the chunk extensions exceed the payload by {self._extension_bytes} bytes"
+                    f"chunk extensions exceed the payload by {self._extension_bytes} bytes"
                 )
         elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
             _SIZES[line] = size

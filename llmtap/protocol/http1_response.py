@@ -43,7 +43,7 @@ def next_response_head(
             raise PeerProtocolError("the response head has bare line feeds", 502)
         line = b"HTTP/1."[: len(data) - start]
         if not (data.startswith(line, start) or (interims and data == b"\r")):
-            raise PeerProtocolError("the response does not begin with HTTP/1.", 502)
+            raise PeerProtocolError("the response does not begin with 'HTTP/1.'", 502)
         if len(data) > bytes_max:
             raise PeerProtocolError(f"the response head is longer than {bytes_max} bytes", 502)
         return None

@@ -108,6 +108,7 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[bool, bool, int, int]:
+        """Rank among candidates with the same evidence; the highest wins."""
         return self.is_own, self.is_on_path, self.claim, -self.position
 
     @property
@@ -143,7 +144,7 @@ class DialectChooser:
         "_dialects",
         "_has_read_output",
         "_is_full",
-        "_outputs_of_another",
+        "_outputs_of_others",
         "_path",
         "_reading",
         "_revisions_left",
@@ -168,7 +169,7 @@ class DialectChooser:
         self._certainty = (False, False, False)
         """Certainty of the chosen dialect (`_Candidate.certainty`)."""
         self._has_read_output = False
-        self._outputs_of_another = 0
+        self._outputs_of_others = 0
         self._revisions_left = REVISIONS_MAX
         self._is_full = False
         """Whether the limit of stored events was reached before the dialect was certain."""
@@ -381,14 +382,14 @@ class DialectChooser:
             other = _read_with_guardrail(reader, event)
             if not other.output:
                 continue
-            self._outputs_of_another += 1
+            self._outputs_of_others += 1
             own, on_path = self._dialects.is_own(order, claim), self._dialects.is_on_path(order, self._path)
             certainty = own, on_path, claim >= _NAMED
             is_better = claim >= _NAMED and certainty > self._certainty
-            if self._has_read_output and not is_better and self._outputs_of_another < _OUTPUTS_TO_REVISE:
+            if self._has_read_output and not is_better and self._outputs_of_others < _OUTPUTS_TO_REVISE:
                 return delta
             self.chosen, self._reading, self._certainty = reader, Reading.DIALECT, certainty
-            self._outputs_of_another = 0
+            self._outputs_of_others = 0
             return other
         return delta
 

@@ -294,7 +294,7 @@ class OpenAIChat(ChoicesReader):
         if thought:
             reasoning, content = reasoning + content, ""
         if thinking is not None:
-            if thinking.settled and not thought:
+            if thinking.is_settled and not thought:
                 self._end_thinking(index)
             if not (reasoning or content):
                 findings.add_marker(index)
@@ -384,10 +384,10 @@ class InlineThinking:
     a reasoning parser (llama.cpp, MLX) and Gemini's OpenAI-compatible API send it. Markers are no text,
     except after the start of the content. A possible beginning of a marker is stored until the next piece."""
 
-    __slots__ = ("_end_marker", "_held_text", "settled")
+    __slots__ = ("_end_marker", "_held_text", "is_settled")
 
     def __init__(self) -> None:
-        self.settled = False
+        self.is_settled = False
         """Whether the rest of the choice is content."""
         self._end_marker = ""
         """Marker that ends the current thinking; empty outside thinking."""
@@ -396,7 +396,7 @@ class InlineThinking:
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return the thinking and the content in the next piece: `(reasoning, content)`."""
-        if self.settled:
+        if self.is_settled:
             return "", text
         text = self._held_text + text
         self._held_text = ""
@@ -414,7 +414,7 @@ class InlineThinking:
         if any(marker.startswith(rest) for marker in _OPENING):
             self._held_text = rest
             return "", blank
-        self.settled = True
+        self.is_settled = True
         return "", text
 
     def close(self) -> tuple[str, str]:
@@ -426,7 +426,7 @@ class InlineThinking:
         closing = self._end_marker
         at = text.find(closing)
         if at >= 0:
-            self.settled = True
+            self.is_settled = True
             return text[:at], text[at + len(closing) :]
         # Store the longest end of the text that is a beginning of the marker.
         for size in range(min(len(closing) - 1, len(text)), 0, -1):

@@ -13,13 +13,7 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import (
-    OUTPUT,
-    azure_verdict,
-    error_verdict,
-    moderation_verdict,
-    refusal_verdict,
-)
+from llmtap.protocol.verdicts import OUTPUT, azure_verdict, error_verdict, moderation_verdict, refusal_verdict
 
 _TEXTS: Final = {
     f"response.{name}.delta": kind

@@ -16,13 +16,7 @@ from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, EventClass, TokenSour
 from llmtap.protocol.json_memory import bounded_decoder
 from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import (
-    FAILED,
-    PASSED_ON,
-    filters_verdict,
-    finish_reason_verdict,
-    reason_kind,
-)
+from llmtap.protocol.verdicts import FAILED, PASSED_ON, filters_verdict, finish_reason_verdict, reason_kind
 
 BAD_JSON: Final = (ValueError, RecursionError)
 """Exceptions of decoders if JSON is malformed, has another shape, is not UTF-8, or is nested too deeply."""

@@ -52,7 +52,7 @@ PAYLOADS: Final = {"payload": EventClass.CONTENT, "call": EventClass.TOOL_CALL}
 """Keys of a rule for paths of output without text."""
 
 
-def about(description: str) -> msgspec.Meta:
+def doc(description: str) -> msgspec.Meta:
     """Return the help text of a key in the form of msgspec; `llmtap proxy --keys` prints it."""
     return msgspec.Meta(description=description)
 
@@ -64,89 +64,89 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class VerdictRule(_Table, frozen=True):
     """Rule for a verdict of a guardrail or of the model."""
 
-    path: Annotated[str, about("Path of a value that is there only with the verdict.")]
-    kind: Annotated[VerdictKind | None, about("Kind of the verdict; none: it only flags.")] = None
-    action: Annotated[Action, about("Action of the guardrail.")] = "blocked"
-    value: Annotated[Scalar | None, about("Value at the path; none: any but null, false and empty.")] = None
-    category: Annotated[Texts, about("Paths of the category.")] = ()
+    path: Annotated[str, doc("Path of a value that is there only with the verdict.")]
+    kind: Annotated[VerdictKind | None, doc("Kind of the verdict; none: it only flags.")] = None
+    action: Annotated[Action, doc("Action of the guardrail.")] = "blocked"
+    value: Annotated[Scalar | None, doc("Value at the path; none: any but null, false and empty.")] = None
+    category: Annotated[Texts, doc("Paths of the category.")] = ()
 
 
 class Rule(_Table, frozen=True):
     """Rule for the events that fit `event`, `has` and `where`; a missing condition fits all events."""
 
-    event: Annotated[Texts, about("Names of events; `message.*`: all that begin with `message.`.")] = ()
-    has: Annotated[Texts, about("Paths that all lead to a value other than null.")] = ()
-    where: Annotated[Values, about("Value at each path; `*` at the end of a text: any rest.")] = {}
-    event_class: Annotated[EventMark | None, about("Class beside the output; `done` ends the stream.")] = None
-    done: Annotated[Values, about("Value at each path of an event that ends the stream.")] = {}
-    content: Annotated[Texts, about("Paths of the text of the answer.")] = ()
-    reasoning: Annotated[Texts, about("Paths of the text of thoughts.")] = ()
-    tool_call: Annotated[Texts, about("Paths of the arguments of a call: a text or an object.")] = ()
-    refusal: Annotated[Texts, about("Paths of the text of the model's refusal.")] = ()
-    payload: Annotated[Texts, about("Paths of output without text: audio or other data.")] = ()
-    call: Annotated[Texts, about("Paths of the name of a call, which is output without text.")] = ()
-    cumulative: Annotated[bool, about("Each text repeats the text so far.")] = False
-    repeats: Annotated[bool, about("The output repeats that of other rules, and counts only alone.")] = False
-    choice: Annotated[str | None, about("Path of the index of a choice, in its list or event.")] = None
-    role: Annotated[Texts, about("Paths of the speaker, in an event that says nothing else.")] = ()
-    tokens: Annotated[str | None, about("Path of the number, or the list, of the event's tokens.")] = None
-    logprobs: Annotated[str | None, about("Path of the log probabilities, one for each token.")] = None
-    running_tokens: Annotated[Texts, about("Paths of the number of output tokens so far.")] = ()
-    usage: Annotated[Texts, about("Paths of the object with the counts; `.` is the event itself.")] = ()
-    finish_reason: Annotated[Texts, about("Paths of the finish reason.")] = ()
-    error: Annotated[Texts, about("Paths of the error: an object with type and message, or a text.")] = ()
-    times: Annotated[dict[str, str], about("Durations of the server: path and unit of each.")] = {}
-    verdicts: Annotated[tuple[VerdictRule, ...], about("Verdicts of guardrails or the model.")] = ()
+    event: Annotated[Texts, doc("Names of events; `message.*`: all that begin with `message.`.")] = ()
+    has: Annotated[Texts, doc("Paths that all lead to a value other than null.")] = ()
+    where: Annotated[Values, doc("Value at each path; `*` at the end of a text: any rest.")] = {}
+    event_class: Annotated[EventMark | None, doc("Class beside the output; `done` ends the stream.")] = None
+    done: Annotated[Values, doc("Value at each path of an event that ends the stream.")] = {}
+    content: Annotated[Texts, doc("Paths of the text of the answer.")] = ()
+    reasoning: Annotated[Texts, doc("Paths of the text of thoughts.")] = ()
+    tool_call: Annotated[Texts, doc("Paths of the arguments of a call: a text or an object.")] = ()
+    refusal: Annotated[Texts, doc("Paths of the text of the model's refusal.")] = ()
+    payload: Annotated[Texts, doc("Paths of output without text: audio or other data.")] = ()
+    call: Annotated[Texts, doc("Paths of the name of a call, which is output without text.")] = ()
+    cumulative: Annotated[bool, doc("Each text repeats the text so far.")] = False
+    repeats: Annotated[bool, doc("The output repeats that of other rules, and counts only alone.")] = False
+    choice: Annotated[str | None, doc("Path of the index of a choice, in its list or event.")] = None
+    role: Annotated[Texts, doc("Paths of the speaker, in an event that says nothing else.")] = ()
+    tokens: Annotated[str | None, doc("Path of the number, or the list, of the event's tokens.")] = None
+    logprobs: Annotated[str | None, doc("Path of the log probabilities, one for each token.")] = None
+    running_tokens: Annotated[Texts, doc("Paths of the number of output tokens so far.")] = ()
+    usage: Annotated[Texts, doc("Paths of the object with the counts; `.` is the event itself.")] = ()
+    finish_reason: Annotated[Texts, doc("Paths of the finish reason.")] = ()
+    error: Annotated[Texts, doc("Paths of the error: an object with type and message, or a text.")] = ()
+    times: Annotated[dict[str, str], doc("Durations of the server: path and unit of each.")] = {}
+    verdicts: Annotated[tuple[VerdictRule, ...], doc("Verdicts of guardrails or the model.")] = ()
 
 
 class Counts(_Table, frozen=True):
     """Paths of token counts in the usage object. The defaults are OpenAI's names."""
 
-    input: Annotated[Texts, about("Paths of the tokens of the prompt.")] = ("input_tokens", "prompt_tokens")
-    output: Annotated[Texts, about("Paths of the tokens of the answer.")] = (
+    input: Annotated[Texts, doc("Paths of the tokens of the prompt.")] = ("input_tokens", "prompt_tokens")
+    output: Annotated[Texts, doc("Paths of the tokens of the answer.")] = (
         "output_tokens",
         "completion_tokens",
     )
-    reasoning: Annotated[Texts, about("Paths of the tokens of thoughts.")] = (
+    reasoning: Annotated[Texts, doc("Paths of the tokens of thoughts.")] = (
         "output_tokens_details.reasoning_tokens",
         "completion_tokens_details.reasoning_tokens",
         "reasoning_tokens",
     )
-    cached: Annotated[Texts, about("Paths of the cached tokens of the prompt.")] = (
+    cached: Annotated[Texts, doc("Paths of the cached tokens of the prompt.")] = (
         "input_tokens_details.cached_tokens",
         "prompt_tokens_details.cached_tokens",
         "cached_tokens",
         "prompt_token_details.cached_tokens",
     )
-    total: Annotated[Texts, about("Paths of the total: it may leave no room for output.")] = ()
+    total: Annotated[Texts, doc("Paths of the total: it may leave no room for output.")] = ()
 
 
 class DialectTable(_Table, frozen=True, kw_only=True):
     """Declaration of one dialect. Raises ConfigError, which names all wrong keys."""
 
-    name: Annotated[str, about("Name in reports and metrics (default: NAME).")] = ""
-    source: Annotated[str, about("Page or package that documents the format.")]
-    end: Annotated[End, about("Mark at the end of every whole stream; `none`: nothing certain.")]
-    paths: Annotated[Texts, about("Ends of the paths of requests; `*` stands for any text.")] = ()
-    match: Annotated[Texts, about("Paths of an event's name; without it the `event:` line is used.")] = "type"
-    envelope: Annotated[str | None, about("Member that may hold the event: `result` of JSON-RPC.")] = None
-    wrapped: Annotated[bool, about("A known member names an event without a name, and holds it.")] = False
+    name: Annotated[str, doc("Name in reports and metrics (default: NAME).")] = ""
+    source: Annotated[str, doc("Page or package that documents the format.")]
+    end: Annotated[End, doc("Mark at the end of every whole stream; `none`: nothing certain.")]
+    paths: Annotated[Texts, doc("Ends of the paths of requests; `*` stands for any text.")] = ()
+    match: Annotated[Texts, doc("Paths of an event's name; without it the `event:` line is used.")] = "type"
+    envelope: Annotated[str | None, doc("Member that may hold the event: `result` of JSON-RPC.")] = None
+    wrapped: Annotated[bool, doc("A known member names an event without a name, and holds it.")] = False
     message: Annotated[
-        str | None, about("Path of a message's id, if one event names its speaker and others have its text.")
+        str | None, doc("Path of a message's id, if one event names its speaker and others have its text.")
     ] = None
     array: Annotated[
         Literal["events", "answers"],
-        about("Elements of a body that is an array: several answers, or events."),
+        doc("Elements of a body that is an array: several answers, or events."),
     ] = "answers"
     plain_text: Annotated[
-        Literal["content", "reasoning"] | None, about("Class of data that is a JSON string, or no JSON.")
+        Literal["content", "reasoning"] | None, doc("Class of data that is a JSON string, or no JSON.")
     ] = None
-    model: Annotated[Texts, about("Paths of the model, in any event.")] = "model"
-    events: Annotated[dict[EventMark, Texts], about("Names of events that are only of this class.")] = {}
-    rules: Annotated[tuple[Rule, ...], about("Rules of events and whole answers; the first that fits.")] = ()
-    counts: Annotated[Counts, about("Paths of token counts in the usage.")] = Counts()
+    model: Annotated[Texts, doc("Paths of the model, in any event.")] = "model"
+    events: Annotated[dict[EventMark, Texts], doc("Names of events that are only of this class.")] = {}
+    rules: Annotated[tuple[Rule, ...], doc("Rules of events and whole answers; the first that fits.")] = ()
+    counts: Annotated[Counts, doc("Paths of token counts in the usage.")] = Counts()
     finish_reasons: Annotated[
-        dict[str, ReasonMeaning], about("Meaning of finish reasons that llmtap knows otherwise, or not.")
+        dict[str, ReasonMeaning], doc("Meaning of finish reasons that llmtap knows otherwise, or not.")
     ] = {}
 
     def __post_init__(self) -> None:

@@ -50,6 +50,7 @@ class Findings(msgspec.Struct, gc=False):
 
     so_far: TextsSoFar | None = None
     root: Any = None
+    """Object or list in which the paths of the rule begin."""
     values: Values = {}
     """Values of the whole event by key, each with the rank of its path among the paths of this key."""
     choice_values: dict[int, Values] = {}
@@ -57,6 +58,7 @@ class Findings(msgspec.Struct, gc=False):
     texts: int = 0
     """Number of texts, including empty texts."""
     reads_tokens: bool = True
+    """Whether the tokens of the event count; not if its output repeats that of earlier events."""
     is_text: bool = False
     """Whether the event has one text, and at most a model, a role and usage beside it."""
     elements: int = 0
@@ -78,6 +80,7 @@ class Findings(msgspec.Struct, gc=False):
     error: Any = None
     times: tuple[ServerTime, ...] = ()
     cut: bool = False
+    """Whether a limit was reached, so that the rest of the event is not read."""
 
     def store_verdict(self, verdict: Verdict | None) -> None:
         """Store a verdict, unless an earlier one is stored."""

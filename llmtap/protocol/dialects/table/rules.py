@@ -39,16 +39,19 @@ class CompiledRule:
         """Whether the whole data of the event, which then is no object, is output."""
         self.has_conditions = bool(rule.event or rule.has or rule.where)
         self.end_count = len(rule.done)
+        """Number of values that an event must have to end the stream; 0 if it cannot end it."""
         self.times = tuple(timed_paths(rule))
         self.role = follow_first(rule.role) if rule.role else None
         outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
         self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
+        """Class of the event in addition to the classes of its output; None if there is none."""
         if self.mark is None and outputs and outputs <= _CALLS and not rule.role:
             # Set the class here: the first piece of a call is often empty, so no output shows the class.
             self.mark = EventClass.TOOL_CALL
         self.signal = next(
             (path.rpartition(".")[2] for path in as_texts(rule.finish_reason)), "finish_reason"
         )
+        """Name of the field that holds the finish reason."""
         places = Place()
         for steps, use in _path_visits(rule, table):
             places.place_at(steps).visits.append(use)
