@@ -33,12 +33,12 @@ def role_of(value: JsonObject) -> str:
     return ""
 
 
-def is_other(role: Any) -> bool:
+def is_other_role(role: Any) -> bool:
     """Return whether a role is that of another speaker than the model."""
     return type(role) is str and _plain_role(role) in _OTHER_ROLES
 
 
-def is_of_other(value: JsonObject) -> bool:
+def has_other_speaker(value: JsonObject) -> bool:
     """Return whether an object names another speaker of its texts than the model."""
     return not _SPEAKERS.isdisjoint(value) and role_of(value) in _OTHER_ROLES
 
@@ -56,12 +56,12 @@ class MessageSpeakers:
     def __init__(self) -> None:
         self._other_ids: set[str | int] = set()
 
-    def is_of_other(self, key: Any, role: Any) -> bool:
+    def has_other_speaker(self, key: Any, role: Any) -> bool:
         """Return whether a message has another speaker than the model. `key`: id of the message. `role`: role
         in this event; without it, the role in an earlier event of the message decides."""
         if type(key) is not int and (type(key) is not str or len(key) > _ID_CHARS_MAX):
             return False
-        if is_other(role):
+        if is_other_role(role):
             if len(self._other_ids) < MESSAGES_MAX:
                 self._other_ids.add(key)
         elif role:

@@ -280,7 +280,7 @@ def rails_verdict(data: Any, place: str, status: Any = None) -> Verdict | None:
         kind, name = members.get("type"), members.get("name")
         if members.get("stop") is not True or not isinstance(name, str):
             continue
-        phase = kind if kind in ("input", "output") else _phase_of(name)
+        phase = kind if kind in ("input", "output") else _named_phase(name)
         path = f"{place}.log.activated_rails[{i}]"
         verdict = _block_verdict("body_field", phase, path=path, detail=_rail_detail(name))
         verdict.action, verdict.substituted = "replaced", True
@@ -423,7 +423,7 @@ def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -
         filters = (holder.get(key) for holder in (inner, error) for key in keys)
         category = next((c for f in filters if (c := _category_name(f, "filtered"))), None)
         azure = azure_verdict(error.get("content_filters")) or Verdict("")
-        phase = _CODES[code.lower()] or azure.phase or _filtered_phase(value) or _phase_of(text)
+        phase = _CODES[code.lower()] or azure.phase or _filtered_phase(value) or _named_phase(text)
         return _block_verdict("error.code", phase, value=code, path=path, category=category or azure.category)
     return None
 
@@ -444,7 +444,7 @@ def _type_verdict(error: JsonObject, value: JsonObject, place: str) -> Verdict |
         rail = error.get("param")
         if isinstance(rail, str):
             detail = _rail_detail(rail)
-            phase = "input" if _phase_of(rail) == "input" else phase
+            phase = "input" if _named_phase(rail) == "input" else phase
     elif kind == "hooks_failed":
         hooks = hook_results_verdict(value.get("hook_results") or error.get("hook_results"))
         phase = None if hooks is None else hooks.phase
@@ -471,11 +471,11 @@ def _message_verdict(text: str) -> Verdict | None:
         if phrase.lower() in low:
             check = _SAFETY_CHECK.search(text)
             detail = {"why": phrase} | ({} if check is None else {"category": check[0]})
-            return _block_verdict("error.message", _phase_of(text), detail=detail)
+            return _block_verdict("error.message", _named_phase(text), detail=detail)
     return None
 
 
-def _phase_of(text: str) -> str | None:
+def _named_phase(text: str) -> str | None:
     """Return `input` or `output` if the text names one of them and not the other; else None."""
     of_input, of_output = _OF_INPUT.search(text), _OF_OUTPUT.search(text)
     if (of_input is None) == (of_output is None):

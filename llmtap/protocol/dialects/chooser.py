@@ -306,17 +306,18 @@ class DialectChooser:
         candidate whose evidence decides; None if there is none."""
         known = {candidate.position: candidate for candidate in self._candidates}
         claims = self._dialects.claims_of(read_json(event.data or b""), self._path, event.event)
-        for order, claim in islice(claims, CANDIDATES_MAX):
-            if order in known:
-                known[order].claim = max(known[order].claim, claim)
+        for position, claim in islice(claims, CANDIDATES_MAX):
+            if position in known:
+                known[position].claim = max(known[position].claim, claim)
                 continue
             if len(self._candidates) == CANDIDATES_MAX:
                 weakest = min(self._candidates, key=lambda c: (c.evidence, c.rank))
                 if weakest.evidence:
                     break  # All candidates have evidence, so replace none of them.
                 self._candidates.remove(weakest)
-            own, on_path = self._dialects.is_own(order, claim), self._dialects.is_on_path(order, self._path)
-            candidate = _Candidate(self._dialects.entries[order](), order, claim, own, on_path)
+            own = self._dialects.is_own(position, claim)
+            on_path = self._dialects.is_on_path(position, self._path)
+            candidate = _Candidate(self._dialects.entries[position](), position, claim, own, on_path)
             for stored in self._stored_events[:-1]:
                 candidate.read(stored, before=True)
             candidate.read(self._stored_events[-1])
@@ -377,13 +378,14 @@ class DialectChooser:
             return delta
         self._revisions_left -= 1
         claims = self._dialects.claims_of(read_json(event.data), self._path, event.event)
-        for order, claim in islice(claims, CANDIDATES_MAX):
-            reader = self._dialects.entries[order]()
+        for position, claim in islice(claims, CANDIDATES_MAX):
+            reader = self._dialects.entries[position]()
             other = _read_with_guardrail(reader, event)
             if not other.output:
                 continue
             self._outputs_of_others += 1
-            own, on_path = self._dialects.is_own(order, claim), self._dialects.is_on_path(order, self._path)
+            own = self._dialects.is_own(position, claim)
+            on_path = self._dialects.is_on_path(position, self._path)
             certainty = own, on_path, claim >= _NAMED
             is_better = claim >= _NAMED and certainty > self._certainty
             if self._has_read_output and not is_better and self._outputs_of_others < _OUTPUTS_TO_REVISE:
@@ -396,8 +398,8 @@ class DialectChooser:
     def _read_whole(self, body: bytes) -> Delta:
         value = read_json(body)
         named: tuple[Reader, Delta] | None = None
-        for order, claim in islice(self._dialects.claims_of(value, self._path), CANDIDATES_MAX):
-            reader = self._dialects.entries[order]()
+        for position, claim in islice(self._dialects.claims_of(value, self._path), CANDIDATES_MAX):
+            reader = self._dialects.entries[position]()
             delta = reader.read_body(body)
             if delta.output or delta.done or delta.finish_reason is not None or _is_weak_evidence(delta):
                 self.chosen, self._reading = reader, Reading.DIALECT

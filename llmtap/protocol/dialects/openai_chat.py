@@ -29,7 +29,7 @@ from llmtap.protocol.dialects.openai_shapes import (
     text_of,
 )
 from llmtap.protocol.json_memory import bounded_decoder
-from llmtap.protocol.speakers import is_other
+from llmtap.protocol.speakers import is_other_role
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import filters_verdict, refusal_verdict
 
@@ -149,7 +149,7 @@ class OpenAIChat(ChoicesReader):
             or delta.extra_content is not None
             or delta.function_call
             or delta.reasoning_steps
-            or (delta.role and is_other(delta.role))
+            or (delta.role and is_other_role(delta.role))
             or (choice.content_filter_results and filters_verdict(choice.content_filter_results) is not None)
         ):
             return None
@@ -248,7 +248,7 @@ class OpenAIChat(ChoicesReader):
     def _read_delta(
         self, delta: _Delta, index: int, path: str, findings: Findings, *, replaced: bool
     ) -> None:
-        if is_other(delta.role):
+        if is_other_role(delta.role):
             return
         content, refusal, audio = delta.content, text_of(delta.refusal), delta.audio
         for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
@@ -401,7 +401,7 @@ class InlineThinking:
         text = self._held_text + text
         self._held_text = ""
         if self._end_marker:
-            return self._split_at_end(text)
+            return self._split_at_end_marker(text)
         rest = text.lstrip()
         if not rest:
             return "", text
@@ -409,7 +409,7 @@ class InlineThinking:
         for marker in _OPENING:
             if rest.startswith(marker):
                 self._end_marker = f"</{marker[1:]}"
-                reasoning, content = self._split_at_end(rest[len(marker) :])
+                reasoning, content = self._split_at_end_marker(rest[len(marker) :])
                 return reasoning, blank + content
         if any(marker.startswith(rest) for marker in _OPENING):
             self._held_text = rest
@@ -422,7 +422,7 @@ class InlineThinking:
         held, self._held_text = self._held_text, ""
         return (held, "") if self._end_marker else ("", held)
 
-    def _split_at_end(self, text: str) -> tuple[str, str]:
+    def _split_at_end_marker(self, text: str) -> tuple[str, str]:
         closing = self._end_marker
         at = text.find(closing)
         if at >= 0:

@@ -104,41 +104,41 @@ class Dialects:
             while claims and claims[-1] > limit:
                 _, claim, place = claims.pop()
                 yield -place, claim
-            order = -limit[-1]
-            dialect = self.entries[order]
+            position = -limit[-1]
+            dialect = self.entries[position]
             if isinstance(dialect, TableDialect):
                 claim = dialect.claim(value, path, name)
             else:
                 claim = dialect.claim(first, path) if isinstance(first, dict) else 0
             if claim:
-                insort(claims, (self.is_own(order, claim), claim, -order))
+                insort(claims, (self.is_own(position, claim), claim, -position))
         for _, claim, place in reversed(claims):
             yield -place, claim
 
-    def is_own(self, order: int, claim: int) -> bool:
+    def is_own(self, position: int, claim: int) -> bool:
         """Return whether the dialect at this position is a table of the user that fits by its claim."""
-        return order < self._own_table_count and claim >= _FITS
+        return position < self._own_table_count and claim >= _FITS
 
-    def is_on_path(self, order: int, path: str) -> bool:
+    def is_on_path(self, position: int, path: str) -> bool:
         """Return whether the path belongs to this dialect. A user's table without paths owns all paths."""
-        return order in self.owners(path) or order in self._pathless_tables
+        return position in self.owners(path) or position in self._pathless_tables
 
     def _find_limits(self, path: str) -> list[tuple[bool, int, int]]:
         """Return the maximum claim of each dialect on this path, the most certain first, as
         `(is it a table of the user, maximum claim, -position)`."""
         owners = self.owners(path)
         limits = []
-        for order, dialect in enumerate(self.entries):
+        for position, dialect in enumerate(self.entries):
             limit = getattr(dialect, "claim_max", _OFF_PATH)
-            if isinstance(dialect, TableDialect) and order in owners:
+            if isinstance(dialect, TableDialect) and position in owners:
                 limit = _ON_PATH
-            limits.append((order < self._own_table_count, limit, -order))
+            limits.append((position < self._own_table_count, limit, -position))
         return sorted(limits, reverse=True)
 
     def _find_owners(self, path: str) -> tuple[int, ...]:
         """Return the positions of the dialects that own the path: on it, they claim even a plain failure."""
         failure = {"error": "failure"}
-        return tuple(order for order, d in enumerate(self.entries) if d.claim(failure, path))
+        return tuple(position for position, d in enumerate(self.entries) if d.claim(failure, path))
 
 
 BUILT_IN: Final = Dialects()

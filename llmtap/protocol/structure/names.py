@@ -34,7 +34,7 @@ class Meaning(NamedTuple):
 
 
 @lru_cache(maxsize=4_096)
-def _meaning_of(name: str) -> Meaning:
+def _cached_meaning(name: str) -> Meaning:
     words = tuple(word.lower() for word in _WORD.findall(name))
     phrase = " ".join(words)
     return Meaning(
@@ -51,12 +51,12 @@ def _meaning_of(name: str) -> Meaning:
 
 
 def meaning_of(name: str) -> Meaning:
-    return _meaning_of(name[: NAME_CHARS_MAX + 1])
+    return _cached_meaning(name[: NAME_CHARS_MAX + 1])
 
 
 def words(name: str) -> tuple[str, ...]:
     """Return the words of a name, in lower case."""
-    return _meaning_of(name[: NAME_CHARS_MAX + 1]).words
+    return _cached_meaning(name[: NAME_CHARS_MAX + 1]).words
 
 
 def _names(text: str) -> frozenset[str]:

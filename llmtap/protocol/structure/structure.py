@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from llmtap.protocol.delta import EventClass, ReadingLimit
 from llmtap.protocol.dialects.openai_shapes import NOT_ENDED, read_count, read_data, read_json
-from llmtap.protocol.speakers import MODEL_ROLES, MessageSpeakers, is_other, role_of
+from llmtap.protocol.speakers import MODEL_ROLES, MessageSpeakers, is_other_role, role_of
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
 from llmtap.protocol.structure.texts import compare_texts
@@ -153,7 +153,7 @@ class Structure:
         self.end_text = str(value).strip() if is_end else None
         if is_end:
             return False
-        is_of_other = self._is_of_other(value)
+        has_other_speaker = self._has_other_speaker(value)
         kind: Kind | None = None
         for leaf in leaves(value, min(NODES_MAX, self.values_left), self.kind_member):
             self.values_left -= 1
@@ -162,7 +162,7 @@ class Structure:
                 if kind is None:
                     return False
             if isinstance(leaf.value, str):
-                if not is_of_other:
+                if not has_other_speaker:
                     self._add_text(leaf, kind, number)
             elif type(leaf.value) in (int, float):
                 if not any(map(names.is_of_user, kind.names)):
@@ -241,7 +241,7 @@ class Structure:
             if self._is_full(self.places):
                 return
             place = self.places[key] = Place(kind, leaf.marks, leaf.path)
-        if is_other(leaf.role):
+        if is_other_role(leaf.role):
             if len(place.other_speaker_indexes) < TEXTS_MAX:
                 place.other_speaker_indexes.add(number)
             return
@@ -257,7 +257,7 @@ class Structure:
                 texts.append(leaf.value[:TEXT_CHARS_MAX])
                 place.indexes.append(number)
 
-    def _is_of_other(self, value: Any) -> bool:
+    def _has_other_speaker(self, value: Any) -> bool:
         """Return whether an event belongs to a message of another speaker than the model. An event that names
         the speaker and has no text begins such a message."""
         if type(value) is not dict:
@@ -265,11 +265,11 @@ class Structure:
         role, member = role_of(value), self.message_id_member
         if member is None:
             member = next((name for name in _MESSAGE_IDS if type(value.get(name)) is str), None)
-            if member is None or not is_other(role) or any(map(_may_hold_text, value)):
+            if member is None or not is_other_role(role) or any(map(_may_hold_text, value)):
                 return False
             self.message_id_member = member
             self._new_forms += 1
-        return self._messages.is_of_other(value.get(member), role)
+        return self._messages.has_other_speaker(value.get(member), role)
 
     def _add_number(self, leaf: Leaf, kind: Kind) -> None:
         meaning = names.count_of(leaf.path)

@@ -86,9 +86,9 @@ class Rule(_Table, frozen=True):
     payload: Annotated[Texts, doc("Paths of output without text: audio or other data.")] = ()
     call: Annotated[Texts, doc("Paths of the name of a call, which is output without text.")] = ()
     cumulative: Annotated[bool, doc("Each text repeats the text so far.")] = False
-    repeats: Annotated[bool, doc("The output repeats that of other rules, and counts only alone.")] = False
+    repeats: Annotated[bool, doc("The output repeats that of other rules, or stands alone.")] = False
     choice: Annotated[str | None, doc("Path of the index of a choice, in its list or event.")] = None
-    role: Annotated[Texts, doc("Paths of the speaker, in an event that says nothing else.")] = ()
+    role: Annotated[Texts, doc("Paths of the speaker, in an event without other content.")] = ()
     tokens: Annotated[str | None, doc("Path of the number, or the list, of the event's tokens.")] = None
     logprobs: Annotated[str | None, doc("Path of the log probabilities, one for each token.")] = None
     running_tokens: Annotated[Texts, doc("Paths of the number of output tokens so far.")] = ()
@@ -118,7 +118,7 @@ class Counts(_Table, frozen=True):
         "cached_tokens",
         "prompt_token_details.cached_tokens",
     )
-    total: Annotated[Texts, doc("Paths of the total: it may leave no room for output.")] = ()
+    total: Annotated[Texts, doc("Paths of the total, which can show that there is no output.")] = ()
 
 
 class DialectTable(_Table, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class DialectTable(_Table, frozen=True, kw_only=True):
 
     name: Annotated[str, doc("Name in reports and metrics (default: NAME).")] = ""
     source: Annotated[str, doc("Page or package that documents the format.")]
-    end: Annotated[End, doc("Mark at the end of every whole stream; `none`: nothing certain.")]
+    end: Annotated[End, doc("Mark at the end of each complete stream; `none`: no certain mark.")]
     paths: Annotated[Texts, doc("Ends of the paths of requests; `*` stands for any text.")] = ()
     match: Annotated[Texts, doc("Paths of an event's name; without it the `event:` line is used.")] = "type"
     envelope: Annotated[str | None, doc("Member that may hold the event: `result` of JSON-RPC.")] = None
@@ -146,7 +146,8 @@ class DialectTable(_Table, frozen=True, kw_only=True):
     rules: Annotated[tuple[Rule, ...], doc("Rules of events and whole answers; the first that fits.")] = ()
     counts: Annotated[Counts, doc("Paths of token counts in the usage.")] = Counts()
     finish_reasons: Annotated[
-        dict[str, ReasonMeaning], doc("Meaning of finish reasons that llmtap knows otherwise, or not.")
+        dict[str, ReasonMeaning],
+        doc("Meanings of finish reasons that llmtap does not know, or that differ."),
     ] = {}
 
     def __post_init__(self) -> None:

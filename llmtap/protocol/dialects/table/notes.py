@@ -35,15 +35,15 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
         compiled, inside = dialect.find_rule(value, name)
         if compiled is not None:
             read += 1
-            has_model = has_model or isinstance(_first_of(table.model, inside), str)
+            has_model = has_model or isinstance(_first_value(table.model, inside), str)
         number = None if compiled is None else numbers.get(id(compiled.rule))
         if compiled is None or number is None:
             continue
         fitting[number] += 1
         matches |= {
-            (number, key) for key in _KEYS if _first_of(getattr(compiled.rule, key), inside) is not None
+            (number, key) for key in _KEYS if _first_value(getattr(compiled.rule, key), inside) is not None
         }
-        usage = _first_of(compiled.rule.usage, inside)
+        usage = _first_value(compiled.rule.usage, inside)
         usages += [] if usage is None else [usage]
     return [
         *_rule_notes(table, fitting, matches),
@@ -62,7 +62,7 @@ def _event_values(dialect: TableDialect, events: Iterable[SseEvent]) -> Iterator
             yield event.event, value
 
 
-def _first_of(paths: str | tuple[str, ...], value: Any) -> Any:
+def _first_value(paths: str | tuple[str, ...], value: Any) -> Any:
     return next(
         (one for path in as_texts(paths) if (one := follow(parse_path(path))(value)) is not None), None
     )
@@ -93,8 +93,8 @@ def _count_notes(table: DialectTable, usages: list[Any]) -> Iterator[str]:
     place, defaults = f"dialects.{table.name}.counts", Counts()
     for key in Counts.__struct_fields__ if usages else ():
         paths = getattr(table.counts, key)
-        if paths not in ((), getattr(defaults, key)) and all(_first_of(paths, u) is None for u in usages):
+        if paths not in ((), getattr(defaults, key)) and all(_first_value(paths, u) is None for u in usages):
             yield f"{place}.{key}: no value at {' or '.join(as_texts(paths))} of the usage"
     known = (*as_texts(table.counts.input), *as_texts(table.counts.output))
-    if usages and table.counts == defaults and all(_first_of(known, usage) is None for usage in usages):
+    if usages and table.counts == defaults and all(_first_value(known, usage) is None for usage in usages):
         yield f"{place}: not given, and the usage has none of OpenAI's names: {', '.join(known)}"

@@ -8,7 +8,7 @@ from typing import Any, Final
 from llmtap.protocol.dialects.openai_shapes import INDEX_MAX, PIECES_MAX
 from llmtap.protocol.dialects.table.declaration import Each, Step, Texts, as_texts, parse_path
 from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store_value
-from llmtap.protocol.speakers import is_of_other
+from llmtap.protocol.speakers import has_other_speaker
 
 ELEMENTS_MAX: Final = 8 * PIECES_MAX
 """Maximum number of list elements that are searched in one event. Further lists are not read, and the event
@@ -55,7 +55,7 @@ class Place:
 
 def _visit_members(members: dict[str, Visit]) -> Visit:
     def visit(value: Any, findings: Findings, index: int) -> None:
-        if type(value) is dict and not is_of_other(value):
+        if type(value) is dict and not has_other_speaker(value):
             for name, member in value.items():
                 if name in members and member is not None:
                     members[name](member, findings, index)

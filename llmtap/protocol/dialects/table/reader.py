@@ -67,7 +67,7 @@ class TableDialect:
         """Rules with the prefix of names that they fit; "" for rules without names, which fit all names."""
         names = {name for rule in rules for name in rule.names if not name.endswith("*")} | {""}
         self._rules_by_name = {
-            name: [*(rule for rule in rules if name in rule.names), *self._rules_of(name)] for name in names
+            name: [*(rule for rule in rules if name in rule.names), *self._more_rules(name)] for name in names
         }
         paths = [path for rule in table.rules for _, path in rule_paths(rule)]
         paths += (*as_texts(table.match), *as_texts(table.model), *self.count_paths, *as_texts(table.message))
@@ -134,14 +134,14 @@ class TableDialect:
                 return member, root[member] if type(root[member]) is dict else root
         return name, root
 
-    def _rules_of(self, name: str) -> list[CompiledRule]:
+    def _more_rules(self, name: str) -> list[CompiledRule]:
         return [rule for start, rule in self._other_rules if name.startswith(start)]
 
     def find_rule(self, root: Any, event_name: bytes | None) -> tuple[CompiledRule | None, Any]:
         """Return the rule that fits an event (or None), and the object in which its paths begin."""
         name, root = self.open(root, event_name)
         rules = self._rules_by_name.get(name)
-        for rule in self._rules_of(name) if rules is None else rules:
+        for rule in self._more_rules(name) if rules is None else rules:
             if rule.fits(root):
                 return rule, root
         return None, root
@@ -240,7 +240,7 @@ class TableReader(shapes.ObjectReader):
         findings = Findings(self._texts_so_far)
         if self._dialect.message_id is not None and type(root) is dict:
             role = role_of(root) if rule.role is None else rule.role(root)
-            if self._messages.is_of_other(self._dialect.message_id(root), role):
+            if self._messages.has_other_speaker(self._dialect.message_id(root), role):
                 return findings, Delta(EventClass.METADATA)
         self._add_event(rule, root, findings, 0)
         delta = self._to_delta(findings)
