@@ -154,7 +154,7 @@ class Delta(msgspec.Struct, gc=False):
     blank: bool = False
     """The event carries content that is only white space."""
     reasoning: bool = False
-    # The fast path of openai_chat.py builds the fields up to `also` by position.
+    # The fast path of openai_chat.py sets the fields up to `also` by position: keep their order.
     text: str = ""
     """Text of the primary class; for an error or a guardrail, the text of the content in the event."""
     choices: tuple[int, ...] = ()

@@ -349,7 +349,8 @@ def _routing_values(headers: Headers, status: int = 400) -> tuple[list[bytes], .
         if kind == _PLAIN:
             continue
         if kind == _CODING and b"\t" in value:
-            # RFC 9110 5.5 allows a tab around a value, but llhttp does not recognise `chunked` with a tab.
+            # RFC 9110 5.5 allows a tab around a value, but llhttp does not recognise `chunked` then: refuse
+            # it.
             raise PeerProtocolError("the Transfer-Encoding field contains a tab", status)
         # RFC 9110 5.5: white space after a value is not part of it, but llhttp returns it.
         value = value.rstrip(b" \t")

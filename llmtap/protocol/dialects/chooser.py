@@ -98,7 +98,7 @@ class _Candidate:
             return
         self.parsed_events += delta.parsed
         self.unread_events += not (delta.parsed or before)
-        # Many dialects have the same end mark, so an end counts only if the dialect understood all events.
+        # Many dialects have the same end mark, so an end counts only if all events so far were understood.
         self.data_events += 1
         ended = delta.done and self.parsed_events == self.data_events
         strong = delta.output or ended or delta.finish_reason is not None
