@@ -500,7 +500,7 @@ def compare_folders(
     }
     outputs.write_or_show(texts, lambda: print_rich(render_compare(comparison)))
     if tolerances is not None:
-        return regression_code((), judged, differ=False)
+        return regression_code((), judged, loads_differ=False)
     return ExitCode.of_run(not_valid=any(test.unlike or test.invalid for test in result.tests))
 
 

@@ -82,4 +82,4 @@ def _compare_replays(
         not_valid = differ or any(not verdict["valid"] for verdict in verdicts)
         exit_with(ExitCode.of_run(failed=failed, not_valid=not_valid))
     else:
-        exit_with(regression_code(verdicts, judged, differ=differ))
+        exit_with(regression_code(verdicts, judged, loads_differ=differ))

@@ -2,5 +2,5 @@
 
 `figures.py` is the table of figures with their places in public JSON, `requirements.py` judges `--require` of
 `replay`, `bench`, `report` and `sim run`, and `regression.py` judges `--fail-if-worse` of `report --compare`.
-All take public JSON and return public JSON, which `report/gates.py` renders.
+These modules take public JSON and return public JSON, which `report/gates.py` renders.
 """

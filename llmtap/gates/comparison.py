@@ -1,7 +1,7 @@
 """Result of a comparison of replays, as data.
 
-`load/replay/comparison.py` computes and renders it, `regression.py` judges it. Its JSON is the output of
-`llmtap report --compare --json`. Times are in seconds.
+`load/replay/comparison.py` computes and renders the comparison, and `regression.py` judges it. Its JSON is
+the output of `llmtap report --compare --json`. Times are in seconds.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,8 @@ from llmtap.report.gates import JudgedChange
 
 
 class ComparedResult(Struct, frozen=True):
+    """One of the compared results."""
+
     label: str
     target: str | None
     start: str | None
@@ -20,16 +22,19 @@ class ComparedResult(Struct, frozen=True):
 
 
 class ComparedFigure(Struct, frozen=True):
-    """A figure of two results. A difference is b - a."""
+    """A figure in the first result (a) and in another result (b). The difference is b - a."""
 
     key: str
     """Name of the figure in `figures.py`."""
     name: str
+    """Name of the metric or scalar in tables."""
     option: str | None
-    """Option of ITL (IETF 4.6.3). Each option has its own rows, without a difference between two options."""
+    """Option of ITL (IETF 4.6.3). Each option has its own rows: values of two options are not compared."""
     figure: str
+    """Statistic of the metric, such as `p99`; `share`, `rate` or `count` for a scalar."""
     unit: str
     n_a: int
+    """Number of samples in the first result."""
     a: float | None
     """Value in the first result; None if only the other result has the figure."""
     n_b: int
@@ -42,15 +47,17 @@ class ComparedFigure(Struct, frozen=True):
     """Lower end of the interval of the difference; None if there are too few samples for it."""
     high: float | None
     level: float
+    """Confidence level of the interval, such as 0.95."""
     share: float | None
+    """Difference divided by a; None if one of them is missing, or a is 0."""
 
 
 class BurstCaution(Struct, frozen=True):
-    """A result of which the chunks come in bursts, while those of the other result do not."""
+    """Caution about a result whose chunks come in bursts, while the chunks of the other result do not."""
 
     label: str
     metrics: tuple[str, ...]
-    """Metrics that are misleading; they have no difference."""
+    """Metrics that would mislead, so they have no difference."""
     events_per_read: float
 
 
@@ -65,8 +72,9 @@ class SetUpDifference(Struct, frozen=True):
 
 
 class PairComparison(Struct, frozen=True):
+    """Comparison of two results, each named by its label."""
+
     a: str
-    """Label of the first result."""
     b: str
     figures: list[ComparedFigure]
     cautions: list[BurstCaution]
@@ -74,7 +82,7 @@ class PairComparison(Struct, frozen=True):
 
 
 class ReplayComparison(Struct, frozen=True):
-    """Comparison of the first result with each other one."""
+    """Comparison of the first result with each of the other results."""
 
     results: list[ComparedResult]
     comparisons: list[PairComparison]

@@ -23,11 +23,11 @@ from llmtap.report.values import at, milliseconds, number
 
 _Json = Mapping[str, Any]
 CHUNKS_SHARE_MAX: Final = 0.07
-"""Share of responses counted by chunks above which counts of tokens are not valid."""
-ERROR_SEEN_S: Final = 0.001
-ERROR_SEEN_SHARE: Final = 0.01
-"""Limits for results without a verdict: an error of more seconds, and of a larger share of a figure, makes
-the figure doubtful."""
+"""Figures of tokens are not valid if a larger share of the responses has its tokens counted by chunks."""
+DOUBTFUL_ERROR_S: Final = 0.001
+DOUBTFUL_ERROR_SHARE: Final = 0.01
+"""Limits for results without a verdict: a figure is doubtful if its error is more than DOUBTFUL_ERROR_S
+seconds and more than this share of the figure."""
 
 
 class FigureUnit(Enum):
@@ -46,14 +46,13 @@ class FigureRow:
     better: str
     """Whether `lower` or `higher` values are better."""
     valid_with: str
-    """Name of the entry in `verdict.figures` that has the state of this figure."""
+    """Name of the entry in `verdict.figures` that has the state of this figure; empty if there is none."""
     value: Callable[[_Json], float | None]
-    """Function that returns the value in a result: in seconds, as a share from 0 to 1, or in the unit of the
-    JSON."""
-    marked: Callable[[_Json], bool] = lambda result: False
+    """Function that returns the value in a result: in seconds, as a share from 0 to 1, or as in the JSON."""
+    has_few_samples: Callable[[_Json], bool] = lambda result: False
     """Function that returns whether the figure of a result has too few samples (IETF 5.1.4.3)."""
     percentiles: Mapping[str, float] = field(default_factory=dict)
-    """The percentile, in the form of `parse_percentiles`; empty if the figure is not a percentile."""
+    """The percentile of the figure, in the form of `parse_percentiles`; empty for other statistics."""
 
 
 NOT_ERRORS: Final = frozenset({"complete", "refused"})
@@ -66,8 +65,8 @@ def failed_and_counted(outcomes: Mapping[str, int], *, is_live: bool) -> tuple[i
     outcomes = dict(outcomes)
     outcomes.pop(_FAULT_OF_HOST, None)
     if is_live:
-        # A client cancels for its own reasons, so do not count it as an error. A load generator cancels only
-        # requests that are too slow.
+        # A live client cancels for its own reasons, so do not count its cancelled requests. A load generator
+        # cancels only requests that are too slow, so they count as failed.
         outcomes.pop("client_cancelled", None)
     n = sum(outcomes.values())
     return n - sum(outcomes.get(name, 0) for name in NOT_ERRORS), n
@@ -102,7 +101,7 @@ _SCALARS: Final = (
     ("concurrency_effective", FigureUnit.NUMBER, "lower", "load", "concurrency.effective"),
     ("smooth_goodput", FigureUnit.NUMBER, "higher", "smooth_goodput", "smooth_goodput.tokens_per_second"),
 )
-"""The first four fields of a `FigureRow`, and the place of its value in public JSON."""
+"""Rows with the first four fields of a `FigureRow`, and the place of its value in public JSON."""
 SCALARS: Final = {
     "error_rate": FigureRow("error_rate", FigureUnit.SHARE, "lower", "", _error_rate),
     "complete_share": FigureRow("complete_share", FigureUnit.SHARE, "higher", "", _complete_share),
@@ -118,7 +117,7 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{f"{name}_scheduled": ("corrected", name) for name in ("ttft", "ttft_any", "e2e", "user_idle")},
     "dispatch_lateness": ("dispatch_lateness",),
 }
-"""Path of the statistics in a result, by metric."""
+"""Path of the statistics of each metric in a result."""
 _VALID_WITH: Final = {
     **{metric.name: metric.judged_as for metric in catalogue.METRICS if metric.judged_as is not None},
     "ttft_any_scheduled": "ttft_scheduled",
@@ -130,7 +129,7 @@ _VALID_WITH: Final = {
 }
 _STATISTIC: Final = re.compile(r"(.+)_(mean|min|max|p\d+(?:\.\d+)?)")
 NEEDS_OBJECTIVES: Final = frozenset({"attainment", "goodput"})
-_BY_CHUNKS: Final = frozenset({"tpot", "tokens", "smooth_goodput"})
+_TOKEN_FIGURES: Final = frozenset({"tpot", "tokens", "smooth_goodput"})
 
 
 def figure_named(name: str, place: str) -> FigureRow:
@@ -206,9 +205,9 @@ def samples_of(figure: FigureRow, result: _Json) -> int | None:
 
 
 def bounded_figures(result: _Json) -> dict[str, str]:
-    """Return the names of the bounds in a result's objectives, by the figure that each judges.
+    """Return the names of the bounds in a result's objectives, by the figure that each bound judges.
 
-    Example: the figure `tbc` has the bound `tbc_p99`.
+    Example: the bound `tbc_p99` judges the figure `tbc`.
     """
     objectives = at(result, "goodput", "objectives") or ""
     names = (pair.partition(":")[0] for pair in objectives.split() if ":" in pair)
@@ -223,7 +222,7 @@ class FigureValidity:
 
 
 def validity_of(figure: FigureRow, result: _Json) -> FigureValidity:
-    """Return the validity of a figure of a result, and the reason if it is not valid."""
+    """Return the validity of a figure of a result, with the reason if the figure is doubtful or not valid."""
     if figure.value(result) is None:
         return FigureValidity("not_valid", _absence_reason(figure, result))
     needed = {figure.valid_with} - {""}
@@ -249,11 +248,11 @@ def _validity_of_summary(figure: FigureRow, result: _Json, needed: set[str]) -> 
     if at(result, "fit", "valid") is False:
         return FigureValidity("not_valid", str(at(result, "fit", "caution")))
     share = _chunks_share(result)
-    if needed & _BY_CHUNKS and share > CHUNKS_SHARE_MAX:
+    if needed & _TOKEN_FIGURES and share > CHUNKS_SHARE_MAX:
         counted = f"the tokens of {number(share * 100, 3)} % of the responses are counted by chunks"
         return FigureValidity("not_valid", counted)
     value, error = figure.value(result), at(result, "uncertainties", "p99")
-    error_max = max(ERROR_SEEN_S, ERROR_SEEN_SHARE * (value or 0.0))
+    error_max = max(DOUBTFUL_ERROR_S, DOUBTFUL_ERROR_SHARE * (value or 0.0))
     if figure.unit is FigureUnit.TIME and error is not None and error > error_max:
         return FigureValidity("doubtful", f"error up to {milliseconds(error)} ms")
     return FigureValidity("valid")
@@ -265,7 +264,7 @@ def _absence_reason(figure: FigureRow, result: _Json) -> str:
     match = _STATISTIC.fullmatch(figure.name)
     if match is not None and at(result, *METRICS[match[1]], "n"):
         return f"the result does not have this percentile (--percentiles {match[2][1:]})"
-    return "the result has no value of it"
+    return "the result has no value of this figure"
 
 
 def _finding_text(judged: _Json, result: _Json) -> str:
@@ -282,7 +281,8 @@ def _chunks_share(result: _Json) -> float:
 
 
 def check_objectives(figures: Mapping[str, FigureRow], objectives: str | None, place: str) -> None:
-    """Raise ConfigError if a figure needs objectives and there are none."""
+    """Raise ConfigError if one of these figures needs objectives and `objectives` has no bound."""
     for name in figures:
         if name in NEEDS_OBJECTIVES and (objectives is None or not Objectives.parse(objectives).bounds):
-            raise ConfigError(place, f"{name} needs objectives", "such as --slo 'ttft:500ms tpot:50ms'")
+            hint = "set them, such as --slo 'ttft:500ms tpot:50ms'"
+            raise ConfigError(place, f"the figure {name!r} needs objectives, and none are set", hint)

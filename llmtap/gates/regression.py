@@ -7,7 +7,7 @@ alarm is unlikely even with many figures. `judge_replays` judges comparisons of 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,8 +20,8 @@ from llmtap.gates.requirements import load_failed
 from llmtap.report.gates import Change, JudgedChange
 
 _Json = Mapping[str, Any]
-EVERY: Final = "all"
-"""Value of the option if the user names no figure."""
+ALL_FIGURES: Final = "all"
+"""Value of the option without figure and tolerance: judge the default figures with the default tolerance."""
 DEFAULT_SHARE: Final = 0.05
 ALPHA: Final = 0.05
 DEFAULT_FIGURES: Final = frozenset(
@@ -31,31 +31,31 @@ DEFAULT_FIGURES: Final = frozenset(
         "attainment",
     }
 )
-"""Figures of replays that are judged if the user names none. Figures without a
-usable interval are skipped."""
+"""Figures of replays that are judged if the user names none; those without a usable interval are skipped."""
 _ITEM: Final = re.compile(r"(?:([A-Za-z][\w.]*):)?(\d+(?:\.\d+)?)%?")
 _UNITS: Final = {"s": "ms", "share": "%"}
 _COPIED: Final = ("a", "b", "difference", "low", "high", "level")
-"""Fields of a change that are those of the compared figure."""
+"""Fields that a `Change` has in common with the compared figure, so they are copied."""
 _NO_INTERVAL: Final = "has no interval"
 _OPEN: Final = "too few samples: the end of the interval that decides is open"
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Tolerated change of each named figure as a share of its value in the first result."""
+    """Tolerated worsening of each named figure, as a share of its value in the first result."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Tolerance by figure. If it is empty, `DEFAULT_FIGURES` or the main figures of benchmarks are judged."""
-    default: float = DEFAULT_SHARE
+    """Tolerance of each named figure. If none is named, the default figures are judged."""
+    default_share: float = DEFAULT_SHARE
+    """Tolerance of the figures that are not named."""
 
     @classmethod
     def parse(cls, texts: Sequence[str], place: str = "--fail-if-worse") -> "Tolerances":
-        """Parse `ttft_p99:5% tpot_p50:2`, `10%` or `all`. Raises ConfigError."""
+        """Parse values of the option: `ttft_p99:5% tpot_p50:2`, `10%` or `all`. Raises ConfigError."""
         shares: dict[str, float] = {}
         default = DEFAULT_SHARE
         for word in " ".join(texts).replace(",", " ").split():
-            if word == EVERY:
+            if word == ALL_FIGURES:
                 continue
             match = _ITEM.fullmatch(word)
             if match is None:
@@ -68,29 +68,28 @@ class Tolerances:
         return cls(shares, default)
 
     def share(self, name: str) -> float:
-        return self.shares.get(name, self.default)
+        return self.shares.get(name, self.default_share)
 
 
 def judge_replays(
     tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[[float], ReplayComparison]
 ) -> list[JudgedChange]:
-    """Judge the change of each result from the first result. `results`: by label.
+    """Judge the change from the first result to each other result. `results`: JSON by label.
 
-    `compare`: function that compares these results, with intervals of a given level. Raises ConfigError if a
-    named figure is not compared.
+    `compare`: function that compares these results, with intervals of the given confidence level. Raises
+    ConfigError if a named figure is not compared.
     """
     for name in tolerances.shares:
         figure_named(name, "--fail-if-worse")
     plain = replay_changes(compare(1 - ALPHA), results)
     main = [change.figure in DEFAULT_FIGURES for change in plain]
-    places = list(_places_to_judge(plain, main, tolerances))
-    joint = replay_changes(compare(1 - ALPHA / max(1, len(places))), results)
-    return [_judged_change(joint[i], tolerances) for i in places]
+    indexes = list(_indexes_to_judge(plain, main, tolerances))
+    joint = replay_changes(compare(1 - ALPHA / max(1, len(indexes))), results)
+    return [_judged_change(joint[i], tolerances) for i in indexes]
 
 
 def judge_tests(tolerances: Tolerances, document: _Json) -> list[JudgedChange]:
-    """Judge the comparisons in a document of benchmarks: the named figures, or the main
-    figures of each test."""
+    """Judge the named figures in a document of benchmarks, or the main figures of each test."""
     compared = [(test, row) for test in document["tests"] for row in test["comparisons"]]
     changes = [
         Change(
@@ -103,12 +102,12 @@ def judge_tests(tolerances: Tolerances, document: _Json) -> list[JudgedChange]:
         )
         for test, row in compared
     ]
-    places = _places_to_judge(changes, [row["key"] for _, row in compared], tolerances)
-    return [_judged_change(changes[i], tolerances) for i in places]
+    indexes = _indexes_to_judge(changes, [row["key"] for _, row in compared], tolerances)
+    return [_judged_change(changes[i], tolerances) for i in indexes]
 
 
 def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -> list[Change]:
-    """Return the changes of a comparison. `results`: by label."""
+    """Return the changes in a comparison. `results`: JSON by label."""
     rows = []
     for pair in comparison.comparisons:
         for row in pair.figures:
@@ -129,21 +128,21 @@ def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -
 
 
 def _deciding_end(change: Change) -> float | None:
-    """Return the better end of the interval: the figure is worse only if even this end is beyond the
+    """Return the better end of the interval, or None. A figure is worse if even this end exceeds the
     tolerance."""
     return change.low if change.better == "lower" else change.high
 
 
-def _places_to_judge(rows: Sequence[Change], main: Sequence[bool], tolerances: Tolerances) -> Iterator[int]:
+def _indexes_to_judge(rows: Sequence[Change], main: Sequence[bool], tolerances: Tolerances) -> Iterator[int]:
     """Yield the indexes of the rows to judge: the named figures, or the main figures with a usable interval.
 
-    Raises ConfigError if a named figure is not compared.
+    `main`: whether each row has a main figure. Raises ConfigError if a named figure is not compared.
     """
     known = dict.fromkeys(row.figure for row in rows)
     for name in tolerances.shares:
         if name not in known:
             hint = f"its figures are {', '.join(known)}"
-            raise ConfigError("--fail-if-worse", f"the comparison has no figure {name}", hint)
+            raise ConfigError("--fail-if-worse", f"the comparison has no figure {name!r}", hint)
     for i, row in enumerate(rows):
         by_default = not tolerances.shares and main[i] and _deciding_end(row) is not None
         if by_default or row.figure in tolerances.shares:
@@ -163,11 +162,13 @@ def _judged_change(row: Change, tolerances: Tolerances) -> JudgedChange:
     return JudgedChange(**fields, tolerance=share, state=state)
 
 
-def regression_code(verdicts: Sequence[_Json], rows: Sequence[JudgedChange], *, differ: bool) -> ExitCode:
-    """Return the exit code of a comparison. `differ`: whether the loads differ."""
+def regression_code(
+    verdicts: Iterable[_Json], rows: Sequence[JudgedChange], *, loads_differ: bool
+) -> ExitCode:
+    """Return the exit code of a comparison. If the loads differ, the comparison is not valid."""
     limited = any(row.figure == "error_rate" for row in rows)
     return ExitCode.of_run(
         failed=any(load_failed(verdict, limited=limited) for verdict in verdicts),
         missed=any(row.state == "worse" for row in rows),
-        not_valid=differ or not rows or any(row.state == "not_valid" for row in rows),
+        not_valid=loads_differ or not rows or any(row.state == "not_valid" for row in rows),
     )

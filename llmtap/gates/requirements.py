@@ -1,9 +1,9 @@
 """Requirements on the figures of a result: `--require "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"`.
 
-`Requirements.parse` reads them, and `judge` compares a result with each and returns rows, which
-`report/gates.py` declares and renders. A requirement is `met`, `missed`, or `not_valid` if its figure is not
-valid or missing. `exit_code` returns the exit code of a command. The requirements decide which figures must
-be valid. A requirement on `error_rate` decides how many requests may fail, but if all fail, the load has
+`Requirements.parse` reads the requirements, and `judge` compares a result with each of them. `judge` returns
+rows, which `report/gates.py` declares and renders. A requirement is `met`, `missed`, or `not_valid` if its
+figure is missing or not valid. `exit_code` returns the exit code of a command: only figures with a
+requirement must be valid. With a requirement on `error_rate`, the load has failed only if all requests
 failed.
 """
 
@@ -25,37 +25,35 @@ _OPERATORS: Final = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">"
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?|\.\d+", re.ASCII)
 EXAMPLE: Final = "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"
 _NO_TOKENS: Final = "no_tokens"
-"""Kind of a finding that makes every result not valid."""
+"""Kind of the finding that no answer had a token. It makes the result not valid, whatever is required."""
 _FAILED: Final = "failed"
-"""Kind of the finding on failed requests; its `figure` is their share."""
+"""Kind of the finding about failed requests; its `figure` is the share of failed requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A figure, an operator and a bound: `ttft_p99<=500ms`."""
+    """A figure, an operator and a bound, such as `ttft_p99<=500ms`."""
 
     text: str
     figure: FigureRow
     operator: str
     bound: float
 
-    def holds(self, value: float) -> bool:
+    def is_met_by(self, value: float) -> bool:
         return bool(_OPERATORS[self.operator](value, self.bound))
 
 
 def parse_bound(text: str, figure: FigureRow, place: str) -> float:
-    """Parse a bound in the unit of its figure: `500ms`, `1%`, `0.01` or `12.5`. Raises ConfigError."""
+    """Parse a bound such as `500ms`, `1%` or `12.5` as seconds, a share or a number. Raises ConfigError."""
     if figure.unit is FigureUnit.TIME:
         if text[-1:].isdigit():
-            raise ConfigError(
-                place, f"{figure.name} needs a duration with a unit, got {text!r}", "such as 500ms"
-            )
+            problem = f"{figure.name}: expected a duration with a unit, got {text!r}"
+            raise ConfigError(place, problem, "such as 500ms")
         try:
             return parse_duration_ns(text) / NS_PER_S
         except ValueError:
-            raise ConfigError(
-                place, f"{figure.name}: expected a duration with a unit, got {text!r}", "such as 500ms"
-            ) from None
+            problem = f"{figure.name}: {text!r} is not a valid duration"
+            raise ConfigError(place, problem, "such as 500ms") from None
     digits, percent, rest = text.partition("%")
     share = figure.unit is FigureUnit.SHARE
     # Compute with Decimal, because float("99.9") / 100 is greater than 999 / 1000.
@@ -68,7 +66,7 @@ def parse_bound(text: str, figure: FigureRow, place: str) -> float:
 
 
 def parse_conditions(texts: Iterable[str], place: str) -> Iterator[Condition]:
-    """Parse conditions, separated by blanks or commas. Raises ConfigError."""
+    """Yield the conditions in texts, in which blanks or commas separate them. Raises ConfigError."""
     for text in texts:
         begin = 0
         while text[begin:].strip(" ,\t\n"):
@@ -92,12 +90,12 @@ class Requirements:
 
     @classmethod
     def parse(cls, texts: Sequence[str] | None, place: str = "--require") -> "Requirements":
-        """Parse the values of an option. Raises ConfigError that names the figure or the bound."""
+        """Return the requirements in values of an option. Raises ConfigError, which names the wrong part."""
         conditions = tuple(parse_conditions(texts or (), place))
         for condition in conditions:
             _check_share(condition, place)
         if texts and not conditions:
-            raise ConfigError(place, "has no requirement", f"such as {EXAMPLE!r}")
+            raise ConfigError(place, "expected a requirement, got an empty text", f"such as {EXAMPLE!r}")
         return cls(conditions)
 
     def __bool__(self) -> bool:
@@ -105,7 +103,7 @@ class Requirements:
 
     @property
     def percentiles(self) -> dict[str, float]:
-        """Return the percentiles that the conditions name, in the form of `parse_percentiles`."""
+        """Return the percentiles in the figures of the conditions, in the form of `parse_percentiles`."""
         return {name: p for one in self.conditions for name, p in one.figure.percentiles.items()}
 
     def check_objectives(self, objectives: str | None, place: str = "--require") -> None:
@@ -125,12 +123,13 @@ class Requirements:
 
 
 def _check_share(condition: Condition, place: str) -> None:
-    """Raise ConfigError if all shares, or none, hold a condition: `error_rate<=1` means 100 %, not 1 %."""
-    if condition.figure.unit is not FigureUnit.SHARE or condition.holds(0.0) != condition.holds(1.0):
+    """Raise ConfigError if every share from 0 to 1 meets a condition, or none does: in `error_rate<=1`, the
+    user probably means 1 %, but 1 is 100 %."""
+    if condition.figure.unit is not FigureUnit.SHARE or condition.is_met_by(0.0) != condition.is_met_by(1.0):
         return
-    often = "always" if condition.holds(1.0) else "never"
+    often = "always" if condition.is_met_by(1.0) else "never"
     hint = (
-        f"1 is 100%; one per cent is {condition.figure.name}{condition.operator}1%"
+        f"1 is 100%; for one per cent, write {condition.figure.name}{condition.operator}1%"
         if condition.bound == 1
         else None
     )
@@ -142,7 +141,7 @@ def _judged_requirement(condition: Condition, result: _Json, label: str) -> Requ
     if value is None or validity.state == "not_valid":
         state = "not_valid"
     else:
-        state = "met" if condition.holds(value) else "missed"
+        state = "met" if condition.is_met_by(value) else "missed"
     return RequirementRow(
         of=label,
         requirement=condition.text,
@@ -153,14 +152,14 @@ def _judged_requirement(condition: Condition, result: _Json, label: str) -> Requ
         state=state,
         validity=validity.state,
         reason=validity.reason,
-        few=condition.figure.marked(result),
+        few=condition.figure.has_few_samples(result),
     )
 
 
 def exit_code(verdict: _Json | None, rows: Sequence[RequirementRow], *, missed: bool = False) -> ExitCode:
     """Return the exit code for a result with this verdict and these judged requirements.
 
-    `missed`: whether another gate was missed.
+    `missed`: whether another gate than these requirements was missed.
     """
     verdict = verdict or {}
     if not rows:
@@ -178,7 +177,7 @@ def exit_code(verdict: _Json | None, rows: Sequence[RequirementRow], *, missed: 
 def load_failed(verdict: _Json, *, limited: bool) -> bool:
     """Return whether the load failed.
 
-    `limited`: a gate decides how many requests may fail; then the load has failed only if all requests did.
+    `limited`: a gate limits the failed requests; then the load has failed only if all requests failed.
     """
     return any(
         one.get("failed") and not (limited and one["what"] == _FAILED and one["figure"] < 1)

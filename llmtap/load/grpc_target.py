@@ -27,7 +27,7 @@ from llmtap.load.options import BodyOptions, SendingOptions
 from llmtap.load.sending import ANSWER_BYTES_MAX, Lateness
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.sse import EVENT_BYTES_MAX
-from llmtap.protocol.verdicts import INPUT, of_finish_reason
+from llmtap.protocol.verdicts import INPUT, finish_reason_verdict
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
@@ -99,7 +99,7 @@ class GrpcTarget:
             GrpcRequest(
                 request_id,
                 text="" if prompt.ids else as_text(prompt),
-                ids=prompt.ids,
+                token_ids=prompt.ids,
                 max_tokens=output,
                 min_tokens=output if self._exact_output else 0,
                 ignore_eos=self._exact_output,
@@ -240,7 +240,7 @@ class _Answer:
     def _add_chunk(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
         x, t = self._x, self._x.timeline
         # vLLM's final message, which has the usage, repeats the tokens of the last chunk: count them once.
-        count = 0 if chunk.usage is not None and self._declared_tokens else len(chunk.ids)
+        count = 0 if chunk.usage is not None and self._declared_tokens else len(chunk.token_ids)
         # Keep no data per token beyond TOKENS_MAX, so that the memory of an exchange is bounded.
         tokens = count if self._declared_tokens + count <= TOKENS_MAX else 0
         x.reads += 1
@@ -261,9 +261,9 @@ class _Answer:
         before = len(t.events)
         if before < EVENTS_MAX:
             t.events.add(t_ns, event_class, size, tokens or -1, flags)
-        if chunk.finish:
-            x.finish_reason = chunk.finish
-            verdict = of_finish_reason(chunk.finish)
+        if chunk.finish_reason:
+            x.finish_reason = chunk.finish_reason
+            verdict = finish_reason_verdict(chunk.finish_reason)
             if verdict is not None:
                 self._interventions.add(verdict, before, self._declared_tokens)
         self._usage = chunk.usage or self._usage

@@ -1,7 +1,7 @@
 """Decode content-encodings of measured copies of bodies: gzip, deflate, br, zstd, incremental and bounded.
 
-`Decoder` takes a body read by read, so that flushed output has the time of its read. Total output and its
-ratio to the input are bounded. Forwarded bodies are never decoded.
+`Decoder` takes a body read by read, so that output has the time of the read that completed it. The total
+output and its ratio to the input are bounded. Forwarded bodies are never decoded.
 
 Source: RFC 9110 8.4.1, RFC 1952 2.2 (members), RFC 9659 (zstd window).
 """
@@ -18,20 +18,18 @@ from llmtap.errors import PeerProtocolError
 DECODED_BYTES_MAX: Final = 256 << 20
 """Maximum decoded size of one body: a million tokens, streamed at 250 bytes each."""
 RATIO_MAX: Final = 250
-"""Maximum ratio of decoded to coded bytes. Streams of near-identical chunks reach about 50; deflate cannot
-exceed 1,032."""
+"""Maximum ratio of decoded to coded bytes. Streams of similar chunks reach 50, deflate at most 1,032."""
 RATIO_FREE_BYTES: Final = 256 << 10
-"""Decoded size up to which the ratio is not limited: a stream may begin with only a few coded bytes, and
-their ratio may be high by chance."""
+"""Decoded size up to which the ratio is not limited, because it can be high by chance at the start."""
 CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
-"""Maximum number of decoded bytes that are returned at once: parsing them takes a few milliseconds."""
+"""Maximum number of decoded bytes that are returned at once, so that parsing them takes only a few ms."""
 _INPUT_BYTES: Final = 4 << 10
 """Maximum number of coded bytes passed to a library in one call. A library copies the rest of its input after
 each gzip member and each piece of output; with a whole body as input that would take quadratic time."""
 _ZSTD_INPUT_BYTES: Final = 64
 """Maximum number of coded bytes passed to zstd in one call. It returns all output at the end of a call, and a
-block of 4 bytes may stand for 128 KiB (RFC 8878 3.1.1.2), so 64 bytes give at most 2 MiB."""
+block of 4 bytes can decode to 128 KiB (RFC 8878 3.1.1.2), so 64 bytes give at most 2 MiB."""
 _ZSTD_WINDOW_MAX: Final = 8 << 20  # RFC 9659: a zstd content coding uses a window of at most 8 MB
 _BROTLI_WINDOW_MAX: Final = 16 << 20  # RFC 7932 9.1: a brotli window is smaller than 16 MiB
 _DEFLATE_WINDOW_MAX: Final = 32 << 10  # RFC 1951 2: deflate refers back by at most 32 KiB
@@ -46,42 +44,41 @@ class DecodeError(PeerProtocolError):
 
 
 class DecodingBudget:
-    """Bytes that a body may still decode to, in all its layers of coding together.
+    """Number of bytes to which a body may still decode, in all its layers of coding together.
 
-    The ratio relates all decoded bytes to the bytes of the outermost layer. With a ratio of 250 for each
-    layer, two layers would allow 62,500.
+    The ratio is that of all decoded bytes to the bytes of the outermost layer. A ratio of 250 for each layer
+    would allow a ratio of 62,500 for two layers.
     """
 
-    __slots__ = ("_coded", "_decoded_bytes_max", "_ratio_max", "decoded")
+    __slots__ = ("_coded_bytes", "_decoded_bytes_max", "_ratio_max", "decoded_bytes")
 
     def __init__(self, decoded_bytes_max: int = DECODED_BYTES_MAX, ratio_max: int = RATIO_MAX) -> None:
         self._decoded_bytes_max = decoded_bytes_max
         self._ratio_max = ratio_max
-        self._coded = 0
-        self.decoded = 0
-        """Bytes taken so far, those of inner layers included."""
+        self._coded_bytes = 0
+        self.decoded_bytes = 0
+        """Number of decoded bytes so far, including those of inner layers."""
 
     def add_coded(self, size: int) -> None:
-        self._coded += size
+        self._coded_bytes += size
 
     @property
-    def left(self) -> int:
-        return (
-            min(self._decoded_bytes_max, max(RATIO_FREE_BYTES, self._ratio_max * self._coded)) - self.decoded
-        )
+    def bytes_left(self) -> int:
+        ratio_bytes_max = max(RATIO_FREE_BYTES, self._ratio_max * self._coded_bytes)
+        return min(self._decoded_bytes_max, ratio_bytes_max) - self.decoded_bytes
 
-    def take(self, size: int) -> None:
-        """Count decoded bytes. Raises DecodeError if they are too many."""
-        self.decoded += size
-        if self.decoded > self._decoded_bytes_max:
+    def add_decoded(self, size: int) -> None:
+        """Count `size` decoded bytes. Raises DecodeError if the body has too many now."""
+        self.decoded_bytes += size
+        if self.decoded_bytes > self._decoded_bytes_max:
             raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
-        if self.decoded > max(RATIO_FREE_BYTES, self._ratio_max * self._coded):
+        if self.decoded_bytes > max(RATIO_FREE_BYTES, self._ratio_max * self._coded_bytes):
             raise DecodeError(f"the body decodes to more than {self._ratio_max} times its size")
 
 
 class _Stage(Protocol):
     window_bytes_max: int
-    """Maximum size of the output that the library keeps for back references."""
+    """Maximum size of the window, in which the library stores output for back references."""
 
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         """Yield the decoded bytes of `data` (at most _INPUT_BYTES), piece by piece."""
@@ -89,9 +86,9 @@ class _Stage(Protocol):
 
 
 class Decoder:
-    """Decoder of one Content-Encoding value, such as `gzip, br`. `decoded_bytes_max` bounds the body with its
-    inner layers, `ratio_max` decoded / coded bytes beyond RATIO_FREE_BYTES. Raises DecodeError for unknown or
-    too many codings."""
+    """Decoder of one Content-Encoding value, such as `gzip, br`. `decoded_bytes_max`: maximum size of the
+    decoded body, including its inner layers. `ratio_max`: maximum ratio of decoded to coded bytes. Raises
+    DecodeError for unknown or too many codings."""
 
     __slots__ = ("_budget", "_stages", "_window_bytes_max")
 
@@ -108,28 +105,28 @@ class Decoder:
             raise DecodeError(
                 f"the body has {len(names)} content codings, and at most {CODINGS_MAX} are allowed"
             )
-        # RFC 9110 8.4: codings are listed in the order in which they were applied, so decode the last one
-        # first.
+        # RFC 9110 8.4: codings stand in the order in which they were applied, so decode the last one first.
         self._stages = [_stage_of(n) for n in reversed(names)]
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
         self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
 
     @property
     def identity(self) -> bool:
+        """Whether the body has no content coding."""
         return not self._stages
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of the windows: a library fills its window with output, up to the size of the window."""
-        return min(self._window_bytes_max, self._budget.decoded)
+        """Memory of the windows of all stages. A window grows with the output, up to its maximum size."""
+        return min(self._window_bytes_max, self._budget.decoded_bytes)
 
     def feed(self, data: bytes) -> bytes:
         return b"".join(self.pieces(data)) if self._stages else data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decoded bytes of `data`, which may be 250 times as many, in pieces of about PIECE_BYTES.
+        """Yield the decoded bytes of `data` (up to 250 times its size) in pieces of about PIECE_BYTES.
 
-        A piece may be empty: the caller can then do other work after each step.
+        Some pieces are empty, so that the caller can do other work between long steps.
         """
         self._budget.add_coded(len(data))
         return self._decode(data, 0)
@@ -149,7 +146,7 @@ class Decoder:
 
 
 def _stage_of(name: bytes) -> _Stage:
-    if name in (b"gzip", b"x-gzip"):  # RFC 9110 8.4.1.3: a recipient treats them as one
+    if name in (b"gzip", b"x-gzip"):  # RFC 9110 8.4.1.3: both names mean the same coding
         return _Gzip()
     if name == b"deflate":
         return _Deflate()
@@ -157,7 +154,7 @@ def _stage_of(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError("the body has an unknown content coding")
+    raise DecodeError("the content coding of the body is not one of gzip, deflate, br, zstd and identity")
 
 
 def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
@@ -165,10 +162,10 @@ def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -
     while True:
         piece = inflater.decompress(data, PIECE_BYTES)
         if piece:
-            budget.take(len(piece))
+            budget.add_decoded(len(piece))
             yield piece
         data = inflater.unconsumed_tail
-        # After a full piece, more output may follow although all input is used.
+        # After a full piece, more output can follow although all input is used.
         if inflater.eof or (not data and len(piece) < PIECE_BYTES):
             return
 
@@ -205,7 +202,7 @@ class _Gzip:
 
 
 class _Deflate:
-    """deflate: the zlib format, or raw deflate, which some servers send under that name."""
+    """Decoder of `deflate`: the zlib format, or raw deflate, which some servers send under the same name."""
 
     __slots__ = ("_head", "_inflater")
     window_bytes_max = _DEFLATE_WINDOW_MAX
@@ -220,8 +217,8 @@ class _Deflate:
             if len(self._head) < 2:
                 return
             data = self._head
-            # Some servers send deflate without the zlib header (RFC 9110 8.4.1.2). In that header, the method
-            # is 8, and its two bytes as a number are a multiple of 31 (RFC 1950 2.2).
+            # Some servers send deflate without the zlib header (RFC 9110 8.4.1.2). In a zlib header, the
+            # method is 8, and the two bytes as one number are a multiple of 31 (RFC 1950 2.2).
             wrapped = data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
             self._inflater = zlib.decompressobj(15 if wrapped else -15)
         if self._inflater.eof:
@@ -242,10 +239,9 @@ class _Brotli:
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         decompressor = self._decompressor
         try:
-            # In brotli 1.2, output may remain even if `can_accept_more_data` is true, so read until a piece
-            # is empty.
+            # In brotli 1.2, output can remain even if `can_accept_more_data`, so read until a piece is empty.
             while piece := decompressor.process(data, output_buffer_limit=PIECE_BYTES):
-                budget.take(len(piece))
+                budget.add_decoded(len(piece))
                 yield piece
                 if decompressor.is_finished():
                     return
@@ -255,9 +251,9 @@ class _Brotli:
 
 
 class _Zstd:
-    """zstd, frame after frame.
+    """Decoder of `zstd`, frame after frame.
 
-    The library's `stream_writer` is not used: it keeps output back if its buffer is full when the input ends.
+    The library's `stream_writer` is not used: it keeps output if its buffer is full when the input ends.
     """
 
     __slots__ = ("_decompressor",)
@@ -273,6 +269,6 @@ class _Zstd:
                 output = self._decompressor.decompress(data[i : i + _ZSTD_INPUT_BYTES])
             except zstandard.ZstdError:
                 raise DecodeError("the body is not valid zstd with a window of at most 8 MiB") from None
-            budget.take(len(output))
+            budget.add_decoded(len(output))
             for start in range(0, len(output), PIECE_BYTES):
                 yield output[start : start + PIECE_BYTES]

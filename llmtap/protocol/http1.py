@@ -1,11 +1,11 @@
 """Parse HTTP/1.1 heads, and find the end of bodies: strict, incremental, sans-IO.
 
-llhttp (httptools) tokenises heads; the rules of framing are here. An ambiguous head raises PeerProtocolError,
-and so does the first malformed byte of a chunked body: the relay forwards neither. Scanners (relay, load
-generator) find the end of a body without keeping payload; `ChunkedDecoder` returns the payload to
-`exchange/`.
+llhttp (httptools) tokenises heads, and this module applies the rules of framing. An ambiguous head raises
+PeerProtocolError, and so does the first malformed byte of a chunked body, so the relay forwards neither of
+them. Scanners (relay, load generator) find the end of a body without storing its payload; `ChunkedDecoder`
+returns the payload to `exchange/`.
 
-Source: RFC 9110, RFC 9112; sections beside the rules.
+Source: RFC 9110, RFC 9112; comments name the sections.
 """
 
 import re
@@ -21,18 +21,17 @@ from llmtap.native import compiled
 Headers = list[tuple[bytes, bytes]]
 
 LENGTH_DIGITS_MAX: Final = 18
-"""Maximum number of digits of a Content-Length: 10^18 bytes still fit a signed 64-bit integer."""
+"""Maximum number of digits of a Content-Length, so that it fits a signed 64-bit integer."""
 SIZE_DIGITS_MAX: Final = 15
 """Maximum number of digits of a chunk size after its leading zeros."""
 LINE_BYTES_MAX: Final = 8_192
-"""Maximum length of a chunk-size line with its extensions, or of a trailer line; nginx has this limit for a
-header line."""
+"""Maximum length of a chunk-size line, or of a trailer line; nginx has the same limit for header lines."""
 EXTENSION_BYTES_MAX: Final = 16_384
-"""Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks: a
-body of extensions would cost much to parse and carry nothing."""
+"""Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks. A
+body that consists of extensions would take much time to parse without any payload."""
 TRAILER_LINES_MAX: Final = 128
 TRAILER_BYTES_MAX: Final = 65_536
-"""Maximum length of all trailer lines of a body, as for a head (`relay.head_bytes`)."""
+"""Maximum length of all trailer lines of a body together, as for a head (`relay.head_bytes`)."""
 METHOD_CHARS_MAX: Final = 32
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -45,7 +44,7 @@ _EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NA
 _SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
-# These two match any beginning of a chunk-size line or trailer line: a read may end within a line.
+# `_SIZE_LINE_PART` and `_TRAILER_LINE_PART` match any beginning of a line, because a read can end in a line.
 _SIZE_LINE_PART: Final = re.compile(
     rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
@@ -80,8 +79,8 @@ NO_TRAILERS: Final = frozenset(
         b"x-real-ip",
     }
 )
-"""Fields that a request may not have as trailers: framing, routing, control, authentication, content format
-(RFC 9110 6.5.1). A recipient that merged them into the head would read another request than llmtap did."""
+"""Fields that a request must not have as trailers: framing, routing, control, authentication, content format
+(RFC 9110 6.5.1). A recipient that merges trailers into the head would read another request than llmtap."""
 NO_TRAILER_WORDS: Final = frozenset(
     {
         b"apikey",
@@ -103,12 +102,11 @@ NO_TRAILER_WORDS: Final = frozenset(
         b"user",
     }
 )
-"""A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is a credential, an
-identity or a route as well. The words of a name are separated by `-` or `_`."""
+"""A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is also a credential,
+an identity or a route, so it must not be a trailer. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Fields that no message may have as trailers: a recipient that merges them into the head would find another
-end of the message."""
-NEVER_NAMED: Final = frozenset(
+"""Fields that no message may have as trailers: if a recipient merges them, the body has another end."""
+NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",
         b"content-length",
@@ -120,9 +118,10 @@ NEVER_NAMED: Final = frozenset(
         b"upgrade",
     }
 )
-"""Fields that Connection cannot remove: the next hop needs them, or the relay has a rule for them."""
+"""Fields that stay even if Connection names them: the next hop needs them, or the relay has its own rule."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
-# Meaning of a field for framing and routing. `_seen_kinds` caches it by the name as sent: one dict access.
+# Kinds of fields by their meaning for framing and routing. `_seen_kinds` caches the kind by the name as sent,
+# so that a known name costs one dict access.
 _LENGTH, _CODING, _CONNECTION, _HOSTS, _UPGRADE, _EXPECT, _PLAIN = range(7)
 _KINDS: Final = {
     b"connection": _CONNECTION,
@@ -135,8 +134,7 @@ _KINDS: Final = {
 _seen_kinds: dict[bytes, int] = {}
 _seen_hosts: set[bytes] = set()
 SEEN_MAX: Final = 1_024
-"""Maximum number of entries of each of the two caches: a peer that sends more spellings costs time, not
-memory."""
+"""Maximum number of entries of `_seen_kinds` and of `_seen_hosts`, so that peers cannot fill the memory."""
 
 
 def _kind_of(name: bytes) -> int:
@@ -153,20 +151,20 @@ class Framing(Enum):
     CLOSE = 3
 
 
-# Module-level names of the members: in Python 3.11, access through the Enum costs as much as a small call.
-_NONE, _LENGTHY, _CHUNKED, _CLOSE = Framing
+# Module-level names, because access to a member of an Enum costs as much as a small call in Python 3.11.
+_NONE, _BY_LENGTH, _CHUNKED, _CLOSE = Framing
 
-# Compiled parsers of plain heads, to which no rule below applies; None without compiled code. They accept a
-# subset of what the Python parser accepts, with the same result: tests/native/test_heads.py.
+# Compiled parsers of plain heads, which need none of the rules below; None without compiled code. They accept
+# a subset of the heads that the Python parser accepts, with the same result (tests/native/test_heads.py).
 _plain_request = None if compiled is None else compiled.plain_request
 _plain_response = None if compiled is None else compiled.plain_response
 KEEP_ALIVE: Final = (b"keep-alive",)
 
 
 class RequestHead(msgspec.Struct):
-    """`headers` are without the fields that Connection names. These fields end at this hop (RFC 9110 7.6.1):
-    they are not forwarded, and llmtap does not read them either, so it decides by the same head as the
-    gateway."""
+    """Head of a request. `headers` has no fields that Connection names: these fields end at this hop (RFC
+    9110 7.6.1), so the relay does not forward them. llmtap does not read them either, so that it decides by
+    the same head as the gateway."""
 
     method: bytes
     target: bytes
@@ -174,14 +172,16 @@ class RequestHead(msgspec.Struct):
     headers: Headers
     framing: Framing
     length: int
+    """Length of the body if `framing` is LENGTH, else 0."""
     keep_alive: bool
     connection: tuple[bytes, ...]
+    """Options of the Connection field, in lower case."""
     upgrade: bytes | None
     expects_continue: bool
 
 
 class ResponseHead(msgspec.Struct):
-    """`headers`: as in RequestHead."""
+    """Head of a response. `headers`, `length` and `connection` are as in RequestHead."""
 
     status: int
     reason: bytes
@@ -201,10 +201,10 @@ def header_value(headers: Headers, name: bytes) -> bytes | None:
 
 
 def sole_value(headers: Headers, name: bytes) -> bytes | None:
-    """Return the value of a field that identifies the sender; None if it is absent or ambiguous.
+    """Return the value of a field that identifies the sender; None if the field is absent or ambiguous.
 
-    Lines that differ are ambiguous: some recipients use the first, some the last, some the joined value
-    (RFC 9110 5.3).
+    It is ambiguous if it has several lines with different values: some recipients use the first value, some
+    the last, some the joined values (RFC 9110 5.3).
     """
     sole: bytes | None = None
     for key, value in headers:
@@ -217,23 +217,23 @@ def sole_value(headers: Headers, name: bytes) -> bytes | None:
 
 
 def spelling_key(name: bytes) -> bytes:
-    """Return the name of a field as CGI and WSGI (RFC 3875 4.1.18) read it: `X_Tenant` is `x-tenant`."""
+    """Return the same key for names that CGI does not distinguish (RFC 3875 4.1.18), such as `X_Tenant`."""
     return name.lower().replace(b"_", b"-")
 
 
 def _without_connection_fields(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
     """Return the fields without those that the Connection field names (RFC 9110 7.6.1)."""
-    named = frozenset(connection) - NEVER_NAMED
+    named = frozenset(connection) - NEVER_REMOVED
     return [(n, v) for n, v in headers if n.lower() not in named] if named else headers
 
 
-class _Fields:
-    __slots__ = ("complete", "headers", "target")
+class _HeadCollector:
+    __slots__ = ("headers", "is_complete", "target")
 
     def __init__(self) -> None:
         self.target = b""
         self.headers: Headers = []
-        self.complete = False
+        self.is_complete = False
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -242,38 +242,38 @@ class _Fields:
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self.complete = True
+        self.is_complete = True
 
 
-def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
-    fields = _Fields()
+def _tokenise_request(raw: bytes, method: bytes) -> _HeadCollector:
+    fields = _HeadCollector()
     try:
         try:
             httptools.HttpRequestParser(fields).feed_data(raw)
         except httptools.HttpParserError as exc:
-            # llhttp accepts only a fixed list of methods, which HTTP does not have (RFC 9110 9.1). Let llhttp
-            # parse the rest with a usual method.
+            # HTTP allows any token as the method (RFC 9110 9.1), but llhttp accepts only a fixed list. Let
+            # llhttp parse the rest of the head with a usual method.
             if "nvalid method" not in _error_reason(exc):
                 raise
-            fields = _Fields()
+            fields = _HeadCollector()
             httptools.HttpRequestParser(fields).feed_data(b"POST" + raw[len(method) :])
     except httptools.HttpParserUpgrade:
-        pass  # Raised after the head of a request for an upgrade, when all fields have been read.
+        pass  # llhttp raises this after the head of a request for an upgrade, when it has read all fields.
     except httptools.HttpParserError as exc:
         raise PeerProtocolError(f"malformed request head: {_error_reason(exc)}") from None
-    if not fields.complete:
+    if not fields.is_complete:
         raise PeerProtocolError("the request head is incomplete")
     return fields
 
 
 def parse_request_head(raw: bytes) -> RequestHead:
-    """Return the head in `raw`, which ends with the empty line. Raises PeerProtocolError with the client's
-    status: 400, 405, 501 or 505."""
+    """Return the request head in `raw`, which ends with the empty line. Raises PeerProtocolError with the
+    status for the client: 400, 405, 501 or 505."""
     if _plain_request is not None and (plain := _plain_request(raw)) is not None:
         method, target, headers, host, length, chunked, keep_alive = plain
         if host not in _seen_hosts:
             _check_host(host)
-        framing = _CHUNKED if chunked else _LENGTHY if length > 0 else _NONE
+        framing = _CHUNKED if chunked else _BY_LENGTH if length > 0 else _NONE
         connection = KEEP_ALIVE if keep_alive else ()
         return RequestHead(
             method, target, (1, 1), headers, framing, max(length, 0), True, connection, None, False
@@ -282,21 +282,21 @@ def parse_request_head(raw: bytes) -> RequestHead:
 
 
 def _parse_request_head(raw: bytes) -> RequestHead:
-    """Parse a head that the compiled parser leaves to Python. For all others both give the same result."""
+    """Parse any request head. For the heads that the compiled parser accepts, the result is the same."""
     method = raw[: raw.find(b" ")]
     if method not in _USUAL_METHODS:
-        # RFC 9110 9.1: a method is a token. llhttp skips line ends before it.
+        # RFC 9110 9.1: a method is a token. Check this here, because llhttp skips line ends before it.
         if _TOKEN.fullmatch(method) is None:
-            raise PeerProtocolError("the method has characters that are not allowed")
+            raise PeerProtocolError("the method has characters that are not allowed in a token")
         if len(method) > METHOD_CHARS_MAX:
-            raise PeerProtocolError("the method is too long", 501)
-    if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4; llhttp would report it as malformed.
+            raise PeerProtocolError(f"the method is longer than {METHOD_CHARS_MAX} characters", 501)
+    if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4: HTTP/2. llhttp would report a malformed head.
         raise PeerProtocolError("HTTP/2 is not supported: use HTTP/1.1", 505)
     if method == b"CONNECT":
         raise PeerProtocolError("the method CONNECT is not supported: this is a reverse proxy", 405)
     fields = _tokenise_request(raw, method)
     target = fields.target
-    # Compare the bytes themselves: llhttp also accepts the protocols ICE/ and RTSP/, and other versions.
+    # Compare the bytes, because llhttp also accepts the protocols ICE/ and RTSP/, and other versions.
     protocol_at = len(method) + 1 + len(target)
     is_11 = raw.startswith(b" HTTP/1.1\r\n", protocol_at)
     if not is_11 and not raw.startswith(b" HTTP/1.0\r\n", protocol_at):
@@ -323,7 +323,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     elif lengths:
         length = _content_length(lengths)
         if length:
-            framing = _LENGTHY
+            framing = _BY_LENGTH
     return RequestHead(
         method,
         target,
@@ -339,8 +339,8 @@ def _parse_request_head(raw: bytes) -> RequestHead:
 
 
 def _routing_values(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
-    """Return the values of Content-Length, Transfer-Encoding, Connection (its options in lower case), Host,
-    Upgrade and Expect. Raises PeerProtocolError with `status`."""
+    """Return the lists of values of Content-Length, Transfer-Encoding, Connection (options in lower case),
+    Host, Upgrade and Expect. Raises PeerProtocolError with `status`."""
     values: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     for name, value in headers:
         kind = _seen_kinds.get(name, -1)
@@ -349,9 +349,10 @@ def _routing_values(headers: Headers, status: int = 400) -> tuple[list[bytes], .
         if kind == _PLAIN:
             continue
         if kind == _CODING and b"\t" in value:
-            # RFC 9110 5.5 allows a tab around a value, but llhttp reads `chunked` with it as another coding.
+            # RFC 9110 5.5 allows a tab around a value, but llhttp does not recognise `chunked` then: refuse
+            # it.
             raise PeerProtocolError("the Transfer-Encoding field contains a tab", status)
-        # RFC 9110 5.5: white space after a value, which llhttp keeps, is not part of it.
+        # RFC 9110 5.5: white space after a value is not part of it, but llhttp returns it.
         value = value.rstrip(b" \t")
         values[kind].extend(_connection_options(value) if kind == _CONNECTION else (value,))
     return values
@@ -359,14 +360,14 @@ def _routing_values(headers: Headers, status: int = 400) -> tuple[list[bytes], .
 
 def _check_host(value: bytes) -> None:
     if _HOST.fullmatch(value) is None:
-        raise PeerProtocolError("the Host field is malformed")
+        raise PeerProtocolError("the Host field is not a host name or address with an optional port")
     if len(_seen_hosts) < SEEN_MAX and len(value) <= 256:
         _seen_hosts.add(value)
 
 
 def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
-    """Return the response head in `raw`, which ends with the empty line; `method` is the request's. Raises
-    PeerProtocolError (502)."""
+    """Return the response head in `raw`, which ends with the empty line. `method`: that of the request.
+    Raises PeerProtocolError (502)."""
     if _plain_response is not None and method != b"HEAD" and (plain := _plain_response(raw)) is not None:
         status, reason, headers, length, chunked, keep_alive = plain
         if chunked:
@@ -374,7 +375,7 @@ def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         elif length < 0:
             framing = _CLOSE
         else:
-            framing = _LENGTHY if length else _NONE
+            framing = _BY_LENGTH if length else _NONE
         connection = KEEP_ALIVE if keep_alive else ()
         return ResponseHead(
             status, reason, (1, 1), headers, framing, max(length, 0), framing is not _CLOSE, connection
@@ -383,8 +384,8 @@ def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
 
 
 def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
-    """Parse any head; the reference of the compiled parser."""
-    fields = _Fields()
+    """Parse any response head. For the heads that the compiled parser accepts, the result is the same."""
+    fields = _HeadCollector()
     try:
         httptools.HttpResponseParser(fields).feed_data(raw)
     except httptools.HttpParserUpgrade:
@@ -392,19 +393,19 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     except httptools.HttpParserError as exc:
         what = _error_reason(exc)
         if raw[9:12] == b"101" and "Upgrade" in what:
-            # llhttp stops after each 101 response. With both fields it raises HttpParserUpgrade, without one
-            # of them this error.
+            # After a 101 response, llhttp raises HttpParserUpgrade if the response has the fields Connection:
+            # Upgrade and Upgrade, else this error.
             what = "status 101 without the fields Connection: Upgrade and Upgrade (RFC 9110 7.8)"
         raise PeerProtocolError(f"malformed response head: {what}", 502) from None
     is_11 = raw.startswith(b"HTTP/1.1 ")
-    if not fields.complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
-        raise PeerProtocolError("malformed response head", 502)
+    if not fields.is_complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
+        raise PeerProtocolError("the response head is not a complete head of HTTP/1.1 or HTTP/1.0", 502)
     headers = fields.headers
-    status = int(raw[9:12])  # llhttp has checked that these are three digits.
+    status = int(raw[9:12])  # llhttp accepts only three digits here.
     if status < 100:  # RFC 9110 15: a status code is 100 or above
         raise PeerProtocolError("the response status is below 100", 502)
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
-        raise PeerProtocolError("malformed response status line", 502)
+        raise PeerProtocolError("the response status line has characters that are not allowed", 502)
 
     lengths, codings, options, *_ = _routing_values(headers, 502)
     connection = tuple(options)
@@ -421,7 +422,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     elif codings:
         framing = _CHUNKED
     elif lengths:
-        framing = _LENGTHY if length else _NONE
+        framing = _BY_LENGTH if length else _NONE
     else:
         framing = _CLOSE
     return ResponseHead(
@@ -450,31 +451,32 @@ def _stays_open(is_11: bool, connection: tuple[bytes, ...]) -> bool:
 
 
 def _content_length(values: list[bytes], status: int = 400) -> int:
-    # RFC 9110 8.6 lets a recipient merge equal values. Refuse them: others may read them differently.
+    # RFC 9110 8.6 allows merging equal values. Refuse them, because recipients read them differently.
     value = values[0]
     if len(values) > 1 or not value.isdigit() or not value.isascii() or len(value) > LENGTH_DIGITS_MAX:
-        raise PeerProtocolError("the Content-Length is malformed", status)
+        problem = f"expected one Content-Length with at most {LENGTH_DIGITS_MAX} digits"
+        raise PeerProtocolError(problem, status)
     return int(value)
 
 
 class BodyScanner(Protocol):
     def feed(self, data: bytes) -> int:
-        """Return -1 while the body continues, else the offset in `data` of the first byte after the body."""
+        """Scan the next bytes. Return -1 if the body continues, else the offset in `data` of its end."""
         ...
 
 
 class LengthScanner:
-    __slots__ = ("left",)
+    __slots__ = ("bytes_left",)
 
     def __init__(self, left: int) -> None:
-        self.left = left
+        self.bytes_left = left
 
     def feed(self, data: bytes) -> int:
-        left = self.left - len(data)
+        left = self.bytes_left - len(data)
         if left > 0:
-            self.left = left
+            self.bytes_left = left
             return -1
-        self.left = 0
+        self.bytes_left = 0
         return len(data) + left
 
 
@@ -486,16 +488,15 @@ class CloseScanner:
 
 
 _SIZES: dict[bytes, int] = {}
-"""Cache: size by chunk-size line without extensions. A stream of tokens repeats a few dozen of these
-lines."""
+"""Cache of sizes by chunk-size line without extensions. A stream of tokens repeats a few dozen of them."""
 _SIZES_MAX: Final = 4_096
 
 
 class ChunkedScanner:
     """Scanner of a chunked body with its trailers (RFC 9112 7.1). Each line must end in CR LF. If a read ends
-    within a line, the part so far is checked: no byte of a malformed line is forwarded. `refused`: names of
-    trailers that are refused, as `spelling_key` returns them; `refused_words`: names with one of these words
-    are refused, too."""
+    in a line, the part so far is checked, so that no byte of a malformed line is forwarded. `refused`: names
+    of refused trailers, as `spelling_key` returns them. `refused_words`: words that refused trailers have in
+    their names."""
 
     __slots__ = (
         "_extension_bytes",
@@ -518,13 +519,13 @@ class ChunkedScanner:
         self._refused_names = refused
         self._refused_words = refused_words
         self._extension_bytes = 0
-        """Bytes of chunk extensions that exceed the payload of their chunks."""
+        """Number of bytes by which the chunk extensions exceed the payload of their chunks."""
         self._trailer_bytes = 0
         self.trailers = trailers
         self.left = 0
-        """Remaining bytes of the current chunk, its CR LF included."""
+        """Number of bytes that remain of the current chunk, including its CR LF."""
         self.line_part = b""
-        """Beginning of a line that the previous read ended within."""
+        """First part of a line, if the previous read ended in a line."""
         self.trailer_lines = -1
         """Number of trailer lines so far; -1 before the last chunk."""
 
@@ -532,9 +533,8 @@ class ChunkedScanner:
     def is_between_chunks(self) -> bool:
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
-    def whole(self, data: bytes) -> bytes:
-        """Return the payload of `data` if that is one whole chunk of a known size; else b"", and the caller
-        must pass `data` to `feed`."""
+    def whole_chunk_payload(self, data: bytes) -> bytes:
+        """Return the payload if `data` is one whole chunk with a cached size line; else b"": call `feed`."""
         if not self.is_between_chunks:
             return b""
         start = data.find(b"\n") + 1
@@ -544,8 +544,7 @@ class ChunkedScanner:
         return b""
 
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """Scan as BodyScanner.feed does, and append the payload to `pieces`. Raises PeerProtocolError at the
-        first byte that is malformed."""
+        """Scan as `BodyScanner.feed`, and append the payload to `pieces`. Raises PeerProtocolError."""
         at, end, left = 0, len(data), self.left
         while True:
             if left:
@@ -554,12 +553,12 @@ class ChunkedScanner:
                         pieces.append(data[at : min(end, at + left - 2)])
                     left -= end - at
                     if left == 1 and data[-1:] != b"\r" and end > at:
-                        raise PeerProtocolError("a chunk is longer than its size says")
+                        raise PeerProtocolError("a chunk is longer than its size line says")
                     self.left = left
                     return -1
                 stop = at + left
                 if data[max(at, stop - 2) : stop] != b"\r\n"[-left:]:
-                    raise PeerProtocolError("a chunk is longer than its size says")
+                    raise PeerProtocolError("a chunk is longer than its size line says")
                 if pieces is not None and left > 2:
                     pieces.append(data[at : stop - 2])
                 at = stop
@@ -571,8 +570,8 @@ class ChunkedScanner:
             if not stop:
                 self.line_part += data[at:]
                 if len(self.line_part) > LINE_BYTES_MAX:
-                    raise PeerProtocolError("a line of the chunked framing is too long")
-                self._check_part(self.line_part)
+                    raise PeerProtocolError(f"a line of the chunked framing exceeds {LINE_BYTES_MAX} bytes")
+                self._check_line_part(self.line_part)
                 self.left = 0
                 return -1
             line = data[at:stop]
@@ -585,10 +584,10 @@ class ChunkedScanner:
                     return at
                 self.trailer_lines += 1
                 if _TRAILER_LINE.fullmatch(line) is None or len(line) > LINE_BYTES_MAX:
-                    raise PeerProtocolError("a trailer line is malformed")
+                    raise PeerProtocolError("a trailer line is malformed or too long")
                 self._trailer_bytes += len(line)
                 if self.trailer_lines > TRAILER_LINES_MAX or self._trailer_bytes > TRAILER_BYTES_MAX:
-                    raise PeerProtocolError("the trailer section is too long")
+                    raise PeerProtocolError("the trailer section has too many lines or bytes")
                 self._check_trailer_name(line)
                 if self.trailers is not None:
                     self.trailers.append(line)
@@ -596,7 +595,7 @@ class ChunkedScanner:
             size = _SIZES.get(line, -1)
             if size < 0:
                 if len(line) > LINE_BYTES_MAX:
-                    raise PeerProtocolError("a chunk size line is too long")
+                    raise PeerProtocolError(f"a chunk size line has more than {LINE_BYTES_MAX} bytes")
                 size = self._size_of(line)
             if not size:
                 self.trailer_lines = 0
@@ -617,12 +616,14 @@ class ChunkedScanner:
         if extension:
             self._extension_bytes = max(0, self._extension_bytes + extension - size)
             if self._extension_bytes > EXTENSION_BYTES_MAX:
-                raise PeerProtocolError("the chunk extensions have too many bytes")
+                raise PeerProtocolError(
+                    f"chunk extensions exceed the payload by {self._extension_bytes} bytes"
+                )
         elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
             _SIZES[line] = size
         return size
 
-    def _check_part(self, line: bytes) -> None:
+    def _check_line_part(self, line: bytes) -> None:
         if self.trailer_lines < 0:
             if _SIZE_LINE_PART.fullmatch(line) is None:
                 raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
@@ -632,12 +633,12 @@ class ChunkedScanner:
         self._check_trailer_name(line)
 
     def _check_trailer_name(self, line: bytes) -> None:
-        """Raise PeerProtocolError if this trailer is refused; `line` may end anywhere."""
+        """Raise PeerProtocolError if the trailer in `line` is refused. The end of the line can be missing."""
         name, colon, _ = line.partition(b":")
         if self._refused_names and colon:
             name = spelling_key(name)
             if name in self._refused_names or not self._refused_words.isdisjoint(name.split(b"-")):
-                raise PeerProtocolError("the trailer section has a field that is not allowed there")
+                raise PeerProtocolError("the trailer section has a field that is not allowed as a trailer")
 
 
 class ChunkedDecoder:
@@ -645,7 +646,7 @@ class ChunkedDecoder:
 
     def __init__(self) -> None:
         self.trailers: list[bytes] = []
-        """Lines of the trailer section as read, at most `TRAILER_LINES_MAX`."""
+        """Lines of the trailer section as received, at most `TRAILER_LINES_MAX`."""
         self._scanner = ChunkedScanner(self.trailers)
         self.done = False
 
@@ -654,7 +655,7 @@ class ChunkedDecoder:
         return self._scanner.is_between_chunks
 
     def feed(self, data: bytes) -> bytes:
-        payload = self._scanner.whole(data)
+        payload = self._scanner.whole_chunk_payload(data)
         if payload or self.done:
             return payload
         pieces: list[bytes] = []
@@ -671,4 +672,4 @@ def scanner_for(
 ) -> BodyScanner:
     if framing is _CHUNKED:
         return ChunkedScanner(refused=refused_trailers, refused_words=refused_words)
-    return LengthScanner(length) if framing is _LENGTHY else CloseScanner()
+    return LengthScanner(length) if framing is _BY_LENGTH else CloseScanner()

@@ -1,6 +1,6 @@
 """Find the head of an HTTP/1 response, and the end of its body, in bytes that are cut at any place. No IO.
 
-For all that read responses from a connection: relay, passive vantage, load generator. Built on `http1.py`.
+Used by the readers of responses: relay, passive vantage and load generator. Built on `http1.py`.
 """
 
 from typing import Final
@@ -18,17 +18,18 @@ some servers send a 102 or 103 every few seconds to keep a connection open."""
 
 
 def is_interim_flood(interims: int, waited_ns: int) -> bool:
-    """Return whether this number of interim heads is more than a server may send in this time."""
+    """Return whether a server sent more interim heads than are allowed in this time."""
     return interims > INTERIM_HEADS_MAX + waited_ns // 1_000_000_000
 
 
 def next_response_head(
     data: bytes, method: bytes, *, bytes_max: int, fields_max: int, interims: int = 0, waited_ns: int = 0
 ) -> tuple[http1.ResponseHead, int, int] | None:
-    """Return the head (1xx, too) at the start of `data`, its start and its end; None if it is incomplete.
+    """Return the head at the start of `data`, interim or final, with its start and end in `data`; None if it
+    is incomplete.
 
-    `method` is the request's; `interims`: heads of the same response before this one, in `waited_ns`. One
-    empty line may follow an interim head: some servers send it, and it changes no meaning. Raises
+    `method`: method of the request. `interims`: number of interim heads of the same response so far, in
+    `waited_ns`. An empty line after an interim head is ignored: some servers send it. Raises
     PeerProtocolError.
     """
     if interims > INTERIM_HEADS_MAX and is_interim_flood(interims, waited_ns):
@@ -42,7 +43,7 @@ def next_response_head(
             raise PeerProtocolError("the response head has bare line feeds", 502)
         line = b"HTTP/1."[: len(data) - start]
         if not (data.startswith(line, start) or (interims and data == b"\r")):
-            raise PeerProtocolError("the response does not begin with HTTP/1.", 502)
+            raise PeerProtocolError("the response does not begin with 'HTTP/1.'", 502)
         if len(data) > bytes_max:
             raise PeerProtocolError(f"the response head is longer than {bytes_max} bytes", 502)
         return None
@@ -55,8 +56,8 @@ def next_response_head(
 def begin_response_body(
     head: http1.ResponseHead, data: bytes, start: int
 ) -> tuple[int, http1.BodyScanner | None]:
-    """Return where the body at `start` of `data` ends, or -1 and the scanner that finds its end in later
-    reads. Raises PeerProtocolError."""
+    """Return the end in `data` of the body that begins at `start`. If the body is longer: -1, and the scanner
+    that finds its end in later reads. Raises PeerProtocolError."""
     if head.framing is NONE:
         return start, None
     if head.framing is LENGTH and len(data) - start >= head.length:

@@ -1,10 +1,11 @@
 """Decide by method and path whether a request asks a model for output; other requests are only counted.
 
 Each vantage has `SkipRules`, made from its option `skip`, which replaces the default rules `NOT_INFERENCE`
-(GET, HEAD, `/tokenize` and others); with an empty list all requests are measured. A rule is a method (`GET`;
-streams and WebSockets are excepted) or a path with all below it: `/health` holds `/health/live`, not
-`/healthz`. Paths are decoded and without the query. A path that gateways may read in different ways
-(`target.py`) meets no rule of a path: many gateways read `/v1/files/../chat/completions` as a chat request.
+(GET, HEAD, `/tokenize` and others); with an empty list all requests are measured. A rule is a method (such as
+`GET`; it does not skip streams and WebSockets) or a path with all paths below it: `/health` covers
+`/health/live`, not `/healthz`. Paths are decoded and without the query. No path rule covers a path that
+gateways read in different ways (`target.py`): many gateways read `/v1/files/../chat/completions` as a chat
+request, so it is measured.
 """
 
 import re
@@ -17,8 +18,7 @@ from llmtap.errors import ConfigError
 from llmtap.protocol.target import plain_path, split_target
 
 NOT_INFERENCE_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS")
-"""Methods of scrapes, health checks, model lists, pages, stored objects. Every API asks models by POST or
-WebSocket."""
+"""Methods of scrapes, health checks, lists and pages. APIs send requests to models by POST or WebSocket."""
 NOT_INFERENCE: Final = (
     *NOT_INFERENCE_METHODS,
     "/tokenize",
@@ -28,33 +28,30 @@ NOT_INFERENCE: Final = (
     "/v1/uploads",
     "/v1/batches",
 )
-"""Default rules. POST to `/v1/models/...` asks a model (Gemini, KServe), so model lists need no path here."""
+"""Default rules. `/v1/models` is not among them: POST to a path below it asks a model (Gemini, KServe)."""
 TARGETS_KEPT: Final = 256
+"""Maximum number of targets whose rule is cached."""
 _METHOD: Final = re.compile(r"[A-Z]+")
 _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 
 
 class SkipRules:
-    __slots__ = ("_exact_paths", "_methods", "_methods_sent", "_prefixes", "_rule_of_target")
+    __slots__ = ("_exact_paths", "_method_bytes", "_methods", "_prefixes", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
-        if isinstance(
-            rules, str
-        ):  # A string is a collection of strings, too, so a type check does not find this mistake.
-            raise ConfigError(place, "expected a list of rules, got text", f"write skip=({rules!r},)")
+        # A string is a collection of strings, too, so type checkers do not find this mistake.
+        if isinstance(rules, str):
+            raise ConfigError(place, f"expected a list of rules, got {rules!r}", f"write skip=({rules!r},)")
         paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
         for path in paths:
             if not path.startswith("/"):
                 hint = "write a path such as /health, or a method in capitals such as GET"
-                raise ConfigError(place, f"{path!r} must begin with /", hint)
+                raise ConfigError(place, f"the path {path!r} must begin with /", hint)
             if "*" in path or "?" in path:
-                raise ConfigError(
-                    place,
-                    f"{path!r} must not contain * or ?",
-                    "write only the path: it includes all paths below it",
-                )
+                hint = "write only the path: it includes all paths below it"
+                raise ConfigError(place, f"the path {path!r} must not contain * or ?", hint)
         self._methods = frozenset(rules) - frozenset(paths)
-        self._methods_sent = frozenset(method.encode() for method in self._methods)
+        self._method_bytes = frozenset(method.encode() for method in self._methods)
         self._exact_paths = {path.rstrip("/") or "/": path for path in paths}
         self._prefixes = tuple(f"{path}/" for path in self._exact_paths if path != "/")
         self._rule_of_target = lru_cache(TARGETS_KEPT)(self._find_target_rule)
@@ -62,8 +59,7 @@ class SkipRules:
     def rule_of(
         self, method: str, path: str, query: str = "", fields: Iterable[tuple[bytes, bytes]] = ()
     ) -> str | None:
-        """Return the rule that a request meets, or None; `path` is decoded. An empty `method` meets none of
-        the methods."""
+        """Return the rule that covers a request, or None. `path`: decoded; `method`: "" tests only paths."""
         return self._rule_of(method, plain_path(path, decoded=True), query, fields)
 
     def _rule_of(
@@ -87,7 +83,8 @@ class SkipRules:
         return method
 
     def rule_of_head(self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
-        if method not in self._methods_sent:
+        """Return the rule that covers the request with this head, or None."""
+        if method not in self._method_bytes:
             return self._rule_of_target(target)
         path, query = split_target(target)
         return self._rule_of(method.decode(), plain_path(path), query, fields)

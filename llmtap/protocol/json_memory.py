@@ -1,8 +1,8 @@
-"""Refuse JSON whose value would take too much memory: `{},` of 3 bytes becomes an object of 64.
+"""Refuse JSON whose value would take too much memory: the 3 bytes `{},` become an object of 64 bytes.
 
-All JSON of clients and upstreams is decoded through `bounded_decoder` or behind `check_memory`. The memory is
-estimated from the number of brackets, commas and quotes. Those inside strings do not count: long texts hold
-many of them.
+All JSON of clients and upstreams is decoded by a `bounded_decoder`, or after `check_memory`. The memory is
+estimated from the number of brackets, commas and quotes. Brackets and commas inside strings do not count,
+because long texts have many of them.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from typing import Any, Final, TypeVar, overload
 import msgspec
 
 VALUE_BYTES_MAX: Final = 64 << 20
-"""Maximum estimated memory of one decoded value. Embeddings take 3 bytes for each byte of JSON,
-log-probabilities 9, `{},{},` 35; an event or body has at most 16 MiB."""
+"""Maximum estimated memory of one decoded value. One byte of JSON takes 3 bytes of memory in embeddings, 9 in
+log probabilities, and 35 in `{},{},`. An event or body has at most 16 MiB of JSON."""
 _FREE_BYTES: Final = 1 << 20
-"""Length up to which JSON is not checked: so short a text cannot take VALUE_BYTES_MAX."""
+"""Length up to which JSON is not checked, because a value of this length cannot take VALUE_BYTES_MAX."""
 _BRACKET_BYTES: Final = 72
 _COMMA_BYTES: Final = 32
 _STRING_BYTES: Final = 32
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class JsonTooLarge(ValueError):
-    """A JSON text whose value would take more than VALUE_BYTES_MAX."""
+    """The value of a JSON text would take more than VALUE_BYTES_MAX of memory."""
 
 
 def check_memory(data: bytes) -> None:
@@ -35,17 +35,17 @@ def check_memory(data: bytes) -> None:
         and value_bytes(data) > VALUE_BYTES_MAX
         and exact_value_bytes(data) > VALUE_BYTES_MAX
     ):
-        raise JsonTooLarge(f"its values would take more than {VALUE_BYTES_MAX >> 20} MiB of memory")
+        raise JsonTooLarge(f"the JSON values would take more than {VALUE_BYTES_MAX >> 20} MiB of memory")
 
 
 def value_bytes(data: bytes) -> int:
-    """Return an upper limit of the memory, in which brackets and commas in strings count, too."""
+    """Return an upper limit of the memory of the decoded value: brackets and commas in strings count, too."""
     return _memory_bytes(data.count(b"{") + data.count(b"["), data.count(b","), data.count(b'"'))
 
 
 def exact_value_bytes(data: bytes) -> int:
-    """Return the estimated memory, in which brackets and commas inside strings do not count."""
-    # Remove escaped quotes first: then each quote begins or ends a string.
+    """Return the estimated memory of the decoded value: brackets and commas in strings do not count."""
+    # Remove escaped quotes first, so that each quote begins or ends a string.
     structure = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_STRUCTURE)
     brackets = commas = quotes = 0
     inside = False

@@ -1,14 +1,14 @@
 """Recognise events that differ from the previous event only in their text, so that they need no parsing.
 
-`exchange/answer.py` looks for such an event (`RepetitionFinder`); `exchange/observer.py` then offers each
-read to a `TokenRun`, which collects the events and returns them as columns, to be logged together. It has a
-compiled and a Python implementation.
+`exchange/answer.py` looks for such an event (`RepetitionFinder`). `exchange/observer.py` then offers each
+read to a `TokenRun`, which collects the events and returns them as columns, to be logged together. `TokenRun`
+has a compiled and a Python implementation.
 
 If two events have the same bytes before and after one JSON string, their meaning differs only in that string.
-A probe, which is the event with another text, verifies that the string is the text of the event; the dialect
-states that its reader stores nothing of a text (`Delta.repeatable`). Up to LOOSE_MAX values at the top of the
-object that no reader reads (id, date, padding) may differ too; each is checked to be one string or one whole
-number.
+A probe (the event with another text) verifies that the string is the text of the event, and the dialect
+states that its reader stores nothing of the text (`Delta.repeatable`). Up to LOOSE_MAX members at the top of
+the object that no reader reads (id, date, padding) can differ, too; each of their values must be one string
+or one whole number.
 """
 
 import json
@@ -24,54 +24,55 @@ from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
 BLOCK_BYTES_MAX: Final = 4_096
-"""Maximum size of a recognised event. An event with one token is much smaller; the limit bounds the memory of
-the events that are held."""
-_OF_MEMBER: Final = (b'":', b'": ')
-"""Bytes that precede the value of a member. The probe shows whether that value is the text."""
+"""Maximum size of a recognised event, to bound the memory of runs. Events with one token are much smaller."""
+_BEFORE_VALUE: Final = (b'":', b'": ')
+"""Bytes before the value of a member. The probe shows whether this value is the text of the event."""
 LOOSE_MAX: Final = 3
-"""Maximum number of loose values of an event. Each one is checked in every event; no known server sends
-more."""
+"""Maximum number of loose values of an event, because each takes time. No known server sends more."""
 _SIZE_LINES: Final = {
     len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
 }
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
-_PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
-_WORTH_EVENTS: Final = 16
-"""The last search was worth its time only if at least so many events came after it. A search takes as much
-time as its result saves in about five events."""
-_PATIENCE: Final = 8
+_PAYLOAD_SIZES: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
+_EVENTS_WORTH_SEARCH: Final = 16
+"""A search is vain if fewer events come before the next one. It costs the time of parsing five events."""
+_VAIN_SEARCHES_MAX: Final = 8
+"""Number of vain searches in one stream after which no more searches are made."""
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
     lambda text: json.dumps(text).encode(),
 )
-"""The two ways in which servers write a text: in UTF-8, and in ASCII with escapes."""
+"""The two ways in which servers write a text in JSON: in UTF-8, and in ASCII with escapes."""
 _PROBE: Final = "a text of our own"
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _replace: Final = msgspec.structs.replace
 _Loose = tuple[tuple[bytes, bool], ...]
 Fixed = tuple[bytes, _Loose, _Loose, bytes]
-"""Parts of a `Repetition`: `opening`, `ahead`, `beyond`, `closing`."""
+"""The fields `opening`, `ahead`, `beyond` and `closing` of a `Repetition`."""
 
 
 class Repetition(msgspec.Struct, gc=False):
-    """Part that all repetitions of an event share: everything but the text and the loose values.
+    """Part that is the same in all repetitions of an event: everything but the text and the loose values.
 
-    A loose value is a member that no reader reads, such as an id, and that may differ from event to event.
+    A loose value is the value of a member that no reader reads, such as an id. It can differ in each event.
     """
 
     opening: bytes
-    """All bytes before the first value (a loose value or the text). The quotes of a value belong to the bytes
-    around it."""
+    """All bytes before the first value (a loose value or the text), including its opening quote."""
     closing: bytes
+    """All bytes after the last value, including its closing quote."""
     delta: Delta
+    """Delta of the event without its text."""
     chunk_end: bytes
+    """`closing`, and the line end of the HTTP chunk that holds the event."""
     ahead: _Loose = ()
-    """For each loose value before the text: the bytes that follow it, and whether it is a string."""
+    """For each loose value before the text: the fixed bytes after it, and whether it is a string."""
     beyond: _Loose = ()
-    """For each loose value after the text, from the last to the first: the bytes before it, and whether it is
-    a string."""
+    """For each loose value after the text, the last first: fixed bytes before it, and whether it is a
+    string."""
     names: frozenset[str] = frozenset()
+    """Names of the members that have the loose values."""
     sample: bytes = b""
     """The event in which the loose values were found, without its text; empty without loose values."""
 
@@ -80,8 +81,8 @@ class Repetition(msgspec.Struct, gc=False):
         return self.opening, self.ahead, self.beyond, self.closing
 
     def text_in(self, data: bytes, chunked: bool = False) -> str:
-        """Return the text of a block that is such an event; "" if it is not, or may not be. `chunked`: `data`
-        is the HTTP chunk that holds the block."""
+        """Return the text of a block that repeats the event; "" if the block does not certainly repeat it.
+        `chunked`: `data` is a whole HTTP chunk that holds the block."""
         size, start, closing = len(data), 0, self.closing
         if chunked:
             line = _SIZE_LINES.get(size)
@@ -97,16 +98,15 @@ class Repetition(msgspec.Struct, gc=False):
         end = size - len(closing)
         try:
             if self.names:
-                start, end = self._inside(data, start, end)
-            # Decode the text with its quotes, so that anything but exactly one string is refused.
+                start, end = self._text_span(data, start, end)
+            # Decode the text with its quotes, so that the decoder refuses anything but exactly one string.
             return _decode_text(data[start - 1 : end + 1])
         except ValueError:
             return ""
 
-    def _inside(self, data: bytes, start: int, end: int) -> tuple[int, int]:
-        """Return start and end of the text, after a check of each loose value. Raises ValueError. If a value
-        contains the bytes of a fixed part, a check fails: the event is then parsed as usual, and a wrong text
-        is never returned."""
+    def _text_span(self, data: bytes, start: int, end: int) -> tuple[int, int]:
+        """Check each loose value, and return the start and end of the text. Raises ValueError if a check
+        fails. A value that contains a fixed part fails, so that no wrong text is returned."""
         for fixed, is_string in self.ahead:
             stop = data.index(fixed, start, end)
             _check_value(data, start, stop, is_string)
@@ -123,7 +123,7 @@ def _check_value(data: bytes, start: int, end: int, is_string: bool) -> None:
     if is_string:
         _decode_text(data[start - 1 : end + 1])
     elif not ((number := data[start:end]).isdigit() and (number >= b"1" or number == b"0")):
-        raise ValueError
+        raise ValueError("the loose value is not a whole number")
 
 
 def find_repetition(
@@ -133,16 +133,16 @@ def find_repetition(
     names_read: frozenset[str] | None = None,
     last: Repetition | None = None,
 ) -> Repetition | None:
-    """Return the repetition of this block, which `read_event` read as `delta`; None if the text does not
-    stand exactly once, as the value of a member. `names_read`: members read at the top of the object; `last`:
-    the previous repetition, which shows which values are loose."""
+    """Return the repetition of a block that `read_event` read as `delta`; None unless the text stands in the
+    block exactly once, as the value of a member. `names_read`: members at the top of the object that the
+    reader reads. `last`: the previous repetition; values that differ from it are loose."""
     for encode in _ENCODERS:
         quoted = encode(delta.text)
         before, text, behind = block.partition(quoted)
-        if text and quoted not in behind and before.endswith(_OF_MEMBER):
+        if text and quoted not in behind and before.endswith(_BEFORE_VALUE):
             behind = b'"' + behind
             candidate = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
-            if not _is_read(candidate.opening + _PROBE.encode() + candidate.closing, candidate, read_event):
+            if not _is_alike(candidate.opening + _PROBE.encode() + candidate.closing, candidate, read_event):
                 return None
             if names_read is None or last is None:
                 return candidate
@@ -150,9 +150,8 @@ def find_repetition(
     return None
 
 
-def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
-    """Return whether the reader gives for the probe the same Delta as for the block, with the probe's
-    text."""
+def _is_alike(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
+    """Return whether the reader reads the probe like the candidate: with the same Delta except the text."""
     events = SseParser().feed(probe)
     if len(events) != 1:
         return False
@@ -162,7 +161,7 @@ def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent
 
 
 def _member_spans(block: bytes) -> dict[str, bytes]:
-    """Return the members of the object in a block, each value as its bytes; none if there is no object."""
+    """Return the members of the object in a block, with the bytes of their values; {} without an object."""
     events = SseParser().feed(block)
     if len(events) != 1 or events[0].data is None:
         return {}
@@ -178,8 +177,8 @@ def _with_loose_values(
     names_read: frozenset[str],
     read_event: Callable[[SseEvent], Delta],
 ) -> Repetition | None:
-    """Return the candidate with loose values: those in which it differs from the last repetition. None if
-    there are none or too many, or if one of them cannot be replaced."""
+    """Return the candidate with the values that differ from the last repetition as loose values. None if
+    there are no such values or too many, or if the reader uses one of them."""
     sample, edge = candidate.opening + candidate.closing, len(candidate.opening)
     was, now = _member_spans(last.sample or last.opening + last.closing), _member_spans(sample)
     loose = {
@@ -194,10 +193,10 @@ def _with_loose_values(
     places = [_value_place(sample, name, value) for name, value in loose.items()]
     text = edge, edge, True
     if any(start <= edge <= end for start, end, _ in places):
-        return None  # A value was not found, or is the text itself.
+        return None  # The place of a value is not certain, or the value is the text itself.
     values = sorted([*places, text])
-    # Test the places: insert one extra byte at the start of each value. The members must change exactly as
-    # expected, and the event must be read as before; else a place is wrong, or a reader uses the value.
+    # Test the places by one extra byte at the start of each value. If the members do not change exactly as
+    # expected, a place is wrong. If the event is not read as before, the reader uses a value.
     more = [b"x" if is_string else b"1" for _, _, is_string in values]
     more[values.index(text)] = b""
     changed = {
@@ -206,7 +205,7 @@ def _with_loose_values(
     if _member_spans(_insert_bytes(sample, values, more)) != now | changed:
         return None
     more[values.index(text)] = _PROBE.encode()
-    if not _is_read(_insert_bytes(sample, values, more), candidate, read_event):
+    if not _is_alike(_insert_bytes(sample, values, more), candidate, read_event):
         return None
     ends, starts = [0, *(end for _, end, _ in values)], [*(start for start, _, _ in values), len(sample)]
     opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
@@ -225,8 +224,8 @@ def _with_loose_values(
 
 
 def _value_place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
-    """Return where a member's value starts and ends, without its quotes, and whether it is a string; all of
-    the sample if the value does not stand in exactly one place."""
+    """Return the start and the end of a member's value, without its quotes, and whether it is a string. If
+    the value does not stand in exactly one place, return those of the whole sample."""
     is_string = value.startswith(b'"')
     spelt = [msgspec.json.encode(name) + colon + value for colon in (b":", b": ")]
     if sum(map(sample.count, spelt)) != 1:
@@ -236,7 +235,7 @@ def _value_place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool
 
 
 def _insert_bytes(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
-    """Return the sample with the bytes of `more` inserted where these values start."""
+    """Return the sample with one item of `more` inserted at the start of each of these values."""
     starts = [start for start, _, _ in values]
     parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]
     return parts[0] + b"".join(new + part for new, part in zip(more, parts[1:], strict=True))
@@ -250,55 +249,50 @@ class Reader(Protocol):
 
 
 class RepetitionFinder:
-    """Finds the repeated event of one stream. It stops searching if the events that it finds do not come
-    again."""
+    """Finds the repeated event of one stream. After too many vain searches it stops searching."""
 
-    __slots__ = ("_at", "_last", "_patience", "repetition")
+    __slots__ = ("_previous", "_search_offset", "_vain_searches_left", "repetition")
 
     def __init__(self) -> None:
         self.repetition: Repetition | None = None
-        """The event that may come again; None after an event of another kind."""
-        self._last: Repetition | None = None
-        """The previous repetition, possibly outdated; it shows which values are loose."""
-        self._at = 0
-        """Offset in the body of the last search."""
-        self._patience = _PATIENCE
+        """The event that is probably repeated; None after an event of another kind."""
+        self._previous: Repetition | None = None
+        """The previous repetition, even if its event is not repeated now: values that differ are loose."""
+        self._search_offset = 0
+        """Offset in the body at which the previous search was made."""
+        self._vain_searches_left = _VAIN_SEARCHES_MAX
 
     def search(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
-        """Look for the event that may come again in `block`, which held one event of a repeatable kind.
-        `offset`: where the block ends in the body."""
-        if not self._patience or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
+        """Set `repetition` to that of a block with one repeatable event. `offset`: end of the block."""
+        if not self._vain_searches_left or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
             return
-        if offset - self._at < _WORTH_EVENTS * len(block):
-            self._patience -= 1
-        self._at = offset
-        repetition = find_repetition(block, delta, reader.read_event, reader.names_read, self._last)
+        if offset - self._search_offset < _EVENTS_WORTH_SEARCH * len(block):
+            self._vain_searches_left -= 1
+        self._search_offset = offset
+        repetition = find_repetition(block, delta, reader.read_event, reader.names_read, self._previous)
         self.repetition = repetition
-        self._last = repetition or self._last
+        self._previous = repetition or self._previous
 
 
 ROOM: Final = 64
-"""Maximum number of events in a run of the Python implementation: enough to make logging them cheap."""
+"""Maximum number of events in a run of the Python implementation; with this number, logging them is cheap."""
 TEXTS_BYTES_MAX: Final = 6 << 10
-"""Memory of kept texts at which a run is full. 64 tokens take half of it."""
+"""Memory of stored texts at which a run is full. The texts of 64 tokens take half of it."""
 RUN_BYTES: Final = 16 << 10
-"""Memory of a run that is not full: 25 bytes for each of 256 events (in Python 150 for each of 64), and the
-texts."""
+"""Maximum memory of a run: 25 bytes for each of 256 events (in Python: 150 for each of 64), and the texts."""
 RUN_BLOCKS: Final = 6
-"""Copies of the repeated block in memory: three members of the repetition, and of the previous one, hold its
-opening and closing."""
+"""Number of copies of the repeated block in memory: three in each of the current and previous repetition."""
 
-Taken = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
-"""Columns, with for each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only
-white space; and its text, if texts are kept."""
+RunColumns = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
+"""Columns with one value for each event of a run: `t_ns` and `added_ns` of its read, size of its block in
+bytes, 1 if its text is only white space, and its text if texts are stored."""
 
 
 class TokenRun(Protocol):
-    """Events that are held to be logged together: as soon as the run is `full`, or as another kind of event
-    comes."""
+    """Repeated events that are logged together, when the run is `full` or an event of another kind comes."""
 
     keeps_texts: bool
-    """Whether the texts of the events are kept. Change it only while the run is empty."""
+    """Whether the run stores the texts of its events. Change this only while the run is empty."""
 
     def __len__(self) -> int: ...
 
@@ -306,11 +300,10 @@ class TokenRun(Protocol):
     def full(self) -> bool: ...
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
-        """Add a read to the run if it is exactly one such event with a non-empty text. Return whether it was
-        added."""
+        """Add the event of a read that is exactly one repetition with a text. Return whether it is."""
 
-    def take(self) -> Taken:
-        """Return the columns of the events, at least one, and forget them."""
+    def take(self) -> RunColumns:
+        """Return the columns of the events and empty the run, which must have an event."""
 
 
 class PythonTokenRun:
@@ -341,18 +334,18 @@ class PythonTokenRun:
         self._events.append((t_ns, added_ns, len(data), text))
         return True
 
-    def take(self) -> Taken:
+    def take(self) -> RunColumns:
         times, added_ns, read_sizes, texts = zip(*self._events, strict=True)
         self._events.clear()
         self._texts_bytes = 0
-        sizes = [_PAYLOADS[size] for size in read_sizes] if self._chunked else read_sizes
+        sizes = [_PAYLOAD_SIZES[size] for size in read_sizes] if self._chunked else read_sizes
         blanks = bytes(map(str.isspace, texts))
         stored_texts = list(texts) if self.keeps_texts else []
         return array("q", times), array("q", added_ns), array("l", sizes), blanks, stored_texts
 
 
 def make_token_run(repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> TokenRun:
-    """Return an empty run of these events. `chunked`: each read is one HTTP chunk, framing included."""
+    """Return an empty run for this repetition. `chunked`: each read is one HTTP chunk with its framing."""
     if native.compiled is None:
         return PythonTokenRun(repetition, chunked=chunked, keeps_texts=keeps_texts)
     run: TokenRun = native.compiled.TokenRun(repetition.fixed, chunked, keeps_texts)

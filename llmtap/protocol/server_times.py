@@ -1,8 +1,8 @@
 """Read the durations that servers report about their own work, as `ServerTime`s with common names.
 
-Tables list fields and units of events, headers and trailers. The dialects call it for events,
-`exchange/verdict.py` for headers and trailers. Negative and infinite numbers are returned, too:
-`exchange/verdict.py`, which collects all durations, removes and counts them.
+Tables list the fields of events, headers and trailers with their units. The dialects call this module for
+events, and `exchange/verdict.py` for headers and trailers. It also returns negative and infinite durations,
+which `exchange/verdict.py` removes and counts.
 
 Source: docs/dialects.md; W3C Server Timing; IETF draft, 4.6.3 option C.
 """
@@ -29,16 +29,16 @@ SERVER_TIMES: Final = (
     "unnamed",
 )
 """Common names of durations. `ttft_from_schedule` does not include the time in the queue. `total` is the
-whole request as the reporting server sees it; in a header, the time until the server sent the head."""
+duration of the whole request at this server; in a header, the time until the server sent the head."""
 
 _MS_PER: Final = {"ms": 1.0, "s": 1e3, "us": 1e-3, "ns": 1e-6}
 UNITS: Final = tuple(_MS_PER)
 _CLOCK_MS_MAX: Final = 1e10
-"""Largest reading of a server's clock, four months: differences then fit 64 bits of nanoseconds."""
+"""Largest valid reading of a server's clock, four months, so that differences in ns fit 64 bits."""
 _RATE_MAX: Final = 1e12
-_ENTRIES_MAX: Final = 32
+_TIMING_ENTRIES_MAX: Final = 32
 
-_SECONDS: Final = {
+_TIMES_IN_SECONDS: Final = {
     "queue_time": ("queue", "s"),
     "prompt_time": ("prefill", "s"),
     "completion_time": ("decode", "s"),
@@ -50,15 +50,15 @@ _OBJECTS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "predicted_ms": ("decode", "ms"),
         "predicted_per_token_ms": ("mean_itl", "ms"),
     },
-    "metrics": {  # vLLM; only the last key is Bedrock's.
+    "metrics": {  # vLLM, except the last member, which is that of Bedrock
         "queue_time_ms": ("queue", "ms"),
         "time_to_first_token_ms": ("ttft_from_schedule", "ms"),
         "generation_time_ms": ("decode", "ms"),
         "mean_itl_ms": ("mean_itl", "ms"),
         "latencyMs": ("total", "ms"),
     },
-    "x_groq.usage": _SECONDS,
-    "time_info": _SECONDS,  # Cerebras
+    "x_groq.usage": _TIMES_IN_SECONDS,
+    "time_info": _TIMES_IN_SECONDS,  # Cerebras
     "usage": {  # SambaNova
         "time_to_first_token": ("ttft", "s"),
         "total_latency": ("total", "s"),
@@ -92,8 +92,7 @@ _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"x-envoy-upstream-service-time": ("total", "ms"),
     b"fireworks-server-time-to-first-token": ("ttft", "s"),
     b"fireworks-server-processing-time": ("total", "s"),
-    # TGI. Not read: x-compute-time, which repeats x-total-time, and x-validation-time, which is no work on
-    # tokens.
+    # TGI. Not read: x-compute-time (repeats x-total-time) and x-validation-time (no work on tokens).
     b"x-queue-time": ("queue", "ms"),
     b"x-inference-time": ("inference", "ms"),
     b"x-time-per-token": ("mean_itl", "ms"),
@@ -103,12 +102,12 @@ _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"x-litellm-callback-duration-ms": ("callback", "ms"),
 }
 _SERVER_TIMING: Final = b"server-timing"
-# A parameter's value may be a token or a quoted string (RFC 9110 5.6.6).
+# The value of a parameter is a token or a quoted string (RFC 9110 5.6.6).
 _DURATION: Final = re.compile(r';\s*dur\s*=\s*"?([0-9.eE+-]{1,32})', re.IGNORECASE)
 
 
 def object_times(place: str, value: Any) -> tuple[ServerTime, ...]:
-    """Return the durations of the object at `place` in an event. Anything else gives ()."""
+    """Return the durations in the object at `place` in an event; () if `value` is no object."""
     if not isinstance(value, dict):
         return ()
     out = []
@@ -120,9 +119,9 @@ def object_times(place: str, value: Any) -> tuple[ServerTime, ...]:
 
 
 def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
-    """Return the durations that follow from exo's `generation_stats` (rates and tokens). `cached`: prompt
-    tokens that were not prefilled; needed for a partial cache hit. An exact hit has no prefill. Source:
-    exo-bench's methodology."""
+    """Return the durations of prefill and decode, computed from the rates and numbers of tokens in exo's
+    `generation_stats`. `cached`: number of cached prompt tokens, which were not prefilled; needed for a
+    partial cache hit. An exact hit has no prefill. Source: methodology of exo-bench."""
     if not isinstance(stats, dict):
         return ()
     hit = stats.get("prefix_cache_hit", "none")
@@ -130,7 +129,7 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
     out = []
     for name, tokens, without, rate in (
         ("prefill", "prompt_tokens", left_out, "prompt_tps"),
-        # The duration begins with the first token, so the rate does not include that token.
+        # The duration begins with the first token, so this token does not count.
         ("decode", "generation_tokens", 1, "generation_tps"),
     ):
         ms = None if without is None else _span_ms(stats.get(tokens), without, stats.get(rate))
@@ -140,13 +139,12 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
 
 
 def clock_ns(timings: Any) -> int:
-    """Return llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 if not
-    reported."""
+    """Return llama.cpp's clock at a token, from its `timings`: ns since decoding began, -1 if unknown."""
     return duration_clock_ns(timings.get("predicted_ms") if isinstance(timings, dict) else None, "ms")
 
 
 def duration_clock_ns(value: Any, unit: str) -> int:
-    """Return the reading of a server's clock in ns; -1 if the value is no duration."""
+    """Return the reading of a server's clock in ns; -1 if the value is not a valid duration."""
     ms = duration_ms(value, unit)
     return -1 if ms is None or not 0 <= ms <= _CLOCK_MS_MAX else round(ms * 1e6)
 
@@ -173,9 +171,9 @@ def trailer_times(lines: Iterable[bytes]) -> list[ServerTime]:
 
 
 def _server_timing(value: str, where: str) -> list[ServerTime]:
-    """Return the entries with a duration of a Server-Timing field: `queue;dur=3.5, prefill;dur=61`."""
+    """Return the durations in a Server-Timing field such as `queue;dur=3.5, prefill;dur=61`."""
     out = []
-    for entry in value.split(",")[:_ENTRIES_MAX]:
+    for entry in value.split(",")[:_TIMING_ENTRIES_MAX]:
         name = entry.partition(";")[0].strip().lower()
         m = _DURATION.search(entry)
         ms = None if m is None else duration_ms(m[1], "ms")
@@ -194,8 +192,8 @@ def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
 
 
 def duration_ms(value: Any, unit: str) -> float | None:
-    """Return a number, or the text of one, in ms; None for anything else. The number may have any size and
-    sign."""
+    """Convert a duration, a number or its text, from `unit` to ms. Return None if the value is no number; a
+    number can be negative or infinite."""
     if type(value) is str:
         try:
             value = float(value) if len(value) <= 32 else None

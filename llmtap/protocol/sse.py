@@ -1,12 +1,12 @@
 """Cut a body into SseEvents: server-sent events, NDJSON, AWS event streams, and streamed JSON arrays.
 
 `exchange/answer.py` feeds the parsers with the payload of a body, cut at any place; the dialects read the
-events. A *block* of server-sent events is a run of non-empty lines closed by an empty one; comments alone are
-a block too. Only CR, LF and CR LF end a line. Some servers put a single newline between events: a data line
-that ends in `}` before one that begins with `{` or `[` ends an event, and from there on every whole JSON line
-is one. A wrong checksum ends the parsing of a binary stream (`application/vnd.amazon.eventstream`). Messages
-`PayloadPart` of such a stream (SageMaker) hold pieces of the stream of a container: server-sent events or
-lines.
+events. A *block* of server-sent events is a run of non-empty lines that ends with an empty line; comments
+alone are a block, too. Only CR, LF and CR LF end a line. Some servers put a single newline between events: if
+a data line that ends in `}` is followed by one that begins with `{` or `[`, the first ends an event, and from
+then on each whole JSON line is an event. A wrong checksum ends the parsing of a binary stream
+(`application/vnd.amazon.eventstream`). Messages of the type `PayloadPart` in such a stream (SageMaker) hold
+pieces of the stream of a container, which has server-sent events or lines.
 
 Source: WHATWG HTML, "Parsing an event stream"; ndjson.org; smithy.io amazon-eventstream;
 botocore/eventstream.py, data/sagemaker-runtime; ai.google.dev streamGenerateContent; docs/dialects.md.
@@ -26,10 +26,9 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
-"""Maximum size of an event; a longer one is skipped. The longest known ones are audio and tool arguments of
-about 1 MB."""
+"""Maximum size of an event; a longer event is skipped. Known events have up to 1 MB (audio, arguments)."""
 _LINE_BYTES: Final = 48
-"""Memory of a data line beside its bytes."""
+"""Memory that a data line takes in addition to its bytes."""
 
 _decode: Final = bounded_decoder()
 BOM: Final = b"\xef\xbb\xbf"
@@ -39,28 +38,28 @@ class SseEvent(msgspec.Struct, gc=False):
     start: int
     end: int
     data: bytes | None
-    """Data lines of the event, joined by LF; None if it has none."""
+    """Data lines of the event, joined by LF; None if it has no data line."""
     event: bytes | None = None
     """Last `event:` field of the event; None if absent or empty."""
     comment: bool = False
-    """The event holds comments and nothing else."""
+    """Whether the event has only comments."""
 
 
 class SseParser:
-    """Splits one body into blocks; any cut of the bytes gives the same events. A block beyond
-    `event_bytes_max` is skipped and counted."""
+    """Splits one body into blocks; any cut of the bytes gives the same events. A block of more than
+    `event_bytes_max` bytes is skipped and counted."""
 
     __slots__ = (
         "_after_cr",
         "_bom",
-        "_comment",
         "_cr_waits",
         "_crlf",
         "_data",
         "_data_bytes",
         "_event",
         "_event_bytes_max",
-        "_field",
+        "_has_comment",
+        "_has_other_field",
         "_line_size",
         "_per_line",
         "_start",
@@ -74,30 +73,32 @@ class SseParser:
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
         self.skipped = 0
+        """Number of blocks that were skipped."""
         self.idle = True
+        """Whether no line or block has begun, and the previous line did not end in CR."""
         self._event_bytes_max = event_bytes_max
         self._bom = b""
-        """First bytes of the body, as long as they may become a byte order mark."""
-        # The line being read.
+        """First bytes of the body, while they can still become a byte order mark."""
+        # State of the line that is being read.
         self._tail = bytearray()
         self._line_size = 0
-        """Bytes of the line so far, including those that were dropped."""
+        """Number of bytes of the line so far, including those that were dropped."""
         self._cr_waits = False
-        """The line has its CR, and its LF must follow, because lines of this stream end in CR LF."""
+        """Whether the line has its CR and waits for its LF, because lines of this stream end in CR LF."""
         self._after_cr = False
-        """The previous line ended in CR. If the next byte is LF, it belongs to that line end."""
+        """Whether the previous line ended in CR. If the next byte is LF, it belongs to this line end."""
         self._crlf = False
-        """The previous line ended in CR LF."""
+        """Whether the previous line ended in CR LF."""
         self._per_line = False
-        """A single newline separates events (see the module's docstring)."""
-        # The block being read.
+        """Whether a single newline separates events (see the docstring of the module)."""
+        # State of the block that is being read.
         self._start = -1
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._event = b""
-        self._comment = False
-        self._field = False
-        """The block has a field other than `data`."""
+        self._has_comment = False
+        self._has_other_field = False
+        """Whether the block has a field other than `data`."""
         self._too_long = False
 
     @property
@@ -108,7 +109,7 @@ class SseParser:
     def drop(self) -> None:
         """Release the memory of the unfinished event, which is then skipped and counted."""
         if self._start >= 0:
-            self._forget()
+            self._drop_content()
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """Return the events that these bytes complete."""
@@ -128,10 +129,10 @@ class SseParser:
         return self._scan(data) if size else []
 
     def close(self) -> list[SseEvent]:
-        """Return the event that the end of the body completes: one that lacks only its empty line.
+        """Return the event that the end of the body completes: an event that lacks only its empty line.
 
-        A browser discards such an event; clients that read line by line do not. It is whole if its data is
-        `[DONE]` or a JSON object.
+        Browsers discard such an event, but clients that read line by line use it. The event is complete if
+        its data is `[DONE]` or a JSON object.
         """
         out: list[SseEvent] = []
         end = self.offset
@@ -150,7 +151,7 @@ class SseParser:
         return out
 
     def _scan(self, data: bytes) -> list[SseEvent]:
-        at = self.offset  # where `data` begins in the body
+        at = self.offset  # offset of `data` in the body
         self.offset += len(data)
         if at == len(self._bom) < len(BOM):
             first = self._bom + data
@@ -185,17 +186,17 @@ class SseParser:
         for line in data.splitlines(keepends=True):
             start, at = at, at + len(line)
             if line.endswith(b"\r\n"):
-                # A block ends after its LF if lines are known to end in CR LF, else after its CR. So its end
-                # does not depend on where the reads cut the bytes.
+                # A block ends after its LF if the previous line ended in CR LF, else after its CR. So its end
+                # is the same wherever the reads cut the bytes.
                 self._end_line(line[:-2], start, at if self._crlf else at - 1, out)
                 self._crlf = True
             elif line.endswith(b"\n"):
                 self._end_line(line[:-1], start, at, out)
                 self._crlf = False
             elif not line.endswith(b"\r"):
-                self._keep(line, start)
+                self._add_to_line(line, start)
             elif at == self.offset and self._crlf:
-                self._keep(line[:-1], start)
+                self._add_to_line(line[:-1], start)
                 self._cr_waits = True
             else:
                 self._end_line(line[:-1], start, at, out)
@@ -211,14 +212,14 @@ class SseParser:
         )
         return out
 
-    def _keep(self, part: bytes, start: int) -> None:
+    def _add_to_line(self, part: bytes, start: int) -> None:
         if not part:
             return
         if self._start < 0:
             self._start = start
         self._line_size += len(part)
         if start + len(part) - self._start > self._event_bytes_max:
-            self._forget()
+            self._drop_content()
         if not self._too_long:
             self._tail += part
 
@@ -236,7 +237,7 @@ class SseParser:
         if self._start < 0:
             self._start = start
         if end - self._start > self._event_bytes_max:
-            self._forget()
+            self._drop_content()
         if not self._too_long:
             self._read_field(line, start, end, out)
 
@@ -255,19 +256,18 @@ class SseParser:
                 if text == b"[DONE]" or (text.startswith(b"{") and text.endswith(b"}")):
                     self._dispatch(end, out)
         elif line.startswith(b":"):
-            self._comment = True
+            self._has_comment = True
         elif line == b"data":  # WHATWG HTML: a line without a colon is a field with an empty value.
             self._data.append(b"")
             self._data_bytes += _LINE_BYTES
         else:
-            self._field = True
+            self._has_other_field = True
             if line.startswith(b"event:"):
                 self._event = line[7:] if line.startswith(b" ", 6) else line[6:]
             elif line == b"event":
                 self._event = b""
             elif line.startswith(b"error:"):
-                # Not a field of the standard. llama.cpp sent errors in this field before
-                # ggml-org/llama.cpp#16109.
+                # Not in the standard: llama.cpp sent errors in this field before ggml-org/llama.cpp#16109.
                 self._event = b"error"
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
@@ -277,11 +277,11 @@ class SseParser:
         else:
             lines = self._data
             data = None if not lines else lines[0] if len(lines) == 1 else b"\n".join(lines)
-            alone = self._comment and data is None and not self._field
+            alone = self._has_comment and data is None and not self._has_other_field
             out.append(SseEvent(self._start, end, data, self._event or None, alone))
         self._reset()
 
-    def _forget(self) -> None:
+    def _drop_content(self) -> None:
         self._too_long = True
         self._tail.clear()
         self._data.clear()
@@ -293,24 +293,24 @@ class SseParser:
         self._data.clear()
         self._data_bytes = 0
         self._event = b""
-        self._comment = self._field = self._too_long = False
+        self._has_comment = self._has_other_field = self._too_long = False
 
 
 class LineParser:
-    """Splits one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
-    beyond `line_bytes_max` is skipped and counted. `named`: each line is the name of its event, a colon, and
-    JSON."""
+    """Splits one body into lines (NDJSON). The last line can lack its line end; an empty line is a
+    keep-alive. A line of more than `line_bytes_max` bytes is skipped and counted. `named`: each line has the
+    name of its event, a colon, and JSON."""
 
-    __slots__ = ("_is_dropped", "_line_bytes_max", "_named", "_size", "_tail", "offset", "skipped")
+    __slots__ = ("_has_names", "_is_dropped", "_line_bytes_max", "_size", "_tail", "offset", "skipped")
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX, *, named: bool = False) -> None:
-        self._named = named
+        self._has_names = named
         self.offset = 0
         self.skipped = 0
         self._line_bytes_max = line_bytes_max
         self._tail = bytearray()
         self._size = 0
-        """Bytes of the unfinished line, including those that were dropped."""
+        """Number of bytes of the unfinished line, including those that were dropped."""
         self._is_dropped = False
 
     @property
@@ -326,19 +326,19 @@ class LineParser:
         out: list[SseEvent] = []
         begin = 0
         while (newline := data.find(b"\n", begin)) >= 0:
-            self._keep(data[begin : newline + 1])
+            self._add_to_line(data[begin : newline + 1])
             begin = newline + 1
-            self._end(out)
-        self._keep(data[begin:])
+            self._end_line(out)
+        self._add_to_line(data[begin:])
         return out
 
     def close(self) -> list[SseEvent]:
         out: list[SseEvent] = []
         if self._size:
-            self._end(out)
+            self._end_line(out)
         return out
 
-    def _keep(self, part: bytes) -> None:
+    def _add_to_line(self, part: bytes) -> None:
         self.offset += len(part)
         self._size += len(part)
         if self._size > self._line_bytes_max or self._is_dropped:
@@ -346,12 +346,12 @@ class LineParser:
         else:
             self._tail += part
 
-    def _end(self, out: list[SseEvent]) -> None:
+    def _end_line(self, out: list[SseEvent]) -> None:
         if self._size > self._line_bytes_max or self._is_dropped:
             self.skipped += 1
         else:
             line, name = bytes(self._tail).rstrip(b"\r\n"), None
-            if self._named and line:
+            if self._has_names and line:
                 name, _, line = line.partition(b":")
             out.append(SseEvent(self.offset - self._size, self.offset, line, name))
         self._tail.clear()
@@ -359,69 +359,68 @@ class LineParser:
         self._is_dropped = False
 
 
-_PRELUDE: Final = 12
-_LEAST: Final = 16
-_HEADERS_MAX: Final = 128 << 10
-_FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-_SIZED: Final = (6, 7)
+_PRELUDE_BYTES: Final = 12
+_MESSAGE_BYTES_MIN: Final = 16
+_HEADERS_BYTES_MAX: Final = 128 << 10
+_FIXED_SIZES: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
+_SIZED_KINDS: Final = (6, 7)
 
 
 def is_message_stream(data: bytes) -> bool:
-    if len(data) < _PRELUDE:
+    if len(data) < _PRELUDE_BYTES:
         return False
     total, headers, checksum = struct.unpack_from("!III", data)
-    return bool(total >= headers + _LEAST and crc32(data[:8]) == checksum)
+    return bool(total >= headers + _MESSAGE_BYTES_MIN and crc32(data[:8]) == checksum)
 
 
-_PART: Final = b"PayloadPart"
-_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
+_PART_NAME: Final = b"PayloadPart"
+_SSE_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class MessageStreamParser:
-    __slots__ = ("_buffer", "_first_payloads", "_parts", "_skipped", "broken", "offset")
+    __slots__ = ("_buffer", "_first_payloads", "_part_parser", "_skipped", "broken", "offset")
 
     def __init__(self) -> None:
         self.offset = 0
         self._skipped = 0
-        self._parts: SseParser | LineParser | None = None
-        """Parser of the stream in the payloads of PayloadPart; None: not known, or no such stream."""
+        self._part_parser: SseParser | LineParser | None = None
+        """Parser of the stream in the payloads of PayloadPart; None until its format is known."""
         self._first_payloads: bytes | None = b""
-        """Payloads so far, until the format of their stream is known; None afterwards."""
+        """Payloads of PayloadPart until the format of their stream is known; then None."""
         self.broken = False
-        """A checksum or a length was wrong, so the rest is not parsed."""
+        """Whether a checksum or a length was wrong, so that the rest of the stream is not parsed."""
         self._buffer = bytearray()
 
     @property
     def skipped(self) -> int:
-        """Messages whose headers or payload could not be read, and skipped events in their parts."""
-        return self._skipped + (0 if self._parts is None else self._parts.skipped)
+        """Number of messages with invalid headers or payload, and of skipped events in payloads."""
+        return self._skipped + (0 if self._part_parser is None else self._part_parser.skipped)
 
     @property
     def kept_bytes(self) -> int:
-        parts = 0 if self._parts is None else self._parts.kept_bytes
+        parts = 0 if self._part_parser is None else self._part_parser.kept_bytes
         return len(self._buffer) + len(self._first_payloads or b"") + parts
 
     def drop(self) -> None:
-        """Release the memory of the unfinished message and stop parsing: nothing marks where the next message
-        begins."""
+        """Release the memory of the unfinished message, and stop parsing: messages have no start mark."""
         self.broken = True
         self._buffer.clear()
         self._first_payloads = None
-        if self._parts is not None:
-            self._parts.drop()
+        if self._part_parser is not None:
+            self._part_parser.drop()
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """Return the events of the messages that these bytes complete; an invalid message ends parsing."""
+        """Return the events of the messages that these bytes complete. An invalid message ends parsing."""
         out: list[SseEvent] = []
         buffer = self._buffer
         buffer += data
         at = 0
-        while not self.broken and len(buffer) - at >= _PRELUDE:
+        while not self.broken and len(buffer) - at >= _PRELUDE_BYTES:
             total, headers, checksum = struct.unpack_from("!III", buffer, at)
             if (
                 crc32(buffer[at : at + 8]) != checksum
-                or headers > _HEADERS_MAX
-                or not headers + _LEAST <= total <= EVENT_BYTES_MAX
+                or headers > _HEADERS_BYTES_MAX
+                or not headers + _MESSAGE_BYTES_MIN <= total <= EVENT_BYTES_MAX
             ):
                 self.broken = True
             elif len(buffer) - at < total:
@@ -439,44 +438,43 @@ class MessageStreamParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        parts = self._parts
+        parts = self._part_parser
         events = [] if parts is None else parts.close()
         if not isinstance(parts, SseParser):
             events = [event for event in events if _payload_object(event.data or b"")]
-        return self._at_message_end(events)
+        return self._set_places(events)
 
-    def _at_message_end(self, events: list[SseEvent]) -> list[SseEvent]:
-        """Set the place of each event in the body: it ends with the message that completed it, and keeps its
-        size."""
+    def _set_places(self, events: list[SseEvent]) -> list[SseEvent]:
+        """Set the offsets of the events in the body, and return them. An event ends at the end of the message
+        that completed it, and its size stays the same."""
         for event in events:
             event.start, event.end = self.offset - (event.end - event.start), self.offset
         return events
 
     def _events(self, message: bytes, headers: int) -> list[SseEvent]:
         start, self.offset = self.offset, self.offset + len(message)
-        names = _message_headers(message[_PRELUDE : _PRELUDE + headers])
-        payload = message[_PRELUDE + headers : -4]
+        names = _message_headers(message[_PRELUDE_BYTES : _PRELUDE_BYTES + headers])
+        payload = message[_PRELUDE_BYTES + headers : -4]
         if names is None:
             self._skipped += 1
             return [SseEvent(start, self.offset, payload)]
-        if names.get(b":event-type") != _PART:
+        if names.get(b":event-type") != _PART_NAME:
             return [self._event(names, payload, start)]
         if self._first_payloads is not None:
-            # The format of the payloads is not known yet. If they are one complete JSON object, it is an
-            # event: do not wait for the end of a line.
+            # The format is not known yet. A complete JSON object is an event, even without a line end.
             payload, self._first_payloads = (self._first_payloads + payload).lstrip(), b""
-            if payload.startswith(_FIELDS):
-                self._parts, self._first_payloads = SseParser(), None
+            if payload.startswith(_SSE_FIELDS):
+                self._part_parser, self._first_payloads = SseParser(), None
             elif payload.startswith(b"{") and _payload_object(payload):
                 return [SseEvent(start, self.offset, payload.rstrip())]
             elif payload.startswith((b"{", b"[")):
-                self._parts, self._first_payloads = LineParser(), None
-            elif any(field.startswith(payload) for field in _FIELDS):
+                self._part_parser, self._first_payloads = LineParser(), None
+            elif any(field.startswith(payload) for field in _SSE_FIELDS):
                 self._first_payloads = payload
                 return []
-        if self._parts is None:
-            return [SseEvent(start, self.offset, payload or b"{}", _PART)]
-        return self._at_message_end(self._parts.feed(payload))
+        if self._part_parser is None:
+            return [SseEvent(start, self.offset, payload or b"{}", _PART_NAME)]
+        return self._set_places(self._part_parser.feed(payload))
 
     def _event(self, names: dict[bytes, bytes], payload: bytes, start: int) -> SseEvent:
         kind = names.get(b":event-type") or None
@@ -491,7 +489,7 @@ class MessageStreamParser:
         except (ValueError, TypeError, RecursionError, binascii.Error):
             self._skipped += 1
             part = payload
-        # The decoded bytes are one event in the model's own dialect. Without them, the payload is returned.
+        # The decoded bytes are one event in the dialect of the model; if invalid, return the payload.
         return SseEvent(start, self.offset, part)
 
 
@@ -503,11 +501,11 @@ def _message_headers(data: bytes) -> dict[bytes, bytes] | None:
             size = data[at]
             name, kind = data[at + 1 : at + 1 + size], data[at + 1 + size]
             at += 2 + size
-            if kind in _SIZED:
+            if kind in _SIZED_KINDS:
                 size = int.from_bytes(data[at : at + 2], "big")
                 at += 2
             else:
-                size = _FIXED[kind]
+                size = _FIXED_SIZES[kind]
             out[name] = data[at : at + size]
             at += size
     except (IndexError, KeyError):
@@ -530,33 +528,33 @@ def _failure_payload(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> 
     return json.dumps({"error": {"type": kind.decode("latin-1"), "message": message}}).encode()
 
 
-_outside: Final = re.compile(rb'["{}\[\]]').search
-_inside: Final = re.compile(rb'["\\]').search
+_find_structure: Final = re.compile(rb'["{}\[\]]').search
+_find_string_end: Final = re.compile(rb'["\\]').search
 
 
 class ArrayParser:
-    """Splits a JSON array into its elements (objects); each is returned when its last byte has come. Any cut
-    of the bytes gives the same elements."""
+    """Splits a JSON array of objects into its elements, each as soon as its last byte has come. Any cut of
+    the bytes gives the same elements."""
 
-    __slots__ = ("_buffer", "_depth", "_element_start", "_text", "offset", "skipped")
+    __slots__ = ("_buffer", "_depth", "_element_start", "_string_state", "offset", "skipped")
 
     def __init__(self) -> None:
         self.offset = 0
         self.skipped = 0
         self._buffer = bytearray()
         self._element_start = -1
-        """Place in the buffer where the element begins; -1: between elements."""
+        """Offset in the buffer at which the element begins; -1 between elements."""
         self._depth = 0
-        self._text = 0
-        """0: outside a string; 1: inside; 2: after a backslash."""
+        self._string_state = 0
+        """0 outside a string, 1 inside a string, 2 after a backslash in a string."""
 
     @property
     def kept_bytes(self) -> int:
         return len(self._buffer)
 
     def drop(self) -> None:
-        """Release the memory of the unfinished element, which is then skipped and counted. The depth of
-        brackets is still counted, to find the next element."""
+        """Release the memory of the unfinished element, which is then skipped and counted. The parser
+        continues to count brackets, so that it finds the next element."""
         self.skipped += self._element_start >= 0
         self.offset += len(self._buffer)
         self._buffer.clear()
@@ -569,17 +567,17 @@ class ArrayParser:
         at = len(buffer)
         buffer += data
         while at < len(buffer):
-            if self._text == 2:
-                self._text, at = 1, at + 1
+            if self._string_state == 2:
+                self._string_state, at = 1, at + 1
                 continue
-            match = (_inside if self._text else _outside)(buffer, at)
+            match = (_find_string_end if self._string_state else _find_structure)(buffer, at)
             if match is None:
                 break
             at, mark = match.end(), match[0]
             if mark == b'"':
-                self._text ^= 1
+                self._string_state ^= 1
             elif mark == b"\\":
-                self._text = 2
+                self._string_state = 2
             elif mark in b"{[":
                 self._depth += 1
                 if self._depth == 2 and mark == b"{":

@@ -1,9 +1,9 @@
 """Read signs of refusals and guardrails in an event: finish reasons, errors, fields of filters and hooks.
 
-The dialects call a function for each place; it takes the decoded value and returns a Verdict or None.
-`exchange/interventions.py` combines the verdicts of an exchange, renames the signals of errors (`error.code`,
-...) by status and kind of body, and replaces a value that is no word. Texts are searched for phrases and
-never kept.
+There is one function for each place of such a sign. The dialects pass it the decoded value, and it returns a
+Verdict or None. `exchange/interventions.py` combines the verdicts of an exchange, renames the signals of
+errors (such as `error.code`) by status and kind of body, and replaces a value that is not a single word.
+Texts are searched for phrases and never stored.
 
 Source: docs/dialects.md.
 """
@@ -19,16 +19,16 @@ MODEL_REFUSAL: Final = "model_refusal"
 INPUT: Final = "input_guardrail"
 OUTPUT: Final = "output_guardrail"
 GUARDRAIL: Final = "guardrail"
-"""A guardrail whose evidence does not show whether it acted on the input or on the output."""
+"""Kind of a verdict whose evidence does not show whether the guardrail acted on input or output."""
 PASSED_ON: Final = ("flagged", "redacted")
-"""Actions of a guardrail that let the answer through: no refusal."""
+"""Actions of a guardrail that let the answer pass, so they are no refusals."""
 
 UNKNOWN: Final = "unknown"
 _NO_TRACE: Final = "whether input or output was blocked is only in the trace"
 
 
 def mark_unknown(verdict: Verdict, reason: str) -> None:
-    """Set the stage of a guardrail to unknown; `reason`: why the evidence does not show it."""
+    """Set the phase of a guardrail to unknown. `reason`: text that says why the evidence does not show it."""
     verdict.kind, verdict.phase = GUARDRAIL, UNKNOWN
     verdict.detail = {"stage": UNKNOWN, "why": reason}
 
@@ -38,14 +38,14 @@ _ITEMS_MAX: Final = 64
 _MESSAGE_CHARS_MAX: Final = 4_096
 
 
-def word(value: Any) -> str | None:
-    """Return the value as text if it is a single short word, as codes and categories are; else None."""
+def as_word(value: Any) -> str | None:
+    """Return a value as text if it is a single short word, such as a code or a category; else None."""
     if type(value) is int and -1_000_000 < value < 1_000_000:
         return str(value)
     return value if isinstance(value, str) and _WORD.fullmatch(value) else None
 
 
-def of_refusal(signal: str, path: str | None = None) -> Verdict:
+def refusal_verdict(signal: str, path: str | None = None) -> Verdict:
     return Verdict(signal, MODEL_REFUSAL, path=path)
 
 
@@ -57,7 +57,7 @@ _FILTERED: Final = frozenset(
         "sensitive",
         "moderation",
         "error_toxic",
-        # Gemini's reasons, which some gateways pass on.
+        # Finish reasons of Gemini, which some gateways pass on.
         "safety",
         "prohibited_content",
         "blocklist",
@@ -67,24 +67,23 @@ _FILTERED: Final = frozenset(
         "image_prohibited_content",
         "image_recitation",
         "model_armor",
-        "refusal",  # Anthropic's streaming classifier, through a gateway.
+        "refusal",  # of Anthropic's classifier of streams, which some gateways pass on
     }
 )
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
 FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error", "timeout"})
-"""Finish reasons that report a failure: `error` of OpenRouter and vLLM, and those of DeepSeek, Zhipu and
-Cohere."""
+"""Finish reasons of failures: `error` of OpenRouter and vLLM; the others of DeepSeek, Zhipu and Cohere."""
 
 
 def reason_kind(reason: str) -> str:
-    """Return a finish reason in lower case, without the detail that Gemini's compatible endpoint adds:
-    `content_filter: PROHIBITED_CONTENT`."""
+    """Return a finish reason in lower case, and without the detail that Gemini's OpenAI-compatible endpoint
+    adds, as in `content_filter: PROHIBITED_CONTENT`."""
     return reason.partition(":")[0].strip().lower()
 
 
-def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | None:
-    """Read a reason that names a filter. Bedrock's reasons follow a canned text, and do not show whether
-    input or output was blocked."""
+def finish_reason_verdict(reason: str, signal: str = "finish_reason") -> Verdict | None:
+    """Return the verdict of a finish reason that names a filter; else None. With Bedrock's reasons, a fixed
+    text replaces the answer, and it is unknown whether input or output was blocked."""
     low = reason_kind(reason)
     if low in _FILTERED:
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
@@ -95,8 +94,9 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
     return verdict
 
 
-def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
-    """Read Azure's results for one choice: `filtered` acts, `detected` alone flags."""
+def filters_verdict(results: Any, place: str = "content_filter_results") -> Verdict | None:
+    """Return the verdict in the results of Azure's filter for one choice: `filtered` means that the filter
+    acted, `detected` alone that it only flagged."""
     for key, kind, action in (("filtered", OUTPUT, "blocked"), ("detected", None, "flagged")):
         category = _category_name(results, key)
         if category is not None:
@@ -104,23 +104,24 @@ def of_filter_results(results: Any, place: str = "content_filter_results") -> Ve
     return None
 
 
-def of_prompt_filter_results(results: Any) -> Verdict | None:
+def prompt_filter_verdict(results: Any) -> Verdict | None:
     filters = (
         r.get("content_filter_results") or r.get("content_filter_result") for r in _objects_in(results)
     )
-    verdict = _strongest_verdict(of_filter_results(f, "prompt_filter_results") for f in filters)
+    verdict = _strongest_verdict(filters_verdict(f, "prompt_filter_results") for f in filters)
     return None if verdict is None else _as_input_verdict(verdict)
 
 
-def of_content_filters(filters: Any) -> Verdict | None:
-    """Read Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts,
-    `detected` alone only flags. `source_type` names the phase."""
-    return _strongest_verdict(map(_of_content_filter, _objects_in(filters)))
+def azure_verdict(filters: Any) -> Verdict | None:
+    """Return the verdict in Azure's `content_filters` in the Responses API. `blocked`, or a
+    `filtered` result, means that a filter acted; `detected` alone that it only flagged. `source_type` names
+    the phase."""
+    return _strongest_verdict(map(_content_filter_verdict, _objects_in(filters)))
 
 
-def _of_content_filter(entry: JsonObject) -> Verdict | None:
+def _content_filter_verdict(entry: JsonObject) -> Verdict | None:
     results = entry.get("content_filter_results")
-    verdict = of_filter_results(results, "content_filters")
+    verdict = filters_verdict(results, "content_filters")
     if entry.get("blocked") is True and (verdict is None or verdict.kind is None):
         category = _category_name(results, "detected") or None
         verdict = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
@@ -134,43 +135,43 @@ def _as_input_verdict(verdict: Verdict) -> Verdict:
 
 
 def _strongest_verdict(verdicts: Iterable[Verdict | None]) -> Verdict | None:
-    """Return the first verdict that acts, else the first one."""
+    """Return the first verdict of a filter that acted; if none acted, the first verdict."""
     present = [v for v in verdicts if v is not None]
     return next((v for v in present if v.kind is not None), present[0] if present else None)
 
 
 def _category_name(results: Any, key: str) -> str | None:
-    """Return the name of the first result with `key` true; "" if the name is no word, None if there is none.
-    A result is an object or an array of them (`custom_blocklists`)."""
+    """Return the name of the first result with `key` true: "" if the name is not a single word, None if there
+    is no such result. A result is an object, or an array of objects (`custom_blocklists`)."""
     if isinstance(results, dict):
         for i, (name, result) in enumerate(results.items()):
             if i == _ITEMS_MAX:
                 break
             details = result.get("details") if isinstance(result, dict) else result
             if any(entry.get(key) is True for entry in (*_objects_in([result]), *_objects_in(details))):
-                return word(name) or ""
+                return as_word(name) or ""
     return None
 
 
-def of_hook_results(results: Any) -> Verdict | None:
-    """Read Portkey's hooks: a `verdict` of false means flagged. Only status and error show that a hook denied
-    a request."""
+def hook_results_verdict(results: Any) -> Verdict | None:
+    """Return the verdict in the results of Portkey's hooks, in which `verdict: false` means flagged. If a
+    hook denied the request, only the status and the error show it."""
     hooks = results if isinstance(results, dict) else {}
     for name, phase in (("before_request_hooks", "input"), ("after_request_hooks", "output")):
-        for i, hook in _numbered_objects(hooks.get(name)):
+        for i, hook in _indexed_objects(hooks.get(name)):
             if hook.get("verdict") is False:
                 return Verdict(f"hook_results.{name}[{i}].verdict", None, "flagged", phase)
     return None
 
 
-def of_moderation(moderation: Any) -> Verdict | None:
-    """Read OpenAI's moderation of input and output beside the answer: `results[].flagged`, or `flagged`
-    itself in the Responses API."""
+def moderation_verdict(moderation: Any) -> Verdict | None:
+    """Return the verdict in OpenAI's moderation of input and output, which stands beside the answer: its
+    `results[].flagged`, or in the Responses API `flagged`."""
     for name in ("output", "input"):
         part = moderation.get(name) if isinstance(moderation, dict) else None
         if isinstance(part, dict) and part.get("flagged") is True:
             return Verdict(f"moderation.{name}.flagged", None, "flagged", name)
-        for i, result in _numbered_objects(part.get("results") if isinstance(part, dict) else None):
+        for i, result in _indexed_objects(part.get("results") if isinstance(part, dict) else None):
             if result.get("flagged") is True:
                 return Verdict(f"moderation.{name}.results[{i}].flagged", None, "flagged", name)
     return None
@@ -179,9 +180,9 @@ def of_moderation(moderation: Any) -> Verdict | None:
 _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"}
 
 
-def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
-    """Read the FMS orchestrator's warnings. If there is an answer (`answered`), they only flag."""
-    for i, warning in _numbered_objects(warnings):
+def warnings_verdict(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
+    """Return the verdict in the warnings of the FMS orchestrator. If there is an answer, they flag it."""
+    for i, warning in _indexed_objects(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
         if phase is not None:
@@ -199,15 +200,15 @@ def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | 
 def _detection_type(detections: Any, phase: str) -> str | None:
     for detection in _objects_in(detections.get(phase) if isinstance(detections, dict) else None):
         for result in _objects_in(detection.get("results")):
-            if kind := word(result.get("detection_type")):
+            if kind := as_word(result.get("detection_type")):
                 return kind
     return None
 
 
-def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
-    """Read Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced. `amazon-bedrock-trace` shows
-    whether the input or the output was assessed, and whether personal data was only masked. Without the
-    trace, the stage is unknown."""
+def guardrail_action_verdict(action: Any, trace: Any = None) -> Verdict | None:
+    """Return the verdict of Bedrock's `amazon-bedrock-guardrailAction`: a fixed text replaced the answer.
+    `trace` (`amazon-bedrock-trace`) shows whether the input or the output was assessed, and whether personal
+    data was only masked. Without it, the phase is unknown."""
     if not isinstance(action, str) or action.upper() not in ("INTERVENED", "GUARDRAIL_INTERVENED"):
         return None
     phase, acted = phase_of_trace(trace)
@@ -229,7 +230,7 @@ def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
     return verdict
 
 
-_ASSESSED: Final = {
+_ASSESSED_PHASES: Final = {
     "input": "input",
     "inputAssessment": "input",
     "inputAssessments": "input",
@@ -239,18 +240,18 @@ _ASSESSED: Final = {
     "outputAssessment": "output",
 }
 _TRACE_DEPTH_MAX: Final = 8
-_ACTED: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
+_ACTION_STRENGTHS: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
 
 
 def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
-    """Return the phase that a guardrail's trace assessed (None: both), preferably that of the strongest
-    action, and that action: `replaced`, `redacted` where text was only masked, or None."""
+    """Return the phase and the strongest action in the trace of a guardrail. The phase is None if the action
+    was on input and output, or on neither. The action is `replaced`, `redacted` (masked) or None."""
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
         return None, None
     strengths: dict[str, int] = {}
     for name, part in guardrail.items():
-        if part and (phase := _ASSESSED.get(name)) is not None:
+        if part and (phase := _ASSESSED_PHASES.get(name)) is not None:
             strengths[phase] = max(strengths.get(phase, 0), _action_level(part))
     strongest = max(strengths.values(), default=0)
     phases = [phase for phase, acted in strengths.items() if acted == strongest]
@@ -258,20 +259,20 @@ def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
 
 
 def _action_level(value: Any, depth: int = 0) -> int:
-    """Return the strongest action in a part of a trace: 2 blocked, 1 masked, 0 none."""
+    """Return the strength of the strongest action in a part of a trace: 2 blocked, 1 masked, 0 none."""
     own = 0
     if isinstance(value, dict):
         action = value.get("action")
-        own = _ACTED.get(action, 0) if isinstance(action, str) else 0
+        own = _ACTION_STRENGTHS.get(action, 0) if isinstance(action, str) else 0
         value = list(value.values())
     if depth == _TRACE_DEPTH_MAX or not isinstance(value, list):
         return own
     return max((own, *(_action_level(v, depth + 1) for v in value[:_ITEMS_MAX])))
 
 
-def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
-    """Return NeMo Guardrails' verdict: `data` lists the activated rails, as objects with a `stop`, or by name
-    if `status` is `blocked`."""
+def rails_verdict(data: Any, place: str, status: Any = None) -> Verdict | None:
+    """Return the verdict of NeMo Guardrails. `data` lists the activated rails: as objects, in which `stop`
+    shows the rail that blocked, or as names, which blocked if `status` is `blocked`."""
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
@@ -279,7 +280,7 @@ def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
         kind, name = members.get("type"), members.get("name")
         if members.get("stop") is not True or not isinstance(name, str):
             continue
-        phase = kind if kind in ("input", "output") else _phase_of(name)
+        phase = kind if kind in ("input", "output") else _named_phase(name)
         path = f"{place}.log.activated_rails[{i}]"
         verdict = _block_verdict("body_field", phase, path=path, detail=_rail_detail(name))
         verdict.action, verdict.substituted = "replaced", True
@@ -296,19 +297,19 @@ _RAIL_WORDS: Final = frozenset(
         "sensitive", "terms", "topic", "user",
     }
 )  # fmt: skip
-"""Words of the names of rails in NeMo Guardrails' library, such as `self check input`."""
+"""Words in the names of the rails in the library of NeMo Guardrails, such as `self check input`."""
 
 
 def _rail_detail(name: str) -> JsonObject:
-    """Return the name of a rail; `other` for a name that is neither one word nor one of the library, since it
-    may be a text."""
-    return {"rail": word(name) or (name if _RAIL_WORDS.issuperset(name.split(" ")) else "other")}
+    """Return the name of a rail as a detail. A name that is neither a single word nor a name of the library
+    becomes `other`, because it is possibly a text of a user."""
+    return {"rail": as_word(name) or (name if _RAIL_WORDS.issuperset(name.split(" ")) else "other")}
 
 
-def of_block_reason(feedback: Any, place: str) -> Verdict | None:
-    """Read Gemini's `promptFeedback.blockReason`, if a gateway passes it on."""
+def block_reason_verdict(feedback: Any, place: str) -> Verdict | None:
+    """Return the verdict in Gemini's `promptFeedback.blockReason`, which some gateways pass on."""
     for key in ("blockReason", "block_reason"):
-        reason = word(feedback.get(key)) if isinstance(feedback, dict) else None
+        reason = as_word(feedback.get(key)) if isinstance(feedback, dict) else None
         if reason is not None and not reason.upper().endswith("UNSPECIFIED"):
             return Verdict("body_field", INPUT, "blocked", "input", value=reason, path=f"{place}.{key}")
     return None
@@ -335,7 +336,7 @@ _CODES: Final[dict[str, str | None]] = {
     "2016": "input",
     "2017": "output",
 }
-"""Codes of guardrails, in lower case, and the phase that each names (None: none)."""
+"""Error codes of guardrails, in lower case, with their phases; None if the code does not show the phase."""
 _TYPES: Final[dict[str, str | None]] = {
     "guardrails_violation": "output",
     "hooks_failed": None,
@@ -344,7 +345,7 @@ _TYPES: Final[dict[str, str | None]] = {
     "data_inspection_failed": None,
 }
 _DECISIVE_PHRASES: Final = ("Violated guardrail policy", "GUARDRAIL_INTERVENED")
-"""Texts of LiteLLM, and of Bedrock through LiteLLM, that name a guardrail and need no other sign."""
+"""Phrases of LiteLLM, and of Bedrock through LiteLLM, that show a guardrail without any other sign."""
 _PHRASES: Final = (
     "Content violates usage guidelines",
     "violates usage guidelines",
@@ -360,10 +361,10 @@ _OF_INPUT: Final = re.compile(r"\b(input|prompt|request)\b", re.IGNORECASE)
 _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IGNORECASE)
 
 
-def of_error(value: Any) -> Verdict | None:
-    """Return the verdict in a guardrail's error, or None for another error.
+def error_verdict(value: Any) -> Verdict | None:
+    """Return the verdict in an error of a guardrail; None for another error.
 
-    `value` is the whole JSON object: some gateways put the results of their guardrails beside the error.
+    `value`: the whole JSON object, because some gateways put results of guardrails beside the error.
     """
     if not isinstance(value, dict):
         return None
@@ -371,11 +372,11 @@ def of_error(value: Any) -> Verdict | None:
     message = error.get("message")
     text = message[:_MESSAGE_CHARS_MAX] if isinstance(message, str) else ""
     return (
-        _of_policy_gateway(message, place)
-        or _of_code(error, value, text, place)
-        or _of_type(error, value, place)
-        or _of_metadata(error, place)
-        or _of_message(text)
+        _policy_gateway_verdict(message, place)
+        or _code_verdict(error, value, text, place)
+        or _type_verdict(error, value, place)
+        or _metadata_verdict(error, place)
+        or _message_verdict(text)
     )
 
 
@@ -388,7 +389,7 @@ def _error_in(value: JsonObject) -> tuple[JsonObject, str]:
         if isinstance(error, list) and error and isinstance(error[0], dict):
             return error[0], f"{key}[0]."
         if isinstance(error, str) and error:
-            return {**value, "message": error}, ""  # xAI puts the code beside the text.
+            return {**value, "message": error}, ""  # xAI puts the code beside the text of the error.
     groq = value.get("x_groq")
     if isinstance(groq, dict) and isinstance(groq.get("error"), str):
         return {"message": groq["error"]}, "x_groq."
@@ -400,7 +401,7 @@ def _block_verdict(signal: str, phase: str | None, **known: Any) -> Verdict:
     return Verdict(signal, kind, "blocked", phase, **known)
 
 
-def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
+def _policy_gateway_verdict(message: Any, place: str) -> Verdict | None:
     if not isinstance(message, dict):
         return None
     phase = {"REQUEST": "input", "RESPONSE": "output"}.get(str(message.get("direction")))
@@ -409,32 +410,32 @@ def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
     return _block_verdict("error.message", phase) if "interveningGuardrail" in message else None
 
 
-def _of_code(error: JsonObject, value: JsonObject, text: str, place: str) -> Verdict | None:
+def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -> Verdict | None:
     inner = error.get("innererror") or error.get("inner_error")
     inner = inner if isinstance(inner, dict) else {}
     for source, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
-        code = word(source.get("code"))
+        code = as_word(source.get("code"))
         if code is None or code.lower() not in _CODES:
             continue
         if code.lower() == "content_blocked" and error.get("type") == "guardrails_violation":
-            return None  # NeMo: the error's type is more precise, and is read below.
+            return None  # The type of NeMo's error is more precise, and `_type_verdict` reads it.
         keys = ("content_filter_result", "content_filter_results")
         filters = (holder.get(key) for holder in (inner, error) for key in keys)
         category = next((c for f in filters if (c := _category_name(f, "filtered"))), None)
-        azure = of_content_filters(error.get("content_filters")) or Verdict("")
-        phase = _CODES[code.lower()] or azure.phase or _filtered_role(value) or _phase_of(text)
+        azure = azure_verdict(error.get("content_filters")) or Verdict("")
+        phase = _CODES[code.lower()] or azure.phase or _filtered_phase(value) or _named_phase(text)
         return _block_verdict("error.code", phase, value=code, path=path, category=category or azure.category)
     return None
 
 
-def _filtered_role(value: JsonObject) -> str | None:
+def _filtered_phase(value: JsonObject) -> str | None:
     for entry in _objects_in(value.get("contentFilter") or value.get("content_filter")):
         if (role := entry.get("role")) in ("user", "history", "system", "assistant"):
             return "output" if role == "assistant" else "input"
     return None
 
 
-def _of_type(error: JsonObject, value: JsonObject, place: str) -> Verdict | None:
+def _type_verdict(error: JsonObject, value: JsonObject, place: str) -> Verdict | None:
     kind = error.get("type")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
         return None
@@ -443,25 +444,25 @@ def _of_type(error: JsonObject, value: JsonObject, place: str) -> Verdict | None
         rail = error.get("param")
         if isinstance(rail, str):
             detail = _rail_detail(rail)
-            phase = "input" if _phase_of(rail) == "input" else phase
+            phase = "input" if _named_phase(rail) == "input" else phase
     elif kind == "hooks_failed":
-        hooks = of_hook_results(value.get("hook_results") or error.get("hook_results"))
+        hooks = hook_results_verdict(value.get("hook_results") or error.get("hook_results"))
         phase = None if hooks is None else hooks.phase
     return _block_verdict("error.type", phase, value=kind, path=f"{place}type", detail=detail)
 
 
-def _of_metadata(error: JsonObject, place: str) -> Verdict | None:
+def _metadata_verdict(error: JsonObject, place: str) -> Verdict | None:
     metadata = error.get("metadata")
     if not isinstance(metadata, dict):
         return None
     reasons = metadata.get("reasons")
     if not isinstance(reasons, list) and "flagged_input" not in metadata:
         return None
-    category = word(reasons[0]) if isinstance(reasons, list) and reasons else None
+    category = as_word(reasons[0]) if isinstance(reasons, list) and reasons else None
     return _block_verdict("error.metadata", "input", path=f"{place}metadata.reasons", category=category)
 
 
-def _of_message(text: str) -> Verdict | None:
+def _message_verdict(text: str) -> Verdict | None:
     for phrase in _DECISIVE_PHRASES:
         if phrase in text:
             return _block_verdict("error.message", None, detail={"value": phrase})
@@ -470,12 +471,12 @@ def _of_message(text: str) -> Verdict | None:
         if phrase.lower() in low:
             check = _SAFETY_CHECK.search(text)
             detail = {"why": phrase} | ({} if check is None else {"category": check[0]})
-            return _block_verdict("error.message", _phase_of(text), detail=detail)
+            return _block_verdict("error.message", _named_phase(text), detail=detail)
     return None
 
 
-def _phase_of(text: str) -> str | None:
-    """Return `input` or `output` if the text names only one of the two; else None."""
+def _named_phase(text: str) -> str | None:
+    """Return `input` or `output` if the text names one of them and not the other; else None."""
     of_input, of_output = _OF_INPUT.search(text), _OF_OUTPUT.search(text)
     if (of_input is None) == (of_output is None):
         return None
@@ -483,10 +484,10 @@ def _phase_of(text: str) -> str | None:
 
 
 def _objects_in(value: Any) -> Iterator[JsonObject]:
-    return (item for _, item in _numbered_objects(value))
+    return (item for _, item in _indexed_objects(value))
 
 
-def _numbered_objects(value: Any) -> Iterator[tuple[int, JsonObject]]:
+def _indexed_objects(value: Any) -> Iterator[tuple[int, JsonObject]]:
     if isinstance(value, list):
         for i, item in enumerate(value[:_ITEMS_MAX]):
             if isinstance(item, dict):

@@ -1,14 +1,15 @@
 """Encode and decode the messages of vLLM's and SGLang's gRPC services (package smg-grpc-proto, extra `grpc`).
 
-The load generator writes requests and reads answers of vLLM's service (`load/grpc_target.py`); the
+The load generator writes requests to vLLM's service and reads its answers (`load/grpc_target.py`); the
 simulated server reads requests and writes answers of both services. vLLM (`vllm serve --grpc`) and the
-gateway SMG use vLLM's. A request has text or token ids; an answer is a stream of chunks with the new token
-ids and no text, then a message with finish reason and usage. SGLang's messages have the same content under
-other names; a request has token ids, and no seed. Without the package, the import raises ConfigError.
+gateway SMG use vLLM's service. A request has text or token ids. An answer is a stream of chunks with the new
+token ids and no text, then a message with finish reason and usage. SGLang's messages have the same content
+under other names; a request has token ids, and no seed. Without the package, the import of this module raises
+ConfigError.
 
-Source: smg_grpc_proto/proto/vllm_engine.proto, sglang_scheduler.proto; smg_grpc_servicer/vllm/servicer.py
-(run by vLLM): after chunks the last message repeats the ids of the last chunk, and its completion_tokens may
-count these alone.
+Source: smg_grpc_proto/proto/vllm_engine.proto, sglang_scheduler.proto; smg_grpc_servicer/vllm/servicer.py,
+which vLLM runs: the message after the chunks repeats the ids of the last chunk, and its completion_tokens
+possibly counts only these ids.
 """
 
 import warnings
@@ -24,7 +25,7 @@ SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 METHOD: Final = f"/{SERVICE}/Generate"
 SGLANG_SERVICE: Final = "sglang.grpc.scheduler.SglangScheduler"
 REQUEST_ID: Final = "x-request-id"
-"""Metadata key of the simulated server's response."""
+"""Key of the metadata in which the simulated server returns the id of the request."""
 
 
 def _message_types() -> tuple[Any, Any]:
@@ -47,7 +48,7 @@ _pb, _sglang = _message_types()
 class GrpcRequest:
     request_id: str = ""
     text: str = ""
-    ids: Sequence[int] = ()
+    token_ids: Sequence[int] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -59,22 +60,21 @@ class GrpcRequest:
 class GrpcUsage:
     prompt_tokens: int
     output_tokens: int
-    """Number of output tokens. vLLM may report only those of the last chunk: then count the ids of all
-    chunks."""
+    """Number of output tokens. vLLM possibly reports only those of the last chunk: then count all ids."""
     cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcChunk:
-    """A message of an answer; the last one has finish reason and usage."""
+    """A message of an answer. Only the last message has a finish reason and usage."""
 
-    ids: Sequence[int] = ()
-    finish: str = ""
+    token_ids: Sequence[int] = ()
+    finish_reason: str = ""
     usage: GrpcUsage | None = None
 
 
 def write_request(request: GrpcRequest) -> bytes:
-    """Encode a request. Raises ValueError for a number that does not fit its field."""
+    """Encode a request to vLLM's service. Raises ValueError if a number does not fit its field."""
     params = _pb.SamplingParams(
         temperature=0.0,
         top_p=1.0,
@@ -87,15 +87,15 @@ def write_request(request: GrpcRequest) -> bytes:
         stop=request.stop,
     )
     message = _pb.GenerateRequest(request_id=request.request_id, sampling_params=params, stream=True)
-    if request.ids:
-        message.tokenized.input_ids.extend(request.ids)
+    if request.token_ids:
+        message.tokenized.input_ids.extend(request.token_ids)
     else:
         message.text = request.text
     return bytes(message.SerializeToString())
 
 
 def read_request(data: bytes, service: str = SERVICE) -> GrpcRequest:
-    """Decode a request to a service. Raises ValueError for anything else."""
+    """Decode a request to a service. Raises ValueError if the bytes are no such request."""
     if service == SGLANG_SERVICE:
         m = _parse_message(_sglang.GenerateRequest, data)
         p = m.sampling_params
@@ -124,25 +124,25 @@ def read_request(data: bytes, service: str = SERVICE) -> GrpcRequest:
 
 
 def write_chunk(chunk: GrpcChunk, service: str = SERVICE, request_id: str = "") -> bytes:
-    """Encode a chunk; with usage, it is the last message. Only SGLang's messages have the request's id."""
+    """Encode a message of an answer, with usage the last one. Only SGLang's messages have `request_id`."""
     if service == SGLANG_SERVICE:
         message = _sglang.GenerateResponse(request_id=request_id)
     else:
         message = _pb.GenerateResponse()
     if chunk.usage is None:
-        message.chunk.token_ids.extend(chunk.ids)
+        message.chunk.token_ids.extend(chunk.token_ids)
         message.chunk.SetInParent()
     else:
         last, usage = message.complete, chunk.usage
-        last.output_ids.extend(chunk.ids)
-        last.finish_reason, last.prompt_tokens = chunk.finish, usage.prompt_tokens
+        last.output_ids.extend(chunk.token_ids)
+        last.finish_reason, last.prompt_tokens = chunk.finish_reason, usage.prompt_tokens
         last.completion_tokens, last.cached_tokens = usage.output_tokens, usage.cached_tokens
         last.SetInParent()
     return bytes(message.SerializeToString())
 
 
 def read_chunk(data: bytes) -> GrpcChunk:
-    """Decode a message of an answer. Raises ValueError for anything else."""
+    """Decode a message of an answer of vLLM's service. Raises ValueError if the bytes are no such message."""
     m = _parse_message(_pb.GenerateResponse, data)
     if m.WhichOneof("response") != "complete":
         return GrpcChunk(tuple(m.chunk.token_ids))

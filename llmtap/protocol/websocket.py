@@ -1,9 +1,9 @@
 """Parse WebSocket messages from bytes that are cut at any place, and make frames to send. No IO.
 
-`MessageParser` serves measured copies and the load generator: it answers nothing and checks only framing.
-Compressed messages are inflated, up to a bound, if permessage-deflate was negotiated (`negotiates_deflate`);
-otherwise they are an error. `frame` is for the load generator and the simulated server, which send;
-`accept_key` returns the value that a server's handshake must have.
+`MessageParser` reads measured copies and the answers to the load generator: it sends nothing, and checks only
+the framing. Compressed messages are inflated, up to a bound, if permessage-deflate was negotiated
+(`negotiates_deflate`); otherwise they are an error. `frame` makes the messages that the load generator and
+the simulated server send. `accept_key` returns the value for the handshake of a server.
 
 Source: RFC 6455 sections 4.2.2 and 5; RFC 7692 section 7.2.2.
 """
@@ -25,7 +25,7 @@ from llmtap.protocol.sse import EVENT_BYTES_MAX
 
 
 class Opcode(IntEnum):
-    """Kinds of frames; RFC 6455 5.2 reserves all others."""
+    """Kinds of frames. RFC 6455 5.2 reserves all other opcodes."""
 
     CONTINUATION = 0
     TEXT = 1
@@ -38,8 +38,9 @@ class Opcode(IntEnum):
 class WebSocketMessage(msgspec.Struct, gc=False):
     opcode: Opcode
     size: int
+    """Number of bytes of all its frames, heads included."""
     payload: bytes | None
-    """None if the payload was too long or could not be inflated."""
+    """Payload of the message; None if it was too long or could not be inflated."""
 
 
 _FIN: Final = 0x80
@@ -49,105 +50,104 @@ _MASKED: Final = 0x80
 _CONTROL: Final = 0x08
 _CONTROL_BYTES_MAX: Final = 125
 _OPCODES: Final = frozenset(Opcode)
-_zeros: Final = re.compile(rb"\x00+").match
+_match_zeros: Final = re.compile(rb"\x00+").match
 _FLUSHED: Final = b"\x00\x00\xff\xff"
 """Bytes that the sender omits at the end of each compressed message (RFC 7692 7.2.1)."""
 _WINDOW_BYTES: Final = 1 << 15
 _FINAL_BLOCKS_MAX: Final = 16
-"""Maximum number of final blocks in one message; each takes about 20 us. Known senders end a message with one
-final block, or with none."""
+"""Maximum number of final deflate blocks in one message, which take 20 us each. Known senders use 0 or 1."""
 _TEXTS_MAX: Final = 64
 _EXTENSION: Final = b"permessage-deflate"
 
 
 class MessageParser:
-    """Splits one direction of a tunnel into messages; any cut of the bytes gives the same messages. A
-    client's frames are `masked`. Payloads beyond `message_bytes_max` are dropped. `who` is the sender, for
-    errors; `deflates`: permessage-deflate was negotiated."""
+    """Splits one direction of a tunnel into messages; any cut of the bytes gives the same messages. `sender`:
+    name of the sender in errors. `masked`: the sender is a client, so its frames are masked. `deflates`:
+    permessage-deflate was negotiated. Payloads of more than `message_bytes_max` bytes are dropped."""
 
     __slots__ = (
-        "_begun_opcode",
-        "_compressed",
-        "_fin",
         "_head",
         "_inflater",
-        "_key",
+        "_is_compressed",
+        "_is_final",
+        "_mask_key",
         "_masked",
         "_message_bytes_max",
+        "_message_opcode",
         "_opcode",
         "_parts",
         "_payload_left",
         "_payload_taken",
         "_sender",
-        "_size",
+        "_sizes",
         "_too_long",
         "broken",
     )
 
     def __init__(
-        self, who: str, *, masked: bool, deflates: bool = False, message_bytes_max: int = EVENT_BYTES_MAX
+        self, sender: str, *, masked: bool, deflates: bool = False, message_bytes_max: int = EVENT_BYTES_MAX
     ) -> None:
         self.broken: str | None = None
-        """Reason why no more messages can be read: the bytes are no valid frame. None: no error."""
-        self._sender = who
+        """Error in the framing after which no more messages are read; None if there was no error."""
+        self._sender = sender
         self._masked = masked
         self._message_bytes_max = message_bytes_max
-        # The frame being read.
+        # State of the frame that is being read.
         self._head = bytearray()
         self._payload_left = -1  # Remaining bytes of the payload; -1 while the head is incomplete.
         self._payload_taken = 0  # Bytes of the payload read so far.
-        self._fin = False
+        self._is_final = False
         self._opcode = Opcode.CONTINUATION
-        self._key = b""
-        # The message being read, which control frames may interrupt, and the control frame.
-        self._begun_opcode: Opcode | None = None
-        self._compressed = False
-        # Both dicts have the key True for the control frame, and False for the message.
+        self._mask_key = b""
+        # State of the message that is being read, and of a control frame, which can interrupt the message.
+        self._message_opcode: Opcode | None = None
+        self._is_compressed = False
+        # `_parts` and `_sizes` have the key True for the control frame, and False for the message.
         self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}
-        self._size: dict[bool, int] = {False: 0, True: 0}
+        self._sizes: dict[bool, int] = {False: 0, True: 0}
         self._too_long = False
         self._inflater = _Inflater() if deflates else None
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of the unfinished message, and of the window of compressed ones."""
+        """Memory of the unfinished message, and of the window of compressed messages."""
         kept_bytes = len(self._parts[False])
         return kept_bytes if self._inflater is None else kept_bytes + self._inflater.kept_bytes
 
     def drop(self) -> None:
-        """Release the memory of the unfinished message, which then comes without its payload."""
-        self._too_long = self._begun_opcode is not None
+        """Release the memory of the unfinished message, which is then returned without its payload."""
+        self._too_long = self._message_opcode is not None
         self._parts[False].clear()
 
     def feed(self, data: bytes) -> list[WebSocketMessage]:
-        """Return the messages that these bytes complete. Never raises; see `broken`."""
+        """Return the messages that these bytes complete. An error sets `broken` and raises nothing."""
         out: list[WebSocketMessage] = []
         at = 0
         try:
             while at < len(data) and self.broken is None:
                 if self._payload_left < 0:
-                    if self._begun_opcode is not None and not (self._masked or self._head):
+                    if self._message_opcode is not None and not (self._masked or self._head):
                         at = self._skip_empty(data, at)
                     at = self._read_head(data, at)
                 else:
                     part = data[at : at + self._payload_left]
                     at += len(part)
-                    self._take(part)
+                    self._add_payload(part)
                 if self._payload_left == 0:
                     self._end_frame(out)
         except PeerProtocolError as exc:
             self.broken = str(exc)
         return out
 
-    def _fail(self, what: str) -> PeerProtocolError:
+    def _error(self, what: str) -> PeerProtocolError:
         return PeerProtocolError(f"{self._sender} sent {what}")
 
     def _skip_empty(self, data: bytes, at: int) -> int:
-        """Skip empty continuation frames (two zero bytes each) together: one by one, a million of them would
-        take long. Return the offset after them."""
-        zeros = _zeros(data, at)
+        """Skip empty continuation frames (two zero bytes each) together, and return the offset after them. A
+        million of these frames would take too long one by one."""
+        zeros = _match_zeros(data, at)
         size = 0 if zeros is None else (zeros.end() - at) & ~1
-        self._size[False] += size
+        self._sizes[False] += size
         return at + size
 
     def _read_head(self, data: bytes, at: int) -> int:
@@ -165,17 +165,18 @@ class MessageParser:
             at += len(part)
             if len(part) < missing:
                 return at
-        self._open(bytes(head))
+        self._begin_frame(bytes(head))
         head.clear()
         return at
 
-    def _open(self, head: bytes) -> None:
+    def _begin_frame(self, head: bytes) -> None:
         first, second = head[0], head[1]
         code = first & 0x0F
         if first & _RSV23 or code not in _OPCODES or (first & _RSV1 and self._inflater is None):
-            raise self._fail(f"a WebSocket frame that begins with 0x{first:02x}")
+            problem = "a WebSocket frame with reserved bits or an unknown opcode"
+            raise self._error(f"{problem}: its first byte is 0x{first:02x}")
         if bool(second & _MASKED) is not self._masked:
-            raise self._fail(
+            raise self._error(
                 f"{'an unmasked' if self._masked else 'a masked'} WebSocket frame (RFC 6455 5.1)"
             )
         end = len(head) - (4 if self._masked else 0)
@@ -183,68 +184,66 @@ class MessageParser:
         opcode, fin = Opcode(code), bool(first & _FIN)
         control = bool(code & _CONTROL)
         if control and not fin:
-            raise self._fail("a fragmented WebSocket control frame")
+            raise self._error("a fragmented WebSocket control frame")
         if control and length > _CONTROL_BYTES_MAX:
-            raise self._fail(f"a WebSocket control frame of more than {_CONTROL_BYTES_MAX} bytes")
+            raise self._error(f"a WebSocket control frame of more than {_CONTROL_BYTES_MAX} bytes")
         if control and first & _RSV1:
-            raise self._fail("a compressed WebSocket control frame")
+            raise self._error("a compressed WebSocket control frame")
         if length >> 63:
-            raise self._fail("a WebSocket frame whose length has more than 63 bits")
-        # RFC 6455 5.2: the length must be written in the minimal number of bytes.
+            raise self._error("a WebSocket frame whose length has more than 63 bits")
         if (end == 4 and length < 126) or (end == 10 and length < 1 << 16):
-            raise self._fail("a WebSocket frame whose length is not minimal")
+            raise self._error("a WebSocket frame whose length is not in its shortest form (RFC 6455 5.2)")
         if not control:
             continues = opcode is Opcode.CONTINUATION
-            if continues is (self._begun_opcode is None):
+            if continues is (self._message_opcode is None):
                 what = "continuation without a message" if continues else "message in the middle of another"
-                raise self._fail(f"a WebSocket {what}")
+                raise self._error(f"a WebSocket {what}")
             if continues and first & _RSV1:
-                raise self._fail("a WebSocket continuation frame with the bit of compression (RSV1)")
+                raise self._error("a WebSocket continuation frame with the bit of compression (RSV1)")
             if not continues:
-                self._begun_opcode, self._compressed = opcode, bool(first & _RSV1)
-        self._opcode, self._fin, self._key = opcode, fin, head[end:]
+                self._message_opcode, self._is_compressed = opcode, bool(first & _RSV1)
+        self._opcode, self._is_final, self._mask_key = opcode, fin, head[end:]
         self._payload_left, self._payload_taken = length, 0
-        self._size[control] += len(head)
+        self._sizes[control] += len(head)
 
-    def _take(self, part: bytes) -> None:
+    def _add_payload(self, part: bytes) -> None:
         control = bool(self._opcode & _CONTROL)
         self._payload_left -= len(part)
-        self._size[control] += len(part)
+        self._sizes[control] += len(part)
         kept = self._parts[control]
         if not control and (self._too_long or len(kept) + len(part) > self._message_bytes_max):
             self._too_long = True
             kept.clear()
         else:
-            kept += _unmask(part, self._key, self._payload_taken) if self._key else part
+            kept += _unmask(part, self._mask_key, self._payload_taken) if self._mask_key else part
         self._payload_taken += len(part)
 
     def _end_frame(self, out: list[WebSocketMessage]) -> None:
         self._payload_left = -1
         control = bool(self._opcode & _CONTROL)
-        if not (self._fin or control):
+        if not (self._is_final or control):
             return
         payload: bytes | None = bytes(self._parts[control])
         opcode = self._opcode
-        if not control and self._begun_opcode is not None:
-            opcode = self._begun_opcode
+        if not control and self._message_opcode is not None:
+            opcode = self._message_opcode
             if self._too_long:
                 payload = None
-            if self._compressed and self._inflater is not None:
-                payload = self._inflater.message(payload, self._message_bytes_max)
-            self._begun_opcode, self._too_long = None, False
-        out.append(WebSocketMessage(opcode, self._size[control], payload))
+            if self._is_compressed and self._inflater is not None:
+                payload = self._inflater.inflate_message(payload, self._message_bytes_max)
+            self._message_opcode, self._too_long = None, False
+        out.append(WebSocketMessage(opcode, self._sizes[control], payload))
         self._parts[control].clear()
-        self._size[control] = 0
+        self._sizes[control] = 0
 
 
 class _Inflater:
-    """Inflates the messages of one direction. They share one window, and one limit of the ratio of inflated
-    to compressed bytes."""
+    """Inflates the messages of one direction, which have one window and one budget in common."""
 
     __slots__ = ("_budget", "_history", "_history_bytes", "_inflater")
 
     def __init__(self) -> None:
-        # A session may last for days, so only the ratio is limited, not the total size.
+        # A session can last for days, so limit only the ratio, not the total size.
         self._budget = DecodingBudget(decoded_bytes_max=1 << 62)
         self._history: list[bytes] = []
         self._history_bytes = 0
@@ -252,48 +251,46 @@ class _Inflater:
 
     @property
     def kept_bytes(self) -> int:
-        return self._history_bytes + min(self._budget.decoded, _WINDOW_BYTES)
+        return self._history_bytes + min(self._budget.decoded_bytes, _WINDOW_BYTES)
 
-    def message(self, payload: bytes | None, bytes_max: int) -> bytes | None:
-        """Return a message inflated; None if that fails or exceeds the bound, or if `payload` is None (a
-        dropped message). In these cases the window is emptied, so a later message that refers to it fails,
-        too."""
+    def inflate_message(self, payload: bytes | None, bytes_max: int) -> bytes | None:
+        """Return the inflated payload of a message; None if the payload was dropped (None), is invalid, or is
+        too long. Then the window is emptied, so later messages that refer to it fail, too."""
         text = None
         if payload is not None:
             self._budget.add_coded(len(payload))
             try:
-                text = self._inflated(payload + _FLUSHED, max(0, min(bytes_max, self._budget.left)))
+                text = self._inflate(payload + _FLUSHED, max(0, min(bytes_max, self._budget.bytes_left)))
             except zlib.error:
                 pass
         if text is None:
             self._reset()
         else:
-            self._remember(text)
+            self._add_to_window(text)
         return text
 
-    def _inflated(self, data: bytes, bytes_max: int) -> bytes | None:
+    def _inflate(self, data: bytes, bytes_max: int) -> bytes | None:
         pieces: list[bytes] = []
         left = bytes_max
         for _ in range(_FINAL_BLOCKS_MAX + 1):
             piece = self._inflater.decompress(data, left + 1)
             left -= len(piece)
             pieces.append(piece)
-            self._budget.decoded += len(piece)
+            self._budget.decoded_bytes += len(piece)
             if left < 0 or self._inflater.unconsumed_tail:
                 return None
             if not self._inflater.eof:
                 return b"".join(pieces)
-            # RFC 7692 7.2.3.4: the last block of a stream does not end the message. RFC 7692 7.2.2: the
-            # window continues, but the library's ends with the stream: begin a new stream with the last
-            # output as its window.
+            # The final block of a deflate stream does not end the message (RFC 7692 7.2.3.4), and the window
+            # must continue (7.2.2). The library drops its window here, so begin a new stream with the last
+            # output as the window.
             data = self._inflater.unused_data
             window = b"".join([*self._history, *pieces])[-_WINDOW_BYTES:]
             self._inflater = zlib.decompressobj(-zlib.MAX_WBITS, zdict=window)
         return None
 
-    def _remember(self, text: bytes) -> None:
-        """Store the last bytes of this direction, as pieces that are joined only when there are many, to save
-        time."""
+    def _add_to_window(self, text: bytes) -> None:
+        """Store the last bytes of this direction, as pieces: joining them every time would take long."""
         text = text[-_WINDOW_BYTES:]
         self._history.append(text)
         self._history_bytes += len(text)
@@ -314,8 +311,8 @@ def negotiates_deflate(values: Iterable[bytes]) -> bool:
 
 
 def _unmask(part: bytes, key: bytes, taken: int) -> bytes:
-    """Return the payload without its mask: each byte XOR the byte of the key at its place modulo 4 (RFC 6455
-    5.3)."""
+    """Mask or unmask a part of a payload: each byte XOR one byte of the key in turn (RFC 6455 5.3). `taken`:
+    number of bytes of the payload before this part."""
     size = len(part)
     turn = taken % 4
     keys = (key[turn:] + key[:turn]) * (size // 4 + 1)
@@ -328,8 +325,8 @@ _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> bytes:
-    """Return a whole message in one frame. A client must mask it with an unpredictable `key` of four bytes
-    (RFC 6455 5.3). A server must not mask, and passes no key."""
+    """Return a message as one frame. A client must mask it with an unpredictable `key` of four bytes (RFC
+    6455 5.3). A server must not mask it, and passes no key."""
     size, mask = len(payload), _MASKED if key else 0
     first = _FIN | opcode
     if size < 126:
@@ -342,5 +339,5 @@ def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> 
 
 
 def accept_key(key: bytes) -> bytes:
-    """Return the Sec-WebSocket-Accept that answers a Sec-WebSocket-Key (RFC 6455 4.2.2)."""
+    """Return the Sec-WebSocket-Accept with which a server answers a Sec-WebSocket-Key (RFC 6455 4.2.2)."""
     return base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())

@@ -136,10 +136,10 @@ def test_the_main_figures_of_benchmarks_are_judged() -> None:
 def test_exit_codes_of_a_comparison() -> None:
     same = JudgedChange("b", "ttft_p50", "ms", "lower", "", 0.1, 0.1, 0.0, 0.0, 0.0, 0.95, 0.05, "not_worse")
     worse, open_end = (msgspec.structs.replace(same, state=state) for state in ("worse", "not_valid"))
-    assert regression_code([{}], [same], differ=False) == ExitCode.OK
-    assert regression_code([{}], [same, worse, open_end], differ=False) == ExitCode.MISSED
-    assert regression_code([{}], [same, open_end], differ=False) == ExitCode.NOT_VALID
-    assert regression_code([{}], [same], differ=True) == ExitCode.NOT_VALID
-    assert regression_code([{}], [], differ=False) == ExitCode.NOT_VALID
+    assert regression_code([{}], [same], loads_differ=False) == ExitCode.OK
+    assert regression_code([{}], [same, worse, open_end], loads_differ=False) == ExitCode.MISSED
+    assert regression_code([{}], [same, open_end], loads_differ=False) == ExitCode.NOT_VALID
+    assert regression_code([{}], [same], loads_differ=True) == ExitCode.NOT_VALID
+    assert regression_code([{}], [], loads_differ=False) == ExitCode.NOT_VALID
     failed = {"findings": [{"what": "lost", "figure": 1, "failed": True}]}
-    assert regression_code([failed], [worse], differ=False) == ExitCode.FAILED
+    assert regression_code([failed], [worse], loads_differ=False) == ExitCode.FAILED

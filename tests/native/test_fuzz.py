@@ -64,7 +64,7 @@ def test_codings_meet_every_fault() -> None:
 
 
 def _take_each_layer_alone(budget: encoding.DecodingBudget, size: int) -> None:
-    budget.decoded += size
+    budget.decoded_bytes += size
     if size > encoding.RATIO_FREE_BYTES:
         raise encoding.DecodeError("the body decodes to more than 250 times its size")
 
@@ -72,7 +72,7 @@ def _take_each_layer_alone(budget: encoding.DecodingBudget, size: int) -> None:
 @pytest.mark.parametrize(
     ("place", "name", "value"),
     [
-        (encoding.DecodingBudget, "take", _take_each_layer_alone),
+        (encoding.DecodingBudget, "add_decoded", _take_each_layer_alone),
         (encoding, "RATIO_FREE_BYTES", 1 << 20),
         (encoding, "PIECE_BYTES", 1 << 20),
         (encoding, "_GZIP_MAGIC", b"\x1f"),

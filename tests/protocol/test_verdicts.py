@@ -19,16 +19,16 @@ from llmtap.protocol.server_times import (
     trailer_times,
 )
 from llmtap.protocol.verdicts import (
-    of_block_reason,
-    of_content_filters,
-    of_error,
-    of_filter_results,
-    of_finish_reason,
-    of_guardrail_action,
-    of_hook_results,
-    of_moderation,
-    of_prompt_filter_results,
-    of_warnings,
+    azure_verdict,
+    block_reason_verdict,
+    error_verdict,
+    filters_verdict,
+    finish_reason_verdict,
+    guardrail_action_verdict,
+    hook_results_verdict,
+    moderation_verdict,
+    prompt_filter_verdict,
+    warnings_verdict,
 )
 
 
@@ -44,7 +44,7 @@ from llmtap.protocol.verdicts import (
     ],
 )  # fmt: skip
 def test_finish_reasons_that_refuse(reason: str, action: str, confidence: str) -> None:
-    verdict = of_finish_reason(reason)
+    verdict = finish_reason_verdict(reason)
     stage = ("output_guardrail", "output") if action == "blocked" else ("guardrail", "unknown")
     assert (verdict.signal, verdict.kind, verdict.phase) == ("finish_reason", *stage)
     assert (verdict.action, verdict.confidence, verdict.value) == (action, confidence, reason)
@@ -53,7 +53,7 @@ def test_finish_reasons_that_refuse(reason: str, action: str, confidence: str) -
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "error", "network_error", "", "eos"])
 def test_finish_reasons_that_do_not(reason: str) -> None:
-    assert of_finish_reason(reason) is None
+    assert finish_reason_verdict(reason) is None
 
 
 def error(**fields: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def known(verdict: Verdict | None) -> str:
     ],
 )  # fmt: skip
 def test_errors_that_are_a_guardrails(value: dict[str, Any], said: str) -> None:
-    assert known(of_error(value)) == said
+    assert known(error_verdict(value)) == said
 
 
 @pytest.mark.parametrize(
@@ -136,22 +136,22 @@ def test_errors_that_are_a_guardrails(value: dict[str, Any], said: str) -> None:
     ],
 )
 def test_errors_that_are_not(value: Any) -> None:
-    assert of_error(value) is None
+    assert error_verdict(value) is None
 
 
 def test_filters() -> None:
     acting = {"hate": {"filtered": False}, "sexual": {"filtered": True, "detected": True}}
-    assert of_filter_results(acting) == Verdict(
+    assert filters_verdict(acting) == Verdict(
         "content_filter_results.filtered", "output_guardrail", "blocked", "output", category="sexual"
     )
     noting = {"a": {"detected": True, "filtered": False}}
-    assert of_filter_results(noting) == Verdict(
+    assert filters_verdict(noting) == Verdict(
         "content_filter_results.detected", None, "flagged", "output", category="a"
     )
-    strange = of_filter_results({"words of somebody": {"filtered": True}})
+    strange = filters_verdict({"words of somebody": {"filtered": True}})
     assert strange.category is None
     prompts = [{"content_filter_results": noting}, {"content_filter_results": acting}]
-    assert of_prompt_filter_results(prompts) == Verdict(
+    assert prompt_filter_verdict(prompts) == Verdict(
         "prompt_filter_results.filtered", "input_guardrail", "blocked", "input", category="sexual"
     )
     blocked = [
@@ -162,42 +162,42 @@ def test_filters() -> None:
             "content_filter_results": {"jailbreak": {"detected": True}},
         },
     ]
-    assert of_content_filters(blocked) == Verdict(
+    assert azure_verdict(blocked) == Verdict(
         "content_filters.blocked", "input_guardrail", "blocked", "input", category="jailbreak"
     )
-    assert of_content_filters(blocked[:1]) == Verdict(
+    assert azure_verdict(blocked[:1]) == Verdict(
         "content_filters.detected", None, "flagged", "output", category="a"
     )
     for nothing in ({}, {"error": {"code": "content_filter_error"}}, None, [], {"a": {"filtered": "true"}}):
-        assert of_filter_results(nothing) is None
+        assert filters_verdict(nothing) is None
 
 
 def test_hooks_moderation_and_feedback() -> None:
     hooks = {"before_request_hooks": [{"verdict": True}, {"verdict": False}], "after_request_hooks": None}
-    assert of_hook_results(hooks) == Verdict(
+    assert hook_results_verdict(hooks) == Verdict(
         "hook_results.before_request_hooks[1].verdict", None, "flagged", "input"
     )
     moderation = {"input": {"results": [{"flagged": True}]}, "output": {"results": [{"flagged": False}]}}
-    assert of_moderation(moderation) == Verdict(
+    assert moderation_verdict(moderation) == Verdict(
         "moderation.input.results[0].flagged", None, "flagged", "input"
     )
-    assert of_block_reason({"blockReason": "SAFETY"}, "promptFeedback") == Verdict(
+    assert block_reason_verdict({"blockReason": "SAFETY"}, "promptFeedback") == Verdict(
         "body_field", "input_guardrail", "blocked", "input", value="SAFETY", path="promptFeedback.blockReason"
     )
-    assert of_block_reason({"block_reason": "BLOCK_REASON_UNSPECIFIED"}, "p") is None
-    assert of_guardrail_action("NONE") is None
-    acted = of_guardrail_action("GUARDRAIL_INTERVENED")
+    assert block_reason_verdict({"block_reason": "BLOCK_REASON_UNSPECIFIED"}, "p") is None
+    assert guardrail_action_verdict("NONE") is None
+    acted = guardrail_action_verdict("GUARDRAIL_INTERVENED")
     assert acted.substituted
 
 
 def test_warnings() -> None:
     detections = {"output": [{"results": [{"detection_type": "pii", "text": "a@b.c"}]}]}
     warnings = [{"type": "OTHER"}, {"type": "UNSUITABLE_OUTPUT"}]
-    assert of_warnings(warnings, detections, answered=False) == Verdict(
+    assert warnings_verdict(warnings, detections, answered=False) == Verdict(
         "body_field", "output_guardrail", "blocked", "output", value="UNSUITABLE_OUTPUT", category="pii",
         path="warnings[1].type",
     )  # fmt: skip
-    flag = of_warnings([{"type": "UNSUITABLE_INPUT"}], detections, answered=True)
+    flag = warnings_verdict([{"type": "UNSUITABLE_INPUT"}], detections, answered=True)
     assert (flag.kind, flag.action, flag.phase, flag.category) == (None, "flagged", "input", None)
 
 
@@ -225,15 +225,15 @@ values = st.recursive(
 @given(values)
 def test_nothing_raises_and_no_text_gets_out(value: Any) -> None:
     found = [
-        of_error(value),
-        of_filter_results(value),
-        of_prompt_filter_results(value),
-        of_content_filters(value),
-        of_hook_results(value),
-        of_moderation(value),
-        of_warnings(value, value, answered=False),
-        of_guardrail_action(value),
-        of_block_reason(value, "p"),
+        error_verdict(value),
+        filters_verdict(value),
+        prompt_filter_verdict(value),
+        azure_verdict(value),
+        hook_results_verdict(value),
+        moderation_verdict(value),
+        warnings_verdict(value, value, answered=False),
+        guardrail_action_verdict(value),
+        block_reason_verdict(value, "p"),
     ]
     assert SECRET not in repr(found)
 

@@ -1,4 +1,5 @@
-"""Parsers of stream dialects (the answer formats of LLM APIs), one file each, from events to Deltas.
+"""Dialects (the formats of the answers of LLM APIs): each has a parser or a table that turns events into
+Deltas.
 
-`registry.py` chooses one for each answer. ADDING.md describes how to add one.
+`chooser.py` chooses the dialect of each answer. ADDING.md describes how to add a dialect.
 """

@@ -1,6 +1,7 @@
-"""Read Anthropic's Messages stream and whole messages as Deltas.
+"""Read streams and whole messages of Anthropic's Messages API as Deltas.
 
-Input is counted at the start and often nowhere else, without cached tokens. There is no `[DONE]`.
+The number of input tokens comes at the start, often only there, and without cached tokens. There is no
+`[DONE]`.
 
 Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-streaming.
 """
@@ -11,10 +12,10 @@ from typing import Any, Final
 from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
 from llmtap.protocol.dialects import shapes
-from llmtap.protocol.dialects.openai_shapes import read_json, unknown
+from llmtap.protocol.dialects.openai_shapes import read_json, unknown_delta
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import word
+from llmtap.protocol.verdicts import as_word
 
 _EVENTS: Final = frozenset(
     {
@@ -42,17 +43,17 @@ class Anthropic(shapes.ObjectReader):
     end_certain = True
     names_read: Final = frozenset({"type", "delta", "error", _GUARDRAIL})
 
-    __slots__ = ("_id", "_input", "_so_far", "_spoken", "_stopped", "_total")
+    __slots__ = ("_has_output", "_has_stopped", "_has_total", "_id", "_last_message_delta", "_start_counts")
 
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
-        self._input = UsageCounts()
-        self._so_far: Delta | None = None
-        """The last `message_delta` with counts; its counts are final if no later one has the stop reason."""
-        self._spoken = False
-        self._stopped = False
-        self._total = False
+        self._start_counts = UsageCounts()
+        self._last_message_delta: Delta | None = None
+        """The latest `message_delta` with counts, which are the total if no stop reason follows."""
+        self._has_output = False
+        self._has_stopped = False
+        self._has_total = False
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
@@ -69,8 +70,8 @@ class Anthropic(shapes.ObjectReader):
                 return delta
             case "content_block_start":
                 block = value.get("content_block")
-                pieces = list(_blocks([block]))
-                self._spoken |= bool(pieces)
+                pieces = list(_block_pieces([block]))
+                self._has_output |= bool(pieces)
                 delta = shapes.gather(pieces)
                 delta.parsed = isinstance(block, dict)
                 return delta
@@ -81,7 +82,7 @@ class Anthropic(shapes.ObjectReader):
             case "message_delta":
                 end = value["delta"] if isinstance(value.get("delta"), dict) else {}
                 details = end.get("stop_details") or value.get("stop_details")
-                return self._close(value.get("usage"), end.get("stop_reason"), details, [])
+                return self._read_end(value.get("usage"), end.get("stop_reason"), details, [])
             case "message_stop":
                 return self._read_stop(value.get(_INVOCATION))
         return shapes.failure_in(value, event.event)
@@ -89,26 +90,26 @@ class Anthropic(shapes.ObjectReader):
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
         if not isinstance(value, dict):
-            return unknown()
+            return unknown_delta()
         content = value.get("content")
         if value.get("type") != "message" and not isinstance(content, list):
             return shapes.failure_in(value)
-        pieces = list(_blocks(content))
-        delta = self._close(value.get("usage"), value.get("stop_reason"), value.get("stop_details"), pieces)
-        self._name(delta, value.get("model"))
+        reason, details = value.get("stop_reason"), value.get("stop_details")
+        delta = self._read_end(value.get("usage"), reason, details, list(_block_pieces(content)))
+        self._set_model(delta, value.get("model"))
         return delta
 
     def _read_delta(self, delta: Any) -> Delta:
         if not isinstance(delta, dict):
-            return unknown()
+            return unknown_delta()
         key = next((key for key in _TEXTS if isinstance(delta.get(key), str)), None)
         if key is None or delta.get("type") == "compaction_delta":
             return Delta(EventClass.METADATA)
         kind, text = _TEXTS[key], delta[key]
         if not text:
-            # An empty piece begins the arguments of a call. Other empty pieces mean nothing.
+            # An empty piece of arguments shows that a call begins. Other empty pieces have no meaning.
             return Delta(kind if kind is EventClass.TOOL_CALL else EventClass.METADATA)
-        self._spoken = True
+        self._has_output = True
         piece = shapes.piece(kind, text)
         piece.repeatable = True
         return piece
@@ -118,46 +119,45 @@ class Anthropic(shapes.ObjectReader):
             return Delta(EventClass.ROLE)
         counts = _counts(message.get("usage"))
         if counts is not None:
-            self._input = counts
-            # Drop the output count: `message_start` reports one to four output tokens before any output
-            # exists.
+            self._start_counts = counts
+            # `message_start` reports one to four output tokens before there is any output: drop them.
             counts = UsageCounts(counts.input, None, None, counts.cached, counts.refused)
         delta = shapes.gather((), (EventClass.ROLE,), counts=counts)
         delta.usage_running = counts is not None
         now, model = shapes.text_of(message.get("id"))[: shapes.ID_CHARS_MAX], self._model
-        self._name(delta, message.get("model"))
-        # A gateway that starts again sends another `message_start` after output (BerriAI/litellm#38153).
-        delta.retry = self._spoken and (now != self._id or delta.model not in (None, model))
+        self._set_model(delta, message.get("model"))
+        # To restart an answer, a gateway sends another `message_start` (BerriAI/litellm#38153).
+        delta.retry = self._has_output and (now != self._id or delta.model not in (None, model))
         self._id = now
         return delta
 
-    def _close(self, usage: Any, reason: Any, details: Any, pieces: list[shapes.Piece]) -> Delta:
+    def _read_end(self, usage: Any, reason: Any, details: Any, pieces: list[shapes.Piece]) -> Delta:
         counts = _counts(usage)
         delta = shapes.gather(pieces, reason=reason, signal="stop_reason", counts=counts, usage=usage)
         if delta.verdict is not None and isinstance(details, dict):
-            delta.verdict.category = word(details.get("category"))
-        self._stopped |= delta.finish_reason is not None
+            delta.verdict.category = as_word(details.get("category"))
+        self._has_stopped |= delta.finish_reason is not None
         if counts is not None:
-            counts.input = counts.input or self._input.input
-            counts.cached = counts.cached or self._input.cached
-            counts.refused += self._input.refused
-            delta.usage_running = not self._stopped
-            self._total |= self._stopped and counts.output is not None
-            self._so_far = delta
+            counts.input = counts.input or self._start_counts.input
+            counts.cached = counts.cached or self._start_counts.cached
+            counts.refused += self._start_counts.refused
+            delta.usage_running = not self._has_stopped
+            self._has_total |= self._has_stopped and counts.output is not None
+            self._last_message_delta = delta
         return delta
 
     def _read_stop(self, invoked: Any) -> Delta:
         delta = Delta(EventClass.DONE, done=True)
-        if self._so_far is not None and not self._total:
-            delta.usage, delta.counts = self._so_far.usage, self._so_far.counts
+        if self._last_message_delta is not None and not self._has_total:
+            delta.usage, delta.counts = self._last_message_delta.usage, self._last_message_delta.counts
         delta.server_times = object_times(_INVOCATION, invoked)
-        if isinstance(invoked, dict) and not self._total:
+        if isinstance(invoked, dict) and not self._has_total:
             names = ("inputTokenCount", "outputTokenCount", "", "cacheReadInputTokenCount")
             shapes.add_counts(delta, shapes.counts_of(*map(invoked.get, names)), invoked)
         return delta
 
 
-def _blocks(blocks: Any) -> Iterator[shapes.Piece]:
+def _block_pieces(blocks: Any) -> Iterator[shapes.Piece]:
     for block in blocks if isinstance(blocks, list) else ():
         if not isinstance(block, dict):
             continue

@@ -1,8 +1,9 @@
-"""Read the texts of Bedrock's InvokeModel, and the reports of its guardrails in answers of any dialect.
+"""Read the texts of Bedrock's InvokeModel, and the reports of Bedrock's guardrails in answers of any dialect.
 
-InvokeModel's texts are those of Titan, Llama and Mistral. Nova streams the events of Converse, which is a
-table; chunks of other models are events of their own dialect. In each of them the action of a guardrail may
-stand at the top of any event, and a trace of it in the last: `add_guardrail` reads both.
+The class here reads InvokeModel's answers of Titan, Llama and Mistral. Nova sends the events of Converse,
+whose dialect is a table; other models send events of their own dialects. In all these dialects, any event can
+have the action of a guardrail at its top, and the last event a trace of the guardrail: `add_guardrail` reads
+action and trace.
 
 Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock userguide, model-parameters.
 """
@@ -13,13 +14,13 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol import verdicts
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects import shapes
-from llmtap.protocol.dialects.openai_shapes import RunningCount, count, read_json
+from llmtap.protocol.dialects.openai_shapes import RunningCount, read_count, read_json
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
 
 def _trace_verdict(trace: Any) -> Verdict | None:
-    """Return the verdict in a guardrail's trace; None if no part of the guardrail acted."""
+    """Return the verdict in the trace of a guardrail; None if the guardrail did not act."""
     guardrail = trace.get("guardrail") if isinstance(trace, dict) else None
     phase, acted = verdicts.phase_of_trace(guardrail)
     if acted == "redacted":
@@ -40,12 +41,12 @@ class BedrockText(shapes.ObjectReader):
     claim_max = 4
     end_certain = True
 
-    __slots__ = ("_input", "_running_count")
+    __slots__ = ("_input_members", "_running_count")
 
     def __init__(self) -> None:
         super().__init__()
-        self._input: JsonObject = {}
-        """Tokens of the prompt, which only the first event counts."""
+        self._input_members: JsonObject = {}
+        """Member with the number of prompt tokens, stored because only the first event has it."""
         self._running_count = RunningCount()
 
     @staticmethod
@@ -65,21 +66,21 @@ class BedrockText(shapes.ObjectReader):
         delta = shapes.gather(
             [(EventClass.CONTENT, text)] if text else [], reason=reason, signal="stop_reason"
         )
-        added = self._running_count.growth(0, count(value.get("generation_token_count")) or 0)
+        added = self._running_count.growth(0, read_count(value.get("generation_token_count")) or 0)
         if added:
-            delta.output, delta.choices = True, shapes.FIRST
+            delta.output, delta.choices = True, shapes.CHOICE_0
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-        self._input |= _object_with(value, ("inputTextTokenCount", "prompt_token_count"))
-        output = _object_with(
+        self._input_members |= _present_members(value, ("inputTextTokenCount", "prompt_token_count"))
+        output = _present_members(
             everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount")
         )
         invoked = value[_INVOCATION] if isinstance(value.get(_INVOCATION), dict) else {}
         counts = shapes.counts_of(
-            invoked.get("inputTokenCount", next(iter(self._input.values()), None)),
+            invoked.get("inputTokenCount", next(iter(self._input_members.values()), None)),
             invoked.get("outputTokenCount", next(iter(output.values()), None)),
         )
         if counts is not None and counts.output:
-            shapes.add_counts(delta, counts, invoked or self._input | output)
+            shapes.add_counts(delta, counts, invoked or self._input_members | output)
         delta.usage_running = reason is None
         delta.server_times = object_times(_INVOCATION, invoked)
         return delta
@@ -88,31 +89,31 @@ class BedrockText(shapes.ObjectReader):
         return self.read_event(SseEvent(0, len(body), body))
 
 
-def _object_with(value: JsonObject, names: tuple[str, ...]) -> JsonObject:
+def _present_members(value: JsonObject, names: tuple[str, ...]) -> JsonObject:
     return {name: value[name] for name in names if value.get(name)}
 
 
 def _first_member(value: JsonObject, names: tuple[str, ...]) -> Any:
-    return next(iter(_object_with(value, names).values()), None)
+    return next(iter(_present_members(value, names).values()), None)
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
-"""Bytes that every event with a guardrail's action contains. Events without them are not passed to
-`add_guardrail`, which would decode them again."""
+"""Bytes that every event with the action of a guardrail contains. Events without these bytes are not passed
+to `add_guardrail`, which decodes its event a second time."""
 _GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
 
 
 def add_guardrail(delta: Delta, data: bytes) -> None:
-    """Add the action of a guardrail to the Delta of the event, or body, that has it.
+    """Add the verdict of a guardrail's action or trace in an event or body (`data`) to its Delta.
 
-    The action replaces the verdict of a finish reason, unless the action does not show whether the guardrail
-    assessed input or output. A text in the same event replaces the answer and is no output.
+    This verdict replaces that of a finish reason, unless it does not show whether the guardrail assessed
+    input or output. If the guardrail replaced the answer, the text of the event is no output.
     """
     root = read_json(data)
     if not isinstance(root, dict):
         return
     action, trace = root.get("amazon-bedrock-guardrailAction"), root.get("amazon-bedrock-trace")
-    verdict = verdicts.of_guardrail_action(action, trace)
+    verdict = verdicts.guardrail_action_verdict(action, trace)
     if verdict is None:
         end = root["metadata"] if isinstance(root.get("metadata"), dict) else root
         verdict = _trace_verdict(end.get("trace") or (trace if "stopReason" in root else None))
@@ -130,7 +131,7 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
         delta.output = delta.content = delta.blank = delta.reasoning = delta.tool_call = False
         delta.text, delta.choices, delta.tokens, delta.token_source = "", (), -1, TokenSource.NONE
     elif delta.event_class > EventClass.CONTENT:
-        # A guardrail's Delta may have only the text of content, and this event has none: its text is
-        # reasoning or a tool call.
+        # The text of a Delta with the class GUARDRAIL must be content (`Delta.text`). This event has no
+        # content, so its text is that of reasoning or of a call: remove it.
         delta.text = ""
     delta.event_class, delta.also = EventClass.GUARDRAIL, tuple(c for c in kept if c < EventClass.METADATA)

@@ -1,7 +1,7 @@
 """Read OpenAI's chat completions as Deltas: chunks of a stream, and whole answers.
 
-A chunk with one piece of one choice takes a short path (`_read_usual`); everything else goes through
-`_read`. `InlineThinking` takes out thinking that a server left in the content.
+`_read_usual` is a short path for chunks with one piece of one choice; `_read` reads all other chunks.
+`InlineThinking` separates thinking that a server left in the content.
 
 Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
 """
@@ -14,7 +14,7 @@ import msgspec
 
 from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.openai_choices import BESIDE_NAMES, ChoicesReader, ChunkFields, is_alone
+from llmtap.protocol.dialects.openai_choices import BESIDE_NAMES, ChoicesReader, ChunkFields, is_bare
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
@@ -23,19 +23,19 @@ from llmtap.protocol.dialects.openai_shapes import (
     Index,
     add_timings,
     is_object,
-    read_frame,
     read_json,
+    read_non_object,
     read_usage,
     text_of,
 )
 from llmtap.protocol.json_memory import bounded_decoder
-from llmtap.protocol.speakers import is_other
+from llmtap.protocol.speakers import is_other_role
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_filter_results, of_refusal
+from llmtap.protocol.verdicts import filters_verdict, refusal_verdict
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """`delta` of a chunk, or `message` of a whole answer. Fields of type Any are checked before use."""
+    """`delta` of a chunk, or `message` of a whole answer. The types of the fields are checked before use."""
 
     content: Any = None
     role: Any = None
@@ -52,7 +52,7 @@ class _Delta(msgspec.Struct, gc=False):
     token_id: Any = None
     extra_content: Any = None
     type: Any = None
-    """`think` or `text` (Jina)."""
+    """Type of the content, which only Jina sends: `think` or `text`."""
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -76,8 +76,8 @@ class _Chunk(ChunkFields, gc=False):
 
 
 _decode: Final = bounded_decoder(_Chunk)
-_NOTHING: Final = _Delta()
-_FIRST: Final = (0,)
+_EMPTY_DELTA: Final = _Delta()
+_CHOICE_0: Final = (0,)
 _ROLE_TOO: Final = (EventClass.ROLE,)
 _USAGE_TOO: Final = (EventClass.USAGE,)
 _GEMINI: Final = "gemini"
@@ -86,7 +86,7 @@ _ID_CHARS_MAX: Final = 128
 
 
 _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"').search
-"""Finds the chunks of Perplexity's concise streams that repeat the output of a stage and add its usage."""
+"""Matches chunks of Perplexity's concise streams that repeat the output of a stage, and add its usage."""
 
 
 class OpenAIChat(ChoicesReader):
@@ -96,15 +96,15 @@ class OpenAIChat(ChoicesReader):
     chunk_type = _Chunk
     decode = staticmethod(_decode)
 
-    __slots__ = ("_id", "_plain", "_repeated", "_thinking")
+    __slots__ = ("_id", "_no_thinking", "_repeat_match", "_thinking")
 
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
-        self._plain: set[int] = set()
-        """Choices with content in which no thinking can follow."""
+        self._no_thinking: set[int] = set()
+        """Indexes of the choices in whose content no (more) thinking can follow."""
         self._thinking: dict[int, InlineThinking] = {}
-        self._repeated: re.Match[bytes] | None = None
+        self._repeat_match: re.Match[bytes] | None = None
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
@@ -119,26 +119,25 @@ class OpenAIChat(ChoicesReader):
         return int(path.endswith("/chat/completions"))
 
     def read_event(self, event: SseEvent) -> Delta:
-        """Return the Delta of an event, by the short path (`_read_usual`) if its chunk allows that."""
+        """Return the Delta of an event, by the short path (`_read_usual`) if possible."""
         data = event.data
         if data is None or not (data.startswith(b"{") or is_object(data)):
-            return read_frame(event)
+            return read_non_object(event)
         try:
             chunk = _decode(data)
         except BAD_JSON:
             return self._read_json(data, event.event, streamed=True)
         choices = chunk.choices
-        if choices is not None and len(choices) == 1 and chunk.model == self._model and is_alone(chunk):
+        if choices is not None and len(choices) == 1 and chunk.model == self._model and is_bare(chunk):
             delta = self._read_usual(choices[0], chunk.usage)
             if delta is not None:
                 if chunk.timings is not None:
-                    add_timings(delta, chunk.timings, delta.choices, self._predicted)
+                    add_timings(delta, chunk.timings, delta.choices, self._predicted_count)
                 return delta
         return self._read(chunk, data, event.event, streamed=True)
 
     def _read_usual(self, choice: _Choice, usage: JsonObject | None) -> Delta | None:
-        """Return the Delta of a chunk with one piece of one unfinished choice; None if the chunk is, or may
-        be, anything else."""
+        """Return the Delta of a chunk that certainly has one piece of one unfinished choice; else None."""
         delta = choice.delta
         if (
             delta is None
@@ -150,18 +149,16 @@ class OpenAIChat(ChoicesReader):
             or delta.extra_content is not None
             or delta.function_call
             or delta.reasoning_steps
-            or (delta.role and is_other(delta.role))
-            or (
-                choice.content_filter_results and of_filter_results(choice.content_filter_results) is not None
-            )
+            or (delta.role and is_other_role(delta.role))
+            or (choice.content_filter_results and filters_verdict(choice.content_filter_results) is not None)
         ):
             return None
         index = choice.index
         text, calls = delta.content, delta.tool_calls
         thought = delta.reasoning_content or delta.reasoning
-        where = (index,) if index else _FIRST
+        where = (index,) if index else _CHOICE_0
         also = _ROLE_TOO if delta.role else ()
-        if type(text) is str and text and not thought and not calls and index in self._plain:
+        if type(text) is str and text and not thought and not calls and index in self._no_thinking:
             blank = text.isspace()
             out = Delta(EventClass.CONTENT, 0, True, not blank, blank, False, text, where, also)
         elif type(thought) is str and thought and not text and not calls:
@@ -175,21 +172,20 @@ class OpenAIChat(ChoicesReader):
         else:
             return None
         if usage is None:
-            if self._running_count.running is None:
+            if self._running_count.is_running is None:
                 return None
             if not choice.token_ids:
                 out.repeatable = True
                 return out
-        elif not self._count(out, index, usage):
+        elif not self._add_running_usage(out, index, usage):
             return None
         if choice.token_ids:
             out.tokens, out.token_source = len(choice.token_ids), TokenSource.TOKEN_IDS
         return out
 
-    def _count(self, delta: Delta, index: int, usage: JsonObject) -> bool:
-        """Add a running usage to a Delta; return False if `usage` may be something other than a running
-        count."""
-        counts = read_usage(usage) if self._running_count.running and not delta.also else None
+    def _add_running_usage(self, delta: Delta, index: int, usage: JsonObject) -> bool:
+        """Add a running usage to a Delta. Return False if `usage` is not certainly a running count."""
+        counts = read_usage(usage) if self._running_count.is_running and not delta.also else None
         if counts is None or not counts.output:
             return False
         added = self._running_count.growth(index, counts.output)
@@ -199,19 +195,19 @@ class OpenAIChat(ChoicesReader):
         delta.usage, delta.counts, delta.usage_running = usage, counts, True
         return True
 
-    def _begin(self, chunk: _Chunk, data: bytes) -> None:
-        self._repeated = None if chunk.usage is None else _repeats(data)
-        if self._running_count.running is None:  # No choice of the answer was read yet.
+    def _before_choices(self, chunk: _Chunk, data: bytes) -> None:
+        self._repeat_match = None if chunk.usage is None else _repeats(data)
+        if self._running_count.is_running is None:  # This is the first chunk with choices.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
-                self._running_count.running = False  # Gemini's running totals are not in step with the text.
+                self._running_count.is_running = False  # Gemini's totals are not in step with the text.
 
-    def _end(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
-        if self._repeated is not None:
-            delta.usage_running = self._repeated[1] == b"reasoning"
-            self._repeated = None
-        if delta.event_class is EventClass.ROLE and self._plain:
-            # A role in the middle begins another attempt if the model or the id has changed.
+    def _after_choices(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
+        if self._repeat_match is not None:
+            delta.usage_running = self._repeat_match[1] == b"reasoning"
+            self._repeat_match = None
+        if delta.event_class is EventClass.ROLE and self._no_thinking:
+            # After content, a role begins another attempt of the gateway if the model or the id has changed.
             was, self._id = self._id, _id_of(data) or self._id
             other = chunk.model and chunk.model[:MODEL_CHARS_MAX] != self._model
             delta.retry = bool(other or (was and was != self._id))
@@ -220,31 +216,31 @@ class OpenAIChat(ChoicesReader):
         self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool
     ) -> None:
         index = choice.index
-        # A choice may hold the same piece in two members: then read only `delta` (dialects.md section 3).
+        # Some servers send a piece in `delta` and in `message`: read only `delta` (dialects.md section 3).
         delta, field = choice.delta, "delta"
-        if self._repeated is not None:
-            delta = _NOTHING
+        if self._repeat_match is not None:
+            delta = _EMPTY_DELTA
         elif delta is None and choice.message is not None:
             delta, field = choice.message, "message"
-            if streamed and index in self._plain:
+            if streamed and index in self._no_thinking:
                 delta = _Delta(role=delta.role)
         alone = delta is None or not (delta.content or delta.reasoning_content or delta.tool_calls)
-        delta = delta or _NOTHING
+        delta = delta or _EMPTY_DELTA
         logprobs, results, reason = choice.logprobs, choice.content_filter_results, choice.finish_reason
         if reason and reason.lower() in NOT_ENDED:
             reason = None
-        findings.choice(
+        findings.add_choice(
             index,
             ids=len(choice.token_ids or ()) or int(delta.token_id is not None),
             logprobs=0 if logprobs is None else len(logprobs.content or ()) + len(logprobs.refusal or ()),
             role=bool(delta.role),
         )
         if reason:
-            only = (streamed or findings.railed) and bool(delta.content) and index not in self._plain
-            replaced |= findings.finish(reason, results, only_text=only)
+            only = (streamed or findings.has_rails) and bool(delta.content) and index not in self._no_thinking
+            replaced |= findings.add_finish(reason, results, only_text=only)
         if results is not None:
-            findings.filter_results(results, alone=alone)
-        if delta is not _NOTHING:
+            findings.add_filter_results(results, alone=alone)
+        if delta is not _EMPTY_DELTA:
             self._read_delta(delta, index, f"choices[{position}].{field}", findings, replaced=replaced)
         if (reason or not streamed) and index in self._thinking:
             self._add_content(index, *self._thinking.pop(index).close(), findings)
@@ -252,17 +248,17 @@ class OpenAIChat(ChoicesReader):
     def _read_delta(
         self, delta: _Delta, index: int, path: str, findings: Findings, *, replaced: bool
     ) -> None:
-        if is_other(delta.role):
+        if is_other_role(delta.role):
             return
         content, refusal, audio = delta.content, text_of(delta.refusal), delta.audio
         for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
-            # Perplexity: only the thought of a step is output, not its searches and their results.
+            # Of Perplexity's steps, only the thought is output, not the searches and their results.
             if thought := text_of(step.get("thought") if isinstance(step, dict) else None):
-                findings.piece(index, EventClass.REASONING, thought)
+                findings.add_piece(index, EventClass.REASONING, thought)
                 if findings.cut:
                     break
         if reasoning := text_of(_reasoning_text_of(delta)):
-            findings.piece(index, EventClass.REASONING, reasoning)
+            findings.add_piece(index, EventClass.REASONING, reasoning)
         if content and not replaced:
             if isinstance(content, str):
                 is_thought = delta.type == "think" or _is_thought(delta.extra_content)
@@ -270,22 +266,22 @@ class OpenAIChat(ChoicesReader):
             elif isinstance(content, list):
                 self._read_parts(content, index, path, findings)
         if refusal:
-            findings.piece(index, EventClass.REFUSAL, refusal)
+            findings.add_piece(index, EventClass.REFUSAL, refusal)
             signal = "message.refusal" if path.endswith("message") else "delta.refusal"
-            findings.verdict(of_refusal(signal, path + ".refusal"), None)
+            findings.add_verdict(refusal_verdict(signal, path + ".refusal"), None)
         if isinstance(audio, dict) and (audio.get("transcript") or audio.get("data")):
-            findings.piece(index, EventClass.CONTENT, text_of(audio.get("transcript")), audio=True)
+            findings.add_piece(index, EventClass.CONTENT, text_of(audio.get("transcript")), audio=True)
         if delta.tool_calls or delta.function_call:
             for call in _called_functions(delta):
                 name, arguments = call.get("name"), call.get("arguments") or call.get("input")
                 output = bool(name or arguments)
-                findings.piece(index, EventClass.TOOL_CALL, text_of(arguments), output=output)
+                findings.add_piece(index, EventClass.TOOL_CALL, text_of(arguments), output=output)
                 if findings.cut:
                     break
 
     def _read_content(self, text: str, index: int, findings: Findings, *, thought: bool) -> None:
-        """Add a piece of content, which may be thinking that the server left in it."""
-        if index in self._plain:
+        """Add a piece of content, which can include thinking. `thought`: the whole piece is thinking."""
+        if index in self._no_thinking:
             thinking = None
             reasoning, content = "", text
         else:
@@ -298,37 +294,37 @@ class OpenAIChat(ChoicesReader):
         if thought:
             reasoning, content = reasoning + content, ""
         if thinking is not None:
-            if thinking.settled and not thought:
-                self._settle(index)
+            if thinking.is_settled and not thought:
+                self._end_thinking(index)
             if not (reasoning or content):
-                findings.marker(index)
+                findings.add_marker(index)
         self._add_content(index, reasoning, content, findings)
 
     def _add_content(self, index: int, reasoning: str, content: str, findings: Findings) -> None:
         if reasoning:
-            findings.piece(index, EventClass.REASONING, reasoning)
+            findings.add_piece(index, EventClass.REASONING, reasoning)
         if content:
-            findings.piece(index, EventClass.CONTENT, content)
+            findings.add_piece(index, EventClass.CONTENT, content)
 
-    def _settle(self, index: int) -> None:
+    def _end_thinking(self, index: int) -> None:
         self._thinking.pop(index, None)
-        if len(self._plain) < CHOICES_MAX:
-            self._plain.add(index)
+        if len(self._no_thinking) < CHOICES_MAX:
+            self._no_thinking.add(index)
 
     def _read_parts(self, parts: list[Any], index: int, path: str, findings: Findings) -> None:
-        """Add the parts of a content array: texts, refusals, and thinking, which is itself an array of texts
-        (Mistral)."""
+        """Add the parts of a content array: texts, refusals, and thinking (for Mistral an array of texts)."""
         for i, part in enumerate(parts):
             if findings.cut:
                 break
             if not isinstance(part, dict):
                 continue
             for kind, text in _part_outputs(part):
-                findings.piece(index, kind, text)
+                findings.add_piece(index, kind, text)
                 if kind is EventClass.CONTENT:
-                    self._settle(index)
+                    self._end_thinking(index)
                 elif kind is EventClass.REFUSAL:
-                    findings.verdict(of_refusal("content.refusal", f"{path}.content[{i}].refusal"), None)
+                    place = f"{path}.content[{i}].refusal"
+                    findings.add_verdict(refusal_verdict("content.refusal", place), None)
 
 
 def _id_of(data: bytes) -> str:
@@ -342,7 +338,7 @@ def _is_thought(extra: Any) -> bool:
 
 
 def _reasoning_text_of(delta: _Delta) -> Any:
-    """Return the thinking beside the content, from the field in which the server puts it."""
+    """Return the thinking in a delta, which servers put into different fields."""
     thinking = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
     if thinking or not isinstance(delta.reasoning_details, list):
         return thinking
@@ -361,8 +357,7 @@ def _part_outputs(part: JsonObject) -> Iterator[tuple[EventClass, str]]:
 
 
 def _arguments_fragment(call: Any) -> str | None:
-    """Return the arguments in a usual piece of a call ("" if it has only the name); None for any other
-    piece."""
+    """Return the arguments in a piece of a call: "" if it has only the name, None in an unusual form."""
     function = call.get("function") if type(call) is dict else None
     if type(function) is not dict:
         return None
@@ -371,7 +366,7 @@ def _arguments_fragment(call: Any) -> str | None:
 
 
 def _called_functions(delta: _Delta) -> Iterator[JsonObject]:
-    """Yield the function of each call of this delta; {} if the call has none."""
+    """Yield the function of each call in a delta; {} for a call without a function."""
     if isinstance(delta.tool_calls, list):
         for call in delta.tool_calls:
             if isinstance(call, dict):
@@ -385,29 +380,28 @@ _OPENING: Final = ("<think>", "<thought>", "<thinking>")
 
 
 class InlineThinking:
-    """Takes thinking (`<think>...</think>` at the start) out of the content of one choice. Servers without a
-    reasoning parser (llama.cpp, MLX) and Gemini's compatible form send it. The markers do not count as text.
-    The possible beginning of a marker is held until it is known whether a marker follows. A marker after the
-    start of the content is text."""
+    """Separates thinking (`<think>...</think>` at the start) from the content of one choice. Servers without
+    a reasoning parser (llama.cpp, MLX) and Gemini's OpenAI-compatible API send it. Markers are no text,
+    except after the start of the content. A possible beginning of a marker is stored until the next piece."""
 
-    __slots__ = ("_end_marker", "_held_text", "settled")
+    __slots__ = ("_end_marker", "_held_text", "is_settled")
 
     def __init__(self) -> None:
-        self.settled = False
-        """Treat the rest of this choice as content."""
+        self.is_settled = False
+        """Whether the rest of the choice is content."""
         self._end_marker = ""
-        """Marker that ends the current thinking; empty outside of thinking."""
+        """Marker that ends the current thinking; empty outside thinking."""
         self._held_text = ""
-        """Text that may be the beginning of a marker."""
+        """Text that is possibly the beginning of a marker."""
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Return `(reasoning, content)` of the next piece of content."""
-        if self.settled:
+        """Return the thinking and the content in the next piece: `(reasoning, content)`."""
+        if self.is_settled:
             return "", text
         text = self._held_text + text
         self._held_text = ""
         if self._end_marker:
-            return self._inside(text)
+            return self._split_at_end_marker(text)
         rest = text.lstrip()
         if not rest:
             return "", text
@@ -415,26 +409,26 @@ class InlineThinking:
         for marker in _OPENING:
             if rest.startswith(marker):
                 self._end_marker = f"</{marker[1:]}"
-                reasoning, content = self._inside(rest[len(marker) :])
+                reasoning, content = self._split_at_end_marker(rest[len(marker) :])
                 return reasoning, blank + content
         if any(marker.startswith(rest) for marker in _OPENING):
             self._held_text = rest
             return "", blank
-        self.settled = True
+        self.is_settled = True
         return "", text
 
     def close(self) -> tuple[str, str]:
-        """Return `(reasoning, content)` of the text that is held at the end: an unfinished marker is text."""
+        """Return `(reasoning, content)` of the stored text at the end: an unfinished marker is text."""
         held, self._held_text = self._held_text, ""
         return (held, "") if self._end_marker else ("", held)
 
-    def _inside(self, text: str) -> tuple[str, str]:
+    def _split_at_end_marker(self, text: str) -> tuple[str, str]:
         closing = self._end_marker
         at = text.find(closing)
         if at >= 0:
-            self.settled = True
+            self.is_settled = True
             return text[:at], text[at + len(closing) :]
-        # Hold the longest end of the text that is a beginning of the marker.
+        # Store the longest end of the text that is a beginning of the marker.
         for size in range(min(len(closing) - 1, len(text)), 0, -1):
             if text.endswith(closing[:size]):
                 self._held_text = text[-size:]

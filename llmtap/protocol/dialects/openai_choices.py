@@ -1,9 +1,9 @@
-"""Read chunks with choices as Deltas: the base of OpenAI's chat and completions, and the completions.
+"""Read chunks with choices as Deltas: base class of OpenAI's chat and completions, and the completions.
 
-`ChoicesReader` reads a chunk and the members beside its choices; `openai_chat.py` extends it. Errors,
-filters, guardrail fields, hook results and server durations are decoded in a second pass, only for chunks in
-which they may occur. A choice of the older completions has a `text`, or only token ids; with `echo` the first
-text holds the prompt, so only usage or token ids give the correct count.
+`ChoicesReader` reads the choices of a chunk and its other members; `openai_chat.py` extends it. Errors,
+filters, fields of guardrails, results of hooks and durations of the server are decoded in a second pass, only
+for chunks that can have them. A choice of the older completions has a `text`, or only token ids. With `echo`,
+the first text is the prompt, so only usage or token ids give the correct count.
 
 Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
 """
@@ -32,7 +32,7 @@ BESIDE_NAMES: Final = (
     "promptFeedback",
     "code",
 )
-"""Members by which an object without choices is recognised as a part of an answer."""
+"""Members that show that an object without choices is a part of an answer."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 _KNOWN: Final = (
@@ -52,21 +52,20 @@ _KNOWN: Final = (
     _INVOCATION,
 )
 _KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decoding"))
-"""Paths of figures to keep with the usage: exo's rates, cache hit and memory, vLLM's accepted drafts."""
+"""Paths of objects to store with the usage: exo's rates, cache hit and memory, vLLM's accepted drafts."""
 _USUAL: Final = frozenset(
     ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
 )
-"""Members of OpenAI's own chunks. A chunk with only these holds nothing but choices and usage."""
+"""Members of OpenAI's own chunks. A chunk with no other members needs no second pass."""
 _ERROR_BYTES_MAX: Final = 1 << 20
-"""Maximum size of an event with an error that is searched for a guardrail; known ones have a few KiB."""
+"""Maximum size of an event with an error in which a guardrail is searched. Known events have a few KiB."""
 _FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")
-"""Codes that mean success, for servers that put a code and a message into every answer."""
+"""Codes that mean success: some servers put a code and a message into every answer."""
 
 
 def failure_of(value: JsonObject, name: bytes | None = None) -> Any:
     """Return the error in an object; None if there is none. The error is a member, or the object itself if it
-    is marked as an error by the event's `name`, by `object` (older vLLM), or by a code without choices
-    (DashScope, WSO2)."""
+    is marked as an error by its event's `name`, by `object` (older vLLM), or by a code (DashScope, WSO2)."""
     groq = value.get("x_groq")
     error = value.get("error") or value.get("errors") or (isinstance(groq, dict) and groq.get("error"))
     if error:
@@ -77,6 +76,7 @@ def failure_of(value: JsonObject, name: bytes | None = None) -> Any:
 
 
 def is_flat_error(value: JsonObject) -> bool:
+    """Return whether an object is itself an error: it has a message, and an error's type or code."""
     code = value.get("code")
     is_marked = value.get("type") == "error" or (code is not None and code not in _FINE)
     return is_marked and bool(value.get("message")) and "choices" not in value
@@ -85,14 +85,14 @@ def is_flat_error(value: JsonObject) -> bool:
 def _guardrail_verdict(value: JsonObject) -> Verdict | None:
     """Return the verdict of NeMo Guardrails. `bedrock.add_guardrail` reads that of Bedrock."""
     candidates = (
-        verdicts.of_rails(value.get(name), name, value.get("status"))
+        verdicts.rails_verdict(value.get(name), name, value.get("status"))
         for name in ("guardrails_data", "guardrails")
     )
     return next(filter(None, candidates), None)
 
 
 def _usage_and_place(value: JsonObject) -> tuple[Any, str]:
-    """Return the usage of a chunk, and the path of the object in which it was found."""
+    """Return the usage of a chunk, and the path of the object that holds it."""
     usage, groq, invoked = value.get("usage"), value.get("x_groq"), value.get(_INVOCATION)
     if usage is None and isinstance(groq, dict):
         return groq.get("usage"), "x_groq.usage"
@@ -134,33 +134,35 @@ def add_other_members(
     findings: Findings, value: JsonObject, size: int, name: bytes | None, *, finished: bool = False
 ) -> None:
     """Add the members beside the choices of an event of `size` bytes, except usage and timings. `finished`:
-    an earlier event had a finish reason, so the answer is over."""
+    an earlier event had a finish reason."""
     get = value.get
     if name is None and _USUAL.issuperset(value) and get("object") != "error":
         if get("usage") is not None:
             findings.delta.server_times += _server_times(value)
         return
-    findings.verdict(verdicts.of_hook_results(get("hook_results")))
-    findings.verdict(verdicts.of_moderation(get("moderation")))
-    findings.verdict(verdicts.of_warnings(get("warnings"), get("detections"), answered=findings.has_choices))
-    findings.verdict(_guardrail_verdict(value))
-    findings.verdict(verdicts.of_block_reason(get("promptFeedback"), "promptFeedback"))
-    verdict = verdicts.of_prompt_filter_results(get("prompt_filter_results") or get("prompt_annotations"))
+    findings.add_verdict(verdicts.hook_results_verdict(get("hook_results")))
+    findings.add_verdict(verdicts.moderation_verdict(get("moderation")))
+    findings.add_verdict(
+        verdicts.warnings_verdict(get("warnings"), get("detections"), answered=findings.has_choices)
+    )
+    findings.add_verdict(_guardrail_verdict(value))
+    findings.add_verdict(verdicts.block_reason_verdict(get("promptFeedback"), "promptFeedback"))
+    verdict = verdicts.prompt_filter_verdict(get("prompt_filter_results") or get("prompt_annotations"))
     if verdict is not None:
-        findings.verdict(verdict, EventClass.GUARDRAIL if verdict.kind is not None else None)
+        findings.add_verdict(verdict, EventClass.GUARDRAIL if verdict.kind is not None else None)
     error = failure_of(value, name)
     if error is not None:
-        verdict = verdicts.of_error(value) if size <= _ERROR_BYTES_MAX else None
+        verdict = verdicts.error_verdict(value) if size <= _ERROR_BYTES_MAX else None
         if verdict is None and finished and openai_shapes.read_error(error)[0] == "400":
-            # A 400 inside an answered stream cannot be about the request: it is a guardrail at the end of the
-            # stream, too late to withhold anything (BerriAI/litellm#39036).
+            # After the finish reason, an error 400 cannot concern the request: it is from a guardrail that
+            # assesses the whole answer at the end of the stream (BerriAI/litellm#39036).
             verdict = Verdict("error.code", verdicts.OUTPUT, "blocked", "output", "medium", "400")
-        findings.error(error, verdict)
+        findings.add_error(error, verdict)
     findings.delta.server_times += _server_times(value)
 
 
 class ChunkFields(msgspec.Struct, gc=False):
-    """Members of a chunk that the first pass reads. A dialect adds its `choices`."""
+    """Members of a chunk that the first pass reads. Each dialect adds its own `choices`."""
 
     model: str | None = None
     usage: JsonObject | None = None
@@ -175,23 +177,22 @@ class ChunkFields(msgspec.Struct, gc=False):
 
 
 class ChoicesReader:
-    """Base of the readers of chat and completions. It reads the choices of a chunk, and, if the chunk may
-    have them, its other members."""
+    """Base of the readers of chat and completions. It reads the choices of a chunk, and its other members."""
 
-    __slots__ = ("_finished", "_model", "_predicted", "_running_count")
+    __slots__ = ("_has_finished", "_model", "_predicted_count", "_running_count")
     chunk_type: ClassVar[type[ChunkFields]]
     decode: ClassVar[Any]
 
     def __init__(self) -> None:
         self._model: str | None = None
         self._running_count = openai_shapes.RunningCount()
-        self._predicted = openai_shapes.RunningCount()
-        self._finished = False
+        self._predicted_count = openai_shapes.RunningCount()
+        self._has_finished = False
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
         if data is None or not openai_shapes.is_object(data):
-            return openai_shapes.read_frame(event)
+            return openai_shapes.read_non_object(event)
         return self._read_json(data, event.event, streamed=True)
 
     def read_body(self, body: bytes) -> Delta:
@@ -203,7 +204,7 @@ class ChoicesReader:
         except openai_shapes.BAD_JSON:
             value = openai_shapes.read_json(data)
             if not isinstance(value, dict):
-                return openai_shapes.unknown(name)
+                return openai_shapes.unknown_delta(name)
             chunk = msgspec.convert(_without_wrong_types(value), self.chunk_type)
         return self._read(chunk, data, name, streamed=streamed)
 
@@ -214,66 +215,66 @@ class ChoicesReader:
         choices = chunk.choices or ()
         value = None if is_plain(chunk, name) else openai_shapes.read_json(data)
         if choices:
-            self._begin(chunk, data)
+            self._before_choices(chunk, data)
             verdict = None if value is None or _USUAL.issuperset(value) else _guardrail_verdict(value)
             replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
-                findings.verdict(verdict)  # Added first, because it is more precise than the finish reason.
-            findings.railed = chunk.guardrails_data is not None
+                findings.add_verdict(verdict)  # Added first: it is more precise than the finish reason.
+            findings.has_rails = chunk.guardrails_data is not None
             findings.cut = len(choices) > openai_shapes.EVENT_CHOICES_MAX
             for position, choice in enumerate(choices[: openai_shapes.EVENT_CHOICES_MAX]):
                 self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
         usage: Any = chunk.usage
         known = chunk.choices is not None
         if value is not None:
-            add_other_members(findings, value, len(data), name, finished=self._finished)
+            add_other_members(findings, value, len(data), name, finished=self._has_finished)
             usage = _usage_and_place(value)[0]
             known = known or any(value.get(name) is not None for name in _KNOWN)
             if not known and value.get("type") == "ping":
                 return Delta(EventClass.KEEPALIVE)
             verdict = findings.delta.verdict
             substituted = verdict is not None and verdict.substituted
-            if verdict is not None and substituted and findings.railed and openai_shapes.is_unused(usage):
-                # NeMo: no tokens were used, so the rail acted before the model was called.
+            if verdict is not None and substituted and findings.has_rails and openai_shapes.is_zero(usage):
+                # No tokens were used, so NeMo's guardrail acted before the model was called.
                 verdict.kind, verdict.phase = verdicts.INPUT, "input"
-        self._finished |= findings.delta.finish_reason is not None
+        self._has_finished |= findings.delta.finish_reason is not None
         if usage is None and choices:
             usage = getattr(choices[0], "usage", None)
-        findings.usage(usage, self._running_count)
+        findings.add_usage(usage, self._running_count)
         if chunk.timings is not None:
-            findings.timings(chunk.timings, self._predicted)
+            findings.add_timings(chunk.timings, self._predicted_count)
         delta = findings.to_delta()
         if streamed and chunk.timings is not None:
-            openai_shapes.end_timings(delta, chunk.timings, self._predicted)
-        self._end(delta, chunk, data)
+            openai_shapes.end_timings(delta, chunk.timings, self._predicted_count)
+        self._after_choices(delta, chunk, data)
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
         delta.parsed = (known or not findings.is_empty) and not findings.cut
         return delta
 
-    def _begin(self, chunk: Any, data: bytes) -> None:
-        """Called before the choices of a chunk are read."""
+    def _before_choices(self, chunk: Any, data: bytes) -> None:
+        """Prepare the reading of a chunk. Called before its choices are read."""
 
     def _read_choice(
         self, choice: Any, position: int, findings: Findings, *, streamed: bool, replaced: bool
     ) -> None:
-        """Add the content of a choice. `replaced`: its text is a guardrail's, which replaces the text of the
-        model."""
+        """Add the content of a choice. `replaced`: its text is that of a guardrail, not of the model."""
         raise NotImplementedError
 
-    def _end(self, delta: Delta, chunk: Any, data: bytes) -> None:
-        """Called with the Delta of a chunk, before the model is compared."""
+    def _after_choices(self, delta: Delta, chunk: Any, data: bytes) -> None:
+        """Complete the Delta of a chunk. Called before the model is compared with that of earlier chunks."""
 
 
 def is_plain(chunk: Any, name: bytes | None) -> bool:
-    """Return whether the chunk has one unfinished choice and no members beside it."""
+    """Return whether the chunk has only one unfinished choice, so that no second pass is needed."""
     choices = chunk.choices
     return bool(
-        choices and name is None and not choices[0].finish_reason and len(choices) == 1 and is_alone(chunk)
+        choices and name is None and not choices[0].finish_reason and len(choices) == 1 and is_bare(chunk)
     )
 
 
-def is_alone(chunk: Any) -> bool:
+def is_bare(chunk: Any) -> bool:
+    """Return whether a chunk has no error and no member of a guardrail or of a gateway."""
     return (
         chunk.error is None
         and chunk.moderation is None
@@ -286,7 +287,7 @@ def is_alone(chunk: Any) -> bool:
 
 
 def _without_wrong_types(value: JsonObject) -> JsonObject:
-    """Return a chunk that the typed decoder refused, without the values that have a wrong type."""
+    """Return a chunk, which the typed decoder refused, without the values that have a wrong type."""
     choices, model, usage = value.get("choices"), value.get("model"), value.get("usage")
     return value | {
         "choices": [_typed_choice(c) for c in choices if isinstance(c, dict)]
@@ -316,8 +317,8 @@ class _Choice(msgspec.Struct, gc=False):
     index: Index = 0
     finish_reason: str | None = None
     stop_reason: Any = None
-    """DeepSeek on Bedrock sends this field in place of `finish_reason`; vLLM sends both, and this one holds
-    the matched stop text or token."""
+    """DeepSeek on Bedrock sends this field instead of `finish_reason`. vLLM sends it, too, with the stop text
+    or token that ended the answer."""
     logprobs: _Logprobs | None = None
     token_ids: list[Any] | None = None
     content_filter_results: Any = None
@@ -334,11 +335,11 @@ class OpenAICompletions(ChoicesReader):
     chunk_type = _Chunk
     decode = staticmethod(bounded_decoder(_Chunk))
 
-    __slots__ = ("_spoken",)
+    __slots__ = ("_choices_with_text",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._spoken: set[int] = set()
+        self._choices_with_text: set[int] = set()
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
@@ -346,8 +347,8 @@ class OpenAICompletions(ChoicesReader):
             return 3
         choices = value.get("choices")
         if isinstance(choices, list):
-            # A choice with `text` and `delta` is chat: Together repeats the delta of chat as `text`. vLLM's
-            # tokens-only generate has neither of them, only `token_ids`.
+            # A choice with `text` and `delta` is one of chat: Together repeats the text of the delta as
+            # `text`. In vLLM's answers without text, a choice has only `token_ids`.
             if any(
                 isinstance(c, dict) and ("text" in c or "token_ids" in c) and "delta" not in c
                 for c in choices
@@ -381,13 +382,13 @@ class OpenAICompletions(ChoicesReader):
     ) -> None:
         index, text, results = choice.index, choice.text, choice.content_filter_results
         logprobs = 0 if choice.logprobs is None else len(choice.logprobs.tokens or ())
-        findings.choice(index, ids=len(choice.token_ids or ()), logprobs=logprobs)
+        findings.add_choice(index, ids=len(choice.token_ids or ()), logprobs=logprobs)
         spoken = isinstance(text, str) and bool(text)
         if choice.finish_reason:
-            only = streamed and spoken and index not in self._spoken
-            replaced |= findings.finish(choice.finish_reason, results, only_text=only)
-        findings.filter_results(results, alone=text is None)
+            only = streamed and spoken and index not in self._choices_with_text
+            replaced |= findings.add_finish(choice.finish_reason, results, only_text=only)
+        findings.add_filter_results(results, alone=text is None)
         if spoken and not replaced:
-            findings.piece(index, EventClass.CONTENT, text)
-            if len(self._spoken) < openai_shapes.CHOICES_MAX:
-                self._spoken.add(index)
+            findings.add_piece(index, EventClass.CONTENT, text)
+            if len(self._choices_with_text) < openai_shapes.CHOICES_MAX:
+                self._choices_with_text.add(index)

@@ -1,7 +1,7 @@
 """Read OpenAI's Responses and Realtime APIs as Deltas: named events, and whole responses.
 
-Each text comes twice: in pieces, and whole in a closing event. Closing events count as metadata, so that no
-text counts twice. There is no `[DONE]`.
+Each text comes twice: in pieces, and whole in an event that ends the text. The latter counts as metadata, so
+that no text counts twice. There is no `[DONE]`.
 
 Source: openai/openai-python types/responses, types/realtime.
 """
@@ -13,7 +13,7 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import OUTPUT, of_content_filters, of_error, of_moderation, of_refusal
+from llmtap.protocol.verdicts import OUTPUT, azure_verdict, error_verdict, moderation_verdict, refusal_verdict
 
 _TEXTS: Final = {
     f"response.{name}.delta": kind
@@ -86,7 +86,7 @@ _PARTS: Final = {
 }
 
 
-_PLACED: Final = frozenset({"sequence_number", "response", "response_id", "item", "item_id", "output_index"})
+_PLACES: Final = frozenset({"sequence_number", "response", "response_id", "item", "item_id", "output_index"})
 
 
 class OpenAIResponses(shapes.ObjectReader):
@@ -96,12 +96,12 @@ class OpenAIResponses(shapes.ObjectReader):
         {"type", "delta", "logprobs", "item", "response", "command", "content_filters"}
     )
 
-    __slots__ = ("_spoken", "answer_id")
+    __slots__ = ("_has_output", "answer_id")
 
     def __init__(self) -> None:
         super().__init__()
         self.answer_id: str | None = None
-        self._spoken = False
+        self._has_output = False
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
@@ -109,8 +109,8 @@ class OpenAIResponses(shapes.ObjectReader):
         if value.get("object") == "response":
             return 3
         if shapes.text_of(kind).startswith("response."):
-            # Other APIs use such names, too, but lack the members that give an event its place in a response.
-            return 2 if _PLACED.isdisjoint(value) else 3
+            # Other APIs use such names, too, but without the members that show the place in a response.
+            return 2 if _PLACES.isdisjoint(value) else 3
         failed = kind == "error" or "error" in value or kind in _KEEPALIVES
         return int(failed and path.endswith("/responses"))
 
@@ -125,12 +125,12 @@ class OpenAIResponses(shapes.ObjectReader):
         if not delta.done:
             _add_filters(delta, value.get("content_filters", (response or {}).get("content_filters")))
         if delta.output:
-            self._spoken = True
+            self._has_output = True
             delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
         elif response is not None:
-            self._name(delta, response.get("model"))
+            self._set_model(delta, response.get("model"))
             now = _response_id(response)
-            delta.retry = kind == "response.created" and self._spoken and now != self.answer_id
+            delta.retry = kind == "response.created" and self._has_output and now != self.answer_id
             self.answer_id = now or self.answer_id
         return delta
 
@@ -141,15 +141,15 @@ class OpenAIResponses(shapes.ObjectReader):
         status = shapes.text_of(value.get("status"))
         delta = _read_end(value, status if status in _OVER else "", list(_output_pieces(value.get("output"))))
         if delta.refusal and delta.verdict is None:
-            delta.verdict = of_refusal("content.refusal")
-        self._name(delta, value.get("model"))
+            delta.verdict = refusal_verdict("content.refusal")
+        self._set_model(delta, value.get("model"))
         self.answer_id = _response_id(value)
         return delta
 
 
 class OpenAIRealtime(shapes.ObjectReader):
-    """Reader of the events of one response of a session. The session survives an `invalid_request_error`, so
-    this error is no failure of the exchange."""
+    """Reader of the events of one response in a session. The session continues after an
+    `invalid_request_error`, so this error is no failure of the exchange."""
 
     name = "openai.realtime"
     claim_max = 4
@@ -163,7 +163,7 @@ class OpenAIRealtime(shapes.ObjectReader):
         if path.endswith("/realtime"):
             known = kind in _SESSION_EVENTS or kind == "error" or kind.startswith("response.")
             return 4 if known else int("error" in value)
-        # Other APIs have events of the same names, so the claim is lower on another path.
+        # Other APIs have events with the same names, so the claim is lower on another path.
         return 2 if kind in _SESSION_EVENTS else 0
 
     def _read(self, value: JsonObject, event: SseEvent) -> Delta:
@@ -173,7 +173,7 @@ class OpenAIRealtime(shapes.ObjectReader):
             return delta
         if kind in _SESSION_EVENTS:
             delta, session = Delta(EventClass.METADATA), value.get("session")
-            self._name(delta, session.get("model") if isinstance(session, dict) else None)
+            self._set_model(delta, session.get("model") if isinstance(session, dict) else None)
             return delta
         delta, error = shapes.failure_in(value), value.get("error")
         if isinstance(error, dict) and error.get("type") == _RECOVERABLE:
@@ -181,7 +181,7 @@ class OpenAIRealtime(shapes.ObjectReader):
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        # A whole JSON body instead of a session is a failure.
+        # A JSON body instead of a session can only be a failure.
         return shapes.failure_in(openai_shapes.read_json(body))
 
 
@@ -190,7 +190,7 @@ def _response_id(response: JsonObject) -> str | None:
 
 
 def _read_response_event(kind: str, value: JsonObject) -> Delta | None:
-    """Return the Delta of an event whose type begins with `response.`; None for all others."""
+    """Return the Delta of an event whose type (`kind`) begins with `response.`; None for other events."""
     if not kind.startswith("response."):
         return None
     if kind in _TEXTS:
@@ -212,17 +212,18 @@ def _read_response_event(kind: str, value: JsonObject) -> Delta | None:
         command = shapes.text_of(value.get("command"))
         return shapes.piece(EventClass.TOOL_CALL, command) if command else Delta(EventClass.METADATA)
     if kind.endswith(".delta") and ("_arguments" in kind or ("_call" in kind and "output" not in kind)):
-        # The arguments of a call are output, because the model writes them; the result of a tool is not.
+        # The arguments of a call are output, because the model writes them; results of tools are not.
         return _read_text(kind, EventClass.TOOL_CALL, value)
     delta = f"{kind.rpartition('.')[0]}.delta"
     return Delta(
-        EventClass.METADATA, parsed=delta in _TEXTS or delta in _SOUNDS or not _PLACED.isdisjoint(value)
+        EventClass.METADATA,
+        parsed=delta in _TEXTS or delta in _SOUNDS or not _PLACES.isdisjoint(value),
     )
 
 
 def _add_filters(delta: Delta, filters: Any) -> None:
     """Add the verdict of Azure's filters in an event before the end of a response."""
-    verdict = of_content_filters(filters)
+    verdict = azure_verdict(filters)
     if verdict is not None:
         delta.verdict = delta.verdict or verdict
         if verdict.kind is not None and not delta.output:
@@ -239,7 +240,7 @@ def _read_text(kind: str, known: EventClass, value: JsonObject) -> Delta:
     if logprobs and isinstance(logprobs, list):
         delta.tokens, delta.token_source = len(logprobs), TokenSource.LOGPROBS
     if known is EventClass.REFUSAL:
-        delta.verdict = of_refusal(kind)
+        delta.verdict = refusal_verdict(kind)
     return delta
 
 
@@ -256,7 +257,7 @@ def _read_item(item: Any) -> Delta:
 
 
 def _written_text(item: JsonObject) -> str:
-    """Return what the model wrote in a call: arguments, input, code, a patch, or shell commands."""
+    """Return the text that the model wrote in a call: arguments, input, code, a patch, or shell commands."""
     operation, action = item.get("operation"), item.get("action")
     diff = operation.get("diff") if isinstance(operation, dict) else None
     for part in (item.get("arguments"), item.get("input"), item.get("code"), diff):
@@ -268,25 +269,25 @@ def _written_text(item: JsonObject) -> str:
 
 
 def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, done: bool = False) -> Delta:
-    """Return the end of a response with its pieces. The finish reason is the status; if the response is
-    incomplete, a colon and the reason for that follow. `done`: the event with this response ends a stream."""
+    """Return the Delta of the end of a response, with its pieces. The finish reason is the status, or
+    `incomplete:REASON`. `done`: the response is in the event that ends a stream."""
     beside = [EventClass.DONE] if done else []
     verdict: Verdict | None = None
     error, details = response.get("error"), response.get("incomplete_details")
     if not isinstance(details, dict):
-        details = response.get("status_details")  # Realtime's member for error and incomplete details.
+        details = response.get("status_details")  # In Realtime, it has the error and the incomplete details.
         details = details if isinstance(details, dict) else {}
         error = error or details.get("error")
     reason = shapes.text_of(details.get("reason"))
     failed = status == "failed" or bool(error)
     if failed:
         beside.append(EventClass.ERROR)
-        verdict = of_error({"error": error})
+        verdict = error_verdict({"error": error})
         if verdict is not None:
             verdict.signal, verdict.path = f"response.{verdict.signal}", None
     elif reason == "content_filter":
         verdict = Verdict("incomplete_details.reason", OUTPUT, "blocked", "output", value=reason)
-    filter_verdict = of_content_filters(response.get("content_filters")) or of_moderation(
+    filter_verdict = azure_verdict(response.get("content_filters")) or moderation_verdict(
         response.get("moderation")
     )
     if filter_verdict is not None and filter_verdict.kind is not None:

@@ -21,10 +21,11 @@ from llmtap.protocol.sse import SseEvent
 
 
 class Reader(Protocol):
-    """Reads one answer; it may remember values of earlier events. Bad bytes never make it raise.
+    """Reads the events of one answer, and can store values of earlier events. Invalid bytes raise nothing.
 
-    Optional attributes: `names_read` (`Delta.repeatable`), `answer_id` (the id by which a later request may
-    name the answer) and `end_certain` (a stream without an end mark or finish reason was cut off).
+    Optional attributes: `names_read` (members that it reads at the top of an event), `answer_id` (id by which
+    a later request can name the answer) and `end_certain` (whether a stream without an end mark or finish
+    reason was cut off).
     """
 
     @property
@@ -36,14 +37,14 @@ class Reader(Protocol):
 
 
 class Dialect(Protocol):
-    """Makes a reader for each answer, and claims answers. A dialect that may claim 4 has `claim_max = 4`."""
+    """Makes a reader for each answer, and claims answers. If a claim can be 4, `claim_max` is 4."""
 
     def __call__(self) -> Reader: ...
 
     def claim(self, value: JsonObject, path: str) -> int:
-        """Return how certain it is that this object, an event or a whole answer, is of the dialect: 3 it
-        names the dialect (4 if other dialects share the names and the path decides), 2 its shape fits, 1 only
-        the path fits, 0 nothing fits."""
+        """Return how certainly an object (an event or a whole answer) belongs to the dialect: 3 if it names
+        the dialect (4 if other dialects have the same names, and the path decides), 2 if its shape fits, 1 if
+        only the path fits, 0 if nothing fits."""
 
 
 _FOLDER: Final = resources.files("llmtap.protocol.dialects") / "tables"
@@ -53,7 +54,7 @@ TABLES: Final = {
     if file.name.endswith(".toml")
     for dialect in (TableDialect(decode_table(tomllib.loads(file.read_text(encoding="utf-8")))),)
 }
-"""The tables that llmtap ships, in the form that users write, by the name of the dialect."""
+"""Dialects of the tables that llmtap ships, by their names. Tables of users have the same form."""
 DIALECTS: Final[tuple[Dialect, ...]] = (
     OpenAIChat,
     OpenAICompletions,
@@ -67,78 +68,77 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
 
 _PATHS_CACHED: Final = 256
 _FITS: Final = 2
-"""The claim of an object whose shape fits."""
+"""Claim of a dialect if the shape of the object fits."""
 _OFF_PATH: Final = 3
 _ON_PATH: Final = 4
 """Maximum claim of a table on one of its own paths; `_OFF_PATH` is the maximum on other paths."""
 
 
 class Dialects:
-    """The dialects that an answer may have: those of the user's tables, and those that llmtap knows. A user's
-    dialect wins over others if its table fits, and replaces one of the same name."""
+    """Dialects that an answer can have: the tables of the user, and the dialects that llmtap knows. A table
+    of the user wins over other dialects if it fits, and replaces a dialect of the same name."""
 
-    __slots__ = ("_limits", "_own_count", "_pathless", "all", "owners")
+    __slots__ = ("_claim_limits", "_own_table_count", "_pathless_tables", "entries", "owners")
 
     def __init__(self, tables: Iterable[DialectTable] = ()) -> None:
         own = [TableDialect(table) for table in tables]
         names = {dialect.name for dialect in own}
-        self.all: Final = (*own, *(d for d in DIALECTS if getattr(d, "name", None) not in names))
-        self._own_count = len(own)
-        self._pathless = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
-        self.owners = lru_cache(_PATHS_CACHED)(self._owners)
-        self._limits = lru_cache(_PATHS_CACHED)(self._find_limits)
+        self.entries: Final = (*own, *(d for d in DIALECTS if getattr(d, "name", None) not in names))
+        self._own_table_count = len(own)
+        self._pathless_tables = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
+        self.owners = lru_cache(_PATHS_CACHED)(self._find_owners)
+        self._claim_limits = lru_cache(_PATHS_CACHED)(self._find_limits)
 
     def claims_of(self, value: Any, path: str, name: bytes | None = None) -> Iterator[tuple[int, int]]:
-        """Yield the position in `all`, and the claim, of each dialect that claims this JSON, the most certain
-        first. `name` is that of the `event:` line.
+        """Yield the position in `entries` and the claim of each dialect that claims this JSON, the most
+        certain first. `name`: value of the `event:` line.
 
-        A dialect is tried only while its claim could exceed those that were found already: most answers
-        name their dialect, and its claim is the only one that is used.
+        A dialect is tried only while its claim can exceed the claims so far, because most answers name their
+        dialect and no other claim is used.
         """
-        # A request with several prompts gets a list of answers.
+        # The answer to a request with several prompts is a list.
         first = value[0] if isinstance(value, list) and value else value
         claims: list[tuple[bool, int, int]] = []
-        """Sorted, the least certain first: `(whether the dialect is the user's, claim, minus its
-        position)`."""
-        for limit in self._limits(path):
+        """Claims so far, the least certain first: `(is it a table of the user, claim, -position)`."""
+        for limit in self._claim_limits(path):
             while claims and claims[-1] > limit:
                 _, claim, place = claims.pop()
                 yield -place, claim
-            order = -limit[-1]
-            dialect = self.all[order]
+            position = -limit[-1]
+            dialect = self.entries[position]
             if isinstance(dialect, TableDialect):
                 claim = dialect.claim(value, path, name)
             else:
                 claim = dialect.claim(first, path) if isinstance(first, dict) else 0
             if claim:
-                insort(claims, (self.is_own(order, claim), claim, -order))
+                insort(claims, (self.is_own(position, claim), claim, -position))
         for _, claim, place in reversed(claims):
             yield -place, claim
 
-    def is_own(self, order: int, claim: int) -> bool:
-        """Return whether this is a dialect of the user whose table fits."""
-        return order < self._own_count and claim >= _FITS
+    def is_own(self, position: int, claim: int) -> bool:
+        """Return whether the dialect at this position is a table of the user that fits by its claim."""
+        return position < self._own_table_count and claim >= _FITS
 
-    def is_on_path(self, order: int, path: str) -> bool:
-        """Return whether the path is one of this dialect. A user's table without paths fits all of them."""
-        return order in self.owners(path) or order in self._pathless
+    def is_on_path(self, position: int, path: str) -> bool:
+        """Return whether the path belongs to this dialect. A user's table without paths owns all paths."""
+        return position in self.owners(path) or position in self._pathless_tables
 
     def _find_limits(self, path: str) -> list[tuple[bool, int, int]]:
-        """Return the maximum claim that each dialect can make on this path, the most certain first, as
-        `(whether it is the user's, maximum claim, minus its position)`."""
+        """Return the maximum claim of each dialect on this path, the most certain first, as
+        `(is it a table of the user, maximum claim, -position)`."""
         owners = self.owners(path)
         limits = []
-        for order, dialect in enumerate(self.all):
+        for position, dialect in enumerate(self.entries):
             limit = getattr(dialect, "claim_max", _OFF_PATH)
-            if isinstance(dialect, TableDialect) and order in owners:
+            if isinstance(dialect, TableDialect) and position in owners:
                 limit = _ON_PATH
-            limits.append((order < self._own_count, limit, -order))
+            limits.append((position < self._own_table_count, limit, -position))
         return sorted(limits, reverse=True)
 
-    def _owners(self, path: str) -> tuple[int, ...]:
-        """Return the positions of the dialects that own the path: they claim even a plain failure on it."""
+    def _find_owners(self, path: str) -> tuple[int, ...]:
+        """Return the positions of the dialects that own the path: on it, they claim even a plain failure."""
         failure = {"error": "failure"}
-        return tuple(order for order, d in enumerate(self.all) if d.claim(failure, path))
+        return tuple(position for position, d in enumerate(self.entries) if d.claim(failure, path))
 
 
 BUILT_IN: Final = Dialects()

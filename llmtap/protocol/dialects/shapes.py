@@ -1,7 +1,7 @@
-"""Shared code of all dialects except OpenAI's chat and completions: decode JSON events, build their Delta.
+"""Common code of all dialects except OpenAI's chat and completions: decode JSON events, build Deltas.
 
-`ObjectReader` is the base of their readers, those of OpenAI's Responses and Realtime included. `gather` puts
-the pieces of output of one event together.
+`ObjectReader` is the base of the readers of these dialects, including OpenAI's Responses and Realtime.
+`gather` builds the Delta of an event with several pieces of output.
 
 Source: docs/dialects.md.
 """
@@ -15,17 +15,17 @@ from llmtap.protocol.dialects import openai_shapes
 from llmtap.protocol.dialects.openai_choices import failure_of, is_flat_error
 from llmtap.protocol.dialects.openai_shapes import text_of as text_of
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_error
+from llmtap.protocol.verdicts import error_verdict
 
-FIRST: Final = (0,)
+CHOICE_0: Final = (0,)
 ID_CHARS_MAX: Final = 128
 
 Piece = tuple[EventClass, str]
-"""A class of output, and its text; a call's name or audio has an empty text."""
+"""Class and text of a piece of output. The name of a call, and audio, have an empty text."""
 
 
 class ObjectReader:
-    """Base of readers of JSON objects; `_read` gets the object of an event. A value may be of any type."""
+    """Base of readers of JSON objects. `_read` gets the object of an event, with values of any type."""
 
     __slots__ = ("_model",)
 
@@ -35,47 +35,47 @@ class ObjectReader:
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
         if data is None or not openai_shapes.is_object(data):
-            return openai_shapes.read_frame(event)
+            return openai_shapes.read_non_object(event)
         value = openai_shapes.read_json(data)
-        return self._read(value, event) if isinstance(value, dict) else openai_shapes.unknown(event.event)
+        return self._read(value, event) if type(value) is dict else openai_shapes.unknown_delta(event.event)
 
     def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         raise NotImplementedError
 
-    def _name(self, delta: Delta, model: Any) -> None:
+    def _set_model(self, delta: Delta, model: Any) -> None:
         name = text_of(model)[:MODEL_CHARS_MAX]
         if name and name != self._model:
             self._model = delta.model = name
 
 
 def answers(value: Any) -> list[JsonObject]:
-    """Return the answers in a body: one object, or a list of them for several prompts."""
+    """Return the answers in a body, which is one object, or a list of objects for several prompts."""
     values = value[: openai_shapes.CHOICES_MAX] if isinstance(value, list) else [value]
     return [v for v in values if isinstance(v, dict)]
 
 
 def kind_of(value: JsonObject, event: SseEvent) -> str:
-    """Return the type of an event: its own, else that of its `event:` line, which gateways may drop."""
+    """Return the type of an event: its `type`, else its `event:` line, which some gateways drop."""
     return text_of(value.get("type")) or (event.event or b"").decode("latin-1")
 
 
 def failure_in(value: Any, name: bytes | None = None) -> Delta:
     """Return the Delta of JSON that is no event of the dialect: a failure, a ping, or an event that is not
-    understood. A failure is an `error` member, a list with one, or an object that its event name, its type or
-    a guardrail's code marks as an error."""
+    understood. A failure is an object with a member `error`, a list with such an object, or an object that is
+    marked as an error by its event name, its type, or the code of a guardrail."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]  # Google's services send their errors in a list.
     if not isinstance(value, dict):
-        return Delta(EventClass.KEEPALIVE) if name == b"ping" else openai_shapes.unknown(name)
+        return Delta(EventClass.KEEPALIVE) if name == b"ping" else openai_shapes.unknown_delta(name)
     if name == b"ping" or value.get("type") == "ping":
         return Delta(EventClass.KEEPALIVE)
     name = b"error" if value.get("type") == "error" else name
-    error, verdict = failure_of(value, name), of_error(value)
+    error, verdict = failure_of(value, name), error_verdict(value)
     is_marked = name == b"error" or value.get("object") == "error" or verdict is not None
     if error is None or (is_flat_error(value) and not is_marked):
-        return openai_shapes.unknown(name)
+        return openai_shapes.unknown_delta(name)
     findings = openai_shapes.Findings()
-    findings.error(error, verdict)
+    findings.add_error(error, verdict)
     delta = findings.to_delta()
     if delta.error_type == "error" and isinstance(value.get("error_type"), str):
         delta.error_type = value["error_type"]
@@ -83,6 +83,7 @@ def failure_in(value: Any, name: bytes | None = None) -> Delta:
 
 
 def counts_of(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
+    """Return the counts; None if they count no tokens and none of them is invalid."""
     counts = openai_shapes.read_counts(of_input, of_output, reasoning, cached)
     return counts if counts.input or counts.output or counts.refused else None
 
@@ -93,8 +94,8 @@ def add_counts(delta: Delta, counts: UsageCounts | None, usage: JsonObject) -> N
         delta.also = (*delta.also, EventClass.USAGE)
 
 
-def piece(kind: EventClass, text: str, choices: tuple[int, ...] = FIRST, *, audio: bool = False) -> Delta:
-    """Return the Delta of an event that carries one piece of output and nothing else."""
+def piece(kind: EventClass, text: str, choices: tuple[int, ...] = CHOICE_0, *, audio: bool = False) -> Delta:
+    """Return the Delta of an event that carries only one piece of output."""
     if kind is EventClass.CONTENT:
         blank = not audio and text.isspace()
         return Delta(kind, 0, True, not blank, blank, False, text, choices)
@@ -108,27 +109,27 @@ def gather(
     pieces: Iterable[Piece] = (),
     beside: Iterable[EventClass] = (),
     *,
-    choices: tuple[int, ...] = FIRST,
+    choices: tuple[int, ...] = CHOICE_0,
     reason: Any = None,
     signal: str = "finish_reason",
     verdict: Verdict | None = None,
     counts: UsageCounts | None = None,
     usage: Any = None,
 ) -> Delta:
-    """Return one Delta of all content of an event, or of a whole answer.
+    """Return the Delta of an event, or of a whole answer, from all that was read of it.
 
-    `beside`: classes other than those of the pieces. `signal`: name of the field of `reason`. `verdict` adds
-    the class GUARDRAIL, and `counts`, read from `usage`, the class USAGE.
+    `beside`: further classes of the event. `reason`: finish reason; `signal`: name of its field. `verdict`
+    adds the class GUARDRAIL, and `counts`, which were read from `usage`, add the class USAGE.
     """
     findings = openai_shapes.Findings()
     for kind, text in pieces:
-        findings.piece(0, kind, text, audio=not text)  # A piece without text is audio or the name of a call.
-    findings.add(*beside)
-    findings.verdict(verdict)
+        findings.add_piece(0, kind, text, audio=not text)  # A piece without text is audio or a call's name.
+    findings.add_classes(*beside)
+    findings.add_verdict(verdict)
     if reason := text_of(reason):
-        findings.finish(reason, signal=signal, judged=verdict is None)
+        findings.add_finish(reason, signal=signal, judged=verdict is None)
     if counts is not None:
-        findings.add(EventClass.USAGE)
+        findings.add_classes(EventClass.USAGE)
         findings.delta.counts, findings.delta.usage = counts, usage
     delta = findings.to_delta()
     if delta.output:
@@ -137,7 +138,7 @@ def gather(
 
 
 def merge_deltas(deltas: Sequence[Delta], choices: tuple[int, ...]) -> Delta:
-    """Return one Delta of the answers to one prompt or several; the end is that of the last one."""
+    """Return one Delta for the answers to one or several prompts, with the end of the last answer."""
     if len(deltas) == 1:
         return deltas[0]
     last = deltas[-1]

@@ -1,8 +1,8 @@
-"""Reading of answers of no known dialect by the structure of their events.
+"""Reading of answers that have no known dialect, by the structure of their events.
 
-`infer` returns a reader for an answer, `draft_table` a table in TOML for a user to check. `structure.py`
-finds places of output, counts and ends; `tables.py` makes a table of them; `reader.py` reads with it;
-`candidates.py` finds values that a drafted table may lack.
+`infer` returns a reader for an answer, and `draft_table` a table in TOML for a user to check. `structure.py`
+finds places of output, counts and ends; `tables.py` makes a table of them; `reader.py` reads with this table;
+`candidates.py` finds values that the table possibly lacks.
 """
 
 from llmtap.protocol.structure.draft import draft_table as draft_table

@@ -1,6 +1,6 @@
-"""Find values that a drafted table may lack: the model, the finish reason, the usage and the end.
+"""Find values that a drafted table possibly lacks: the model, the finish reason, the usage and the end.
 
-llmtap does not know their names, so a user must choose: `draft.py` writes them as comments.
+llmtap does not know the names of these values. `draft.py` writes them as comments, from which a user chooses.
 """
 
 from collections import Counter
@@ -19,27 +19,27 @@ from llmtap.protocol.structure.tables import member_path
 from llmtap.protocol.structure.walk import EACH, Path, leaves
 
 _EDGE_EVENTS: Final = 3
-"""Number of events at the start and at the end of an answer whose values are candidates."""
+"""Number of events at the start, and of events at the end, whose values are candidates."""
 _CANDIDATES_MAX: Final = 12
 _TEXT_CHARS_MAX: Final = 64
-"""Maximum length of the name of a model or of a finish reason."""
+"""Maximum length of a text that can be the name of a model or a finish reason."""
 
 
 @dataclass(slots=True)
 class EdgeEvent:
-    """One of the last events with JSON, and its values."""
+    """One of the last events of an answer that have JSON, with its values."""
 
     name: str
-    rule: int | None
-    """Number of the rule of the table that reads it; None if no rule does."""
+    rule_index: int | None
+    """Index of the table's rule that reads the event; None if no rule does."""
     holds_output: bool
     texts: dict[Path, str] = field(default_factory=dict)
-    """Short texts that no earlier event has at this path."""
+    """Short texts by their paths, at which no earlier event has a text."""
     integers: dict[Path, int] = field(default_factory=dict)
 
     @property
     def condition(self) -> tuple[str, str] | None:
-        """Key and value of a rule that fits this event; None if nothing distinguishes it."""
+        """Key and value of a condition that fits this event; None if nothing distinguishes the event."""
         if self.name:
             return "event", self.name
         top = next((path[0] for path in (*self.texts, *self.integers) if path[0] != EACH), None)
@@ -49,28 +49,28 @@ class EdgeEvent:
 @dataclass(slots=True)
 class Candidates:
     models: dict[str, str]
-    """Path and value of each text that may be the model."""
-    last: list[EdgeEvent]
-    """The last events, the latest last."""
-    last_alone: bool
-    """Whether the last event differs from all others, so that it may be the end mark."""
+    """Texts that are possibly the name of the model, by their paths."""
+    last_events: list[EdgeEvent]
+    """The last events of the answer, in their order."""
+    last_is_unique: bool
+    """Whether the final event differs from all others, so that it is possibly the end mark."""
 
 
 def find_candidates(table: DialectTable, structure: Structure, events: Sequence[SseEvent]) -> Candidates:
-    """Return the values in the events of a whole answer that may belong to keys which the table lacks."""
+    """Return the values in the events of a whole answer that possibly belong to missing keys of the table."""
     dialect = TableDialect(table)
     outputs = {place.path for place in structure.outputs()}
     last = [*islice(_edge_events(dialect, reversed(events), outputs, structure.kind_member), _EDGE_EVENTS)][
         ::-1
     ]
     _remove_repeated(last, structure)
-    alone = bool(last) and _is_alone(dialect, last[-1], events)
-    return Candidates(_models(dialect, structure, outputs), last, alone)
+    alone = bool(last) and _is_unique(dialect, last[-1], events)
+    return Candidates(_find_models(dialect, structure, outputs), last, alone)
 
 
-def _is_alone(dialect: TableDialect, last: EdgeEvent, events: Sequence[SseEvent]) -> bool:
-    """Return whether the condition for the last event fits no other event."""
-    if last.condition is None or (last.rule is not None and not last.name):
+def _is_unique(dialect: TableDialect, last: EdgeEvent, events: Sequence[SseEvent]) -> bool:
+    """Return whether the condition that fits the final event fits no other event."""
+    if last.condition is None or (last.rule_index is not None and not last.name):
         return False
     key, wanted = last.condition
     fitting = 0
@@ -84,7 +84,7 @@ def _is_alone(dialect: TableDialect, last: EdgeEvent, events: Sequence[SseEvent]
 
 
 def usage_of(last: Sequence[EdgeEvent]) -> tuple[EdgeEvent, Path, dict[str, int]] | None:
-    """Return the object that probably counts tokens, with its event, its path and its integers: the one with
+    """Return the object that probably counts tokens, as its event, path and integers: the object with the
     most integers, if possible in an event without output."""
     best: tuple[tuple[bool, int, int], EdgeEvent, Path, dict[str, int]] | None = None
     for number, event in enumerate(last):
@@ -111,7 +111,7 @@ def _edge_events(
             continue
         name, _ = dialect.open(value, event.event)
         compiled, _ = dialect.find_rule(value, event.event)
-        rule = None if compiled is None else numbers.get(id(compiled.source))
+        rule = None if compiled is None else numbers.get(id(compiled.rule))
         holds_output = rule is not None and any(
             getattr(dialect.table.rules[rule], key) for key in (*OUTPUTS, *PAYLOADS)
         )
@@ -126,31 +126,30 @@ def _edge_events(
 
 
 def _may_be_name(dialect: TableDialect, path: Path, value: object) -> bool:
-    """Return whether a value may be the name of a model or of a finish reason, and not the name of an
-    event."""
+    """Return whether a value is possibly the name of a model or a finish reason, and not that of an event."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= _TEXT_CHARS_MAX
         and bool(path)
         and EACH not in path
-        and not names.meaning_of(path[-1]).mark
+        and not names.meaning_of(path[-1]).is_mark
         and member_path(path) not in as_texts(dialect.table.match)
     )
 
 
 def _remove_repeated(last: Sequence[EdgeEvent], structure: Structure) -> None:
-    """Remove the texts at paths that have texts in earlier events, too."""
+    """Remove the texts at paths at which earlier events have texts, too."""
     counts: Counter[Path] = Counter()
     for place in structure.places.values():
-        counts[place.path] += place.count
+        counts[place.path] += place.text_count
     edge = Counter(path for event in last for path in event.texts)
     for event in last:
         fresh = ((path, text) for path, text in event.texts.items() if counts[path] <= edge[path])
         event.texts = dict(islice(fresh, _CANDIDATES_MAX))
 
 
-def _models(dialect: TableDialect, structure: Structure, outputs: set[Path]) -> dict[str, str]:
-    """Return the texts that are constant, or stand in one of the first events only."""
+def _find_models(dialect: TableDialect, structure: Structure, outputs: set[Path]) -> dict[str, str]:
+    """Return the texts that are constant, or are only in one of the first events, by their paths."""
     texts: dict[Path, set[str]] = {}
     counts: Counter[Path] = Counter()
     first: dict[Path, int] = {}
@@ -158,8 +157,8 @@ def _models(dialect: TableDialect, structure: Structure, outputs: set[Path]) -> 
         if place.path in outputs or not place.texts:
             continue
         texts.setdefault(place.path, set()).update(*place.texts.values())
-        counts[place.path] += place.count
-        first[place.path] = min(place.numbers[0], first.get(place.path, place.numbers[0]))
+        counts[place.path] += place.text_count
+        first[place.path] = min(place.indexes[0], first.get(place.path, place.indexes[0]))
     found = {
         member_path(path): next(iter(texts[path]))
         for path in sorted(texts, key=lambda path: first[path])
@@ -171,12 +170,12 @@ def _models(dialect: TableDialect, structure: Structure, outputs: set[Path]) -> 
 
 
 def integers_of(last: Sequence[EdgeEvent]) -> Mapping[str, int]:
-    """Return path and value of the integers of the last events."""
+    """Return the integers of the last events by their paths."""
     found = {member_path(path): value for event in last for path, value in event.integers.items()}
     return dict(islice(found.items(), _CANDIDATES_MAX))
 
 
 def texts_of(last: Sequence[EdgeEvent]) -> Mapping[str, str]:
-    """Return path and value of the short texts that only the last events have."""
+    """Return the short texts that only the last events have, by their paths."""
     found = {member_path(path): value for event in last for path, value in event.texts.items()}
     return dict(islice(found.items(), _CANDIDATES_MAX))

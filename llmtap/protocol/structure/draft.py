@@ -1,4 +1,4 @@
-"""Write a table as TOML, with comments that say what to check (`llmtap inspect --draft`)."""
+"""Write a table as TOML, with comments on what the user must check (`llmtap inspect --draft`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args
@@ -35,9 +35,9 @@ def draft_table(
     """Return the table of an answer as TOML; None if the answer shows no output.
 
     Args:
-        structure: what the events show.
+        structure: structure of these events.
         events: all events of the answer.
-        text: write samples of the output and other texts as comments.
+        text: whether comments show the beginning of texts.
     """
     table = make_table(structure, whole=True, name=name, source=source)
     if table is None:
@@ -46,20 +46,20 @@ def draft_table(
     for place in structure.outputs():
         texts = next(iter(place.texts.values()))
         sample = f", the first {_toml_value(texts[0][:_SAMPLE_CHARS])}" if text else ""
-        note = f"check: {place.count:,} texts{sample}"
+        note = f"check: {place.text_count:,} texts{sample}"
         notes.append(_Note(output_path(place, structure) or ".", place.kind, note))
     return "\n".join(_Writer(table, find_candidates(table, structure, events), notes, text=text).lines())
 
 
 class _Note(NamedTuple):
-    """What a place of output holds."""
+    """Comment on the texts at a place of output."""
 
     path: str
     kind: Kind
     text: str
 
-    def is_on(self, path: str, rule: Mapping[str, Any]) -> bool:
-        """Return whether a path of this rule, as written in TOML, leads to the place."""
+    def fits(self, path: str, rule: Mapping[str, Any]) -> bool:
+        """Return whether a path of a rule leads to the place. `rule`: the rule as in TOML."""
         marks = {member_path(at): value for at, value in self.kind.marks}
         names = as_texts(rule.get("event", ()))
         named = not names or self.kind.event in names or not set(names).isdisjoint(marks.values())
@@ -67,7 +67,7 @@ class _Note(NamedTuple):
 
 
 class _Writer:
-    """Writer of a table, and of the values that it may lack."""
+    """Writes a table as TOML, with comments on the values that it possibly lacks."""
 
     def __init__(
         self, table: DialectTable, candidates: Candidates, notes: Sequence[_Note], *, text: bool
@@ -75,7 +75,7 @@ class _Writer:
         self._table = table
         self._candidates = candidates
         self._notes = notes
-        self._text = text
+        self._shows_text = text
         name = table.name
         self._place = f"dialects.{name if _BARE_KEY.issuperset(name) else _toml_value(name)}"
 
@@ -98,13 +98,11 @@ class _Writer:
             yield from ("", f"[[{place}.rules]]")
             for key, value in rule.items():
                 if key in _OUTPUTS:
-                    notes_of = (
-                        n.text for path in as_texts(value) for n in self._notes if n.is_on(path, rule)
-                    )
+                    notes_of = (n.text for path in as_texts(value) for n in self._notes if n.fits(path, rule))
                     yield from (f"# {text}" for text in notes_of)
                 yield _toml_line(key, value)
             for event, keys in additions:
-                if event.rule == number:
+                if event.rule_index == number:
                     yield from ("# check: remove `# ` where this is right", *(f"# {line}" for line in keys))
         yield from self._suggestions(additions)
         for key, table_of in (
@@ -119,40 +117,41 @@ class _Writer:
         end = self._table.end
         others = ", ".join(_toml_value(other) for other in get_args(End) if other != end)
         note = f"check: {_END_NOTES[end]}; other values: {others}"
-        if end != "none" or not self._candidates.last_alone:
+        if end != "none" or not self._candidates.last_is_unique:
             return note
-        condition = self._candidates.last[-1].condition
+        condition = self._candidates.last_events[-1].condition
         return note if condition is None else f"{note}. The last event: {_toml_line(*condition)}"
 
     def _model_note(self) -> str:
         if self._table.model:
             return "check: the name of the model"
-        found = self._listed(self._candidates.models)
+        found = self._list_values(self._candidates.models)
         return f"check: no model was found. Texts in the first events, or constant: {found or 'none'}"
 
-    def _listed(self, values: Mapping[str, object]) -> str:
-        """Return paths and values in one line; values of texts only if texts are shown."""
+    def _list_values(self, values: Mapping[str, object]) -> str:
+        """Return the paths and values in one line; without the values of texts if texts are not shown."""
         return ", ".join(
             _toml_value(path)
-            + ("" if isinstance(value, str) and not self._text else f" = {_toml_value(value)}")
+            + ("" if isinstance(value, str) and not self._shows_text else f" = {_toml_value(value)}")
             for path, value in values.items()
         )
 
     def _additions(self) -> list[tuple[EdgeEvent, list[str]]]:
-        """Return the keys that the table lacks, for the rules of the last events; one event for each rule."""
-        table, last = self._table, self._candidates.last
+        """Return lines with the keys that the rules of the last events lack, for one event of each rule."""
+        table, last = self._table, self._candidates.last_events
         usage = None if any(rule.usage for rule in table.rules) else usage_of(last)
         has_reason = any(rule.finish_reason for rule in table.rules)
         additions: dict[object, tuple[EdgeEvent, dict[str, str]]] = {}
         for event in reversed(last):
-            place = event.condition if event.rule is None else event.rule
+            place = event.condition if event.rule_index is None else event.rule_index
             _, lines = additions.setdefault(place, (event, {}))
             keys = []
-            if event is last[-1] and table.end == "none" and self._candidates.last_alone:
+            if event is last[-1] and table.end == "none" and self._candidates.last_is_unique:
                 keys.append(("event_class", "done", 'and end = "done" above'))
             if not has_reason and event.texts:
                 path, value = next(iter(event.texts.items()))
-                keys.append(("finish_reason", member_path(path), _toml_value(value) if self._text else ""))
+                note = _toml_value(value) if self._shows_text else ""
+                keys.append(("finish_reason", member_path(path), note))
             if usage is not None and event is usage[0]:
                 keys.append(("usage", member_path(usage[1]) or ".", ""))
             for key, value, note in keys:
@@ -160,10 +159,10 @@ class _Writer:
         return [(event, [*lines.values()]) for event, lines in reversed(additions.values()) if lines]
 
     def _suggestions(self, additions: Sequence[tuple[EdgeEvent, list[str]]]) -> Iterator[str]:
-        """Yield comments: values for the keys that the table lacks, and rules that read them."""
-        rules, last = self._table.rules, self._candidates.last
+        """Yield comments with possible values of the missing keys, and with rules that read these values."""
+        rules, last = self._table.rules, self._candidates.last_events
         missing = [
-            f"# check: no `{key}` was found. {title}: {self._listed(found) or 'none'}"
+            f"# check: no `{key}` was found. {title}: {self._list_values(found) or 'none'}"
             for key, title, found in (
                 ("finish_reason", "Texts that only the last events have", texts_of(last)),
                 ("usage", "Integers of the last events", integers_of(last)),
@@ -174,12 +173,12 @@ class _Writer:
             yield from ("", *missing)
         examples: list[str] = []
         for event, keys in additions:
-            if event.rule is None and event.condition is not None:
+            if event.rule_index is None and event.condition is not None:
                 examples += ("", f"[[{self._place}.rules]]", _toml_line(*event.condition), *keys)
         usage = None if any(rule.usage for rule in rules) else usage_of(last)
-        if usage is not None and (usage[0].rule is not None or usage[0].condition is not None):
+        if usage is not None and (usage[0].rule_index is not None or usage[0].condition is not None):
             examples += ("", f"[{self._place}.counts]")
-            # A single count is probably the number of output tokens.
+            # A single integer is probably the number of output tokens.
             meanings = ("input", "output") if len(usage[2]) > 1 else ("output",)
             for meaning, (member, value) in zip(meanings, usage[2].items(), strict=False):
                 examples.append(_toml_line(meaning, member, f"{value}"))
@@ -193,7 +192,7 @@ def _toml_line(key: str, value: Any, note: str = "") -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """Return a value in TOML; a list of one text is the text."""
+    """Return a value in TOML. A list with one value is written as this value."""
     if isinstance(value, list | tuple):
         return _toml_value(value[0]) if len(value) == 1 else "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, dict):

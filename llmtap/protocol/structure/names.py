@@ -1,6 +1,6 @@
-"""Vocabulary: what the names of members, events and types show about the values that they name.
+"""Vocabulary of names: what the name of a member, event or type shows about its value.
 
-Names are compared by their words, so `outputText`, `output_text` and `output-text` are one name.
+Names are compared by their words: `outputText`, `output_text` and `output-text` are the same name.
 """
 
 import re
@@ -16,24 +16,25 @@ _NOT_IN_PATHS: Final = frozenset(".[]=!\"'\\\n*")
 
 
 class Meaning(NamedTuple):
-    """What the name of a member says about its value."""
+    """Meaning of the name of a member."""
 
     words: tuple[str, ...]
     phrase: str
     """The words with spaces between them."""
-    plain: bool
-    """Whether a path of a table can name the member."""
-    mark: bool
-    reasoning_flag: bool
-    partial_flag: bool
-    end_flag: bool
-    reason: bool
-    """Whether the value of the member is the reason why the answer ended."""
-    model: bool
+    is_plain: bool
+    """Whether the name can stand in a path of a table."""
+    is_mark: bool
+    """Whether the value of the member names the kind of its object."""
+    is_reasoning_flag: bool
+    is_partial_flag: bool
+    is_end_flag: bool
+    is_reason: bool
+    """Whether the value of the member is a finish reason."""
+    is_model: bool
 
 
 @lru_cache(maxsize=4_096)
-def _meaning_of(name: str) -> Meaning:
+def _cached_meaning(name: str) -> Meaning:
     words = tuple(word.lower() for word in _WORD.findall(name))
     phrase = " ".join(words)
     return Meaning(
@@ -50,16 +51,16 @@ def _meaning_of(name: str) -> Meaning:
 
 
 def meaning_of(name: str) -> Meaning:
-    return _meaning_of(name[: NAME_CHARS_MAX + 1])
+    return _cached_meaning(name[: NAME_CHARS_MAX + 1])
 
 
 def words(name: str) -> tuple[str, ...]:
     """Return the words of a name, in lower case."""
-    return _meaning_of(name[: NAME_CHARS_MAX + 1]).words
+    return _cached_meaning(name[: NAME_CHARS_MAX + 1]).words
 
 
 def _names(text: str) -> frozenset[str]:
-    """Return the names in a text, separated by commas."""
+    """Return the set of names in a text that separates them by commas."""
     return frozenset(" ".join(name.split()) for name in text.split(","))
 
 
@@ -68,11 +69,11 @@ MARKS: Final = _names("""
     section, phase, stage, topic, method, subtype, content type, chunk type, mode, action, ev, evt, cmd,
     session update
 """)
-"""Members whose value names the kind of the object that has them."""
+"""Members whose value names the kind of their object."""
 REASONING_FLAGS: Final = _names("""
     thought, is thought, thinking, is thinking, reasoning, is reasoning, thoughts
 """)
-"""Members that mark the text beside them as reasoning if they are true."""
+"""Members that, if true, mark the text in the same object as reasoning."""
 
 STRONG: Final = _names("""
     token, generated text, output text, text output, completion, answer, delta, text delta, content delta,
@@ -82,14 +83,14 @@ STRONG: Final = _names("""
     chunk, refusal, response delta, partial text, output delta, answer delta, answer chunk, token str, reply,
     partial, incremental text
 """)
-"""Members that hold generated text in almost every API that has them."""
+"""Members that hold generated text in almost all APIs that have such a member."""
 USUAL: Final = _names("""
     text, content, response, output, chunk, fragment, piece, arguments, transcript, markdown, message content,
     thought, thoughts, part, parts, tokens, args, snippet delta, utterance, assistant, assistant message,
     assistant response, full text, text so far, accumulated, translation, generated, story, summary text, md,
     result text, args delta, segment, outputs, texts, say
 """)
-"""Members that often hold generated text, and often other text."""
+"""Members that often hold generated text, but often also other text."""
 POSSIBLE: Final = _names("""
     message, data, value, v, d, c, m, s, body, result, string, str, word, words, msg, out, payload, html, p,
     bytes text, sentence, paragraph, line, input, summary, append, add, t, char, chars, items, a, r, x, txt,
@@ -111,7 +112,7 @@ NEVER: Final = _names("""
     quantization, dtype, shape, owner, permission, tier, hint, help, tip, observation, cited, quote, verdict,
     safety, moderation, rating, probability, blocklist, policy
 """)
-"""Words in the name of a member that show that its text is not the answer of the model."""
+"""Words in the name of a member that show that its text is not output of the model."""
 ABOVE_NEVER: Final = _names("""
     error, errors, logprobs, document, documents, results, hits, matches, citation, citations, sources,
     source, references, annotations, prompt, request, query, embedding, embeddings, data uri, metadata, log,
@@ -120,23 +121,23 @@ ABOVE_NEVER: Final = _names("""
     inputs, params, parameters, schema, session, instructions, user, author, sender, file, files, choices
     logprobs, grounding, web, alert, incident, job, task status, device, sensor, labels
 """)
-"""Words in the name of an object or array that show that no text inside it is the answer of the model."""
+"""Words in the name of an object or array that show that no text inside it is output of the model."""
 ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
 ABOVE_USUAL: Final = _names("""
     generation, completion, chunk, answer, parts, message, messages, output, outputs, token, content, reply,
     predictions, response, block, part
 """)
-"""Words that are usual in the names of the objects and arrays that hold a generated text."""
+"""Words that the names of objects and arrays with generated text often have."""
 ABOVE_DOUBTFUL: Final = frozenset({"result", "results"})
 KIND_STRONG: Final = _names("""
     delta, chunk, token, tokens, generation, partial, reasoning, thinking, thought, fragment, piece,
     completion, think, append, refusal
 """)
-"""Words in the name of an event, or in its type, that show that it adds text."""
+"""Words in the name or type of an event that show that the event adds text."""
 KIND_USUAL: Final = _names("""
     text, content, answer, word, assistant, transcript, reply, speak, say, output, final
 """)
-"""Words in the name of an event, or in its type, that are usual if it adds text, but do not show it."""
+"""Words in the name or type of an event that are usual if the event adds text, but do not prove it."""
 KIND_NEVER: Final = _names("""
     done, end, ended, completed, complete, finish, finished, stop, stopped, closed, error, failed, failure,
     exception, status, progress, log, logs, info, warning, warn, debug, notice, ping, pong, heartbeat,
@@ -149,14 +150,14 @@ KIND_NEVER: Final = _names("""
     references, stdout, stderr, stt, asr, heart, tick, sensor, reading, measurement, price, trade, quote,
     order, edit, file, files, config, obfuscation, fallback, memory
 """)
-"""Words in the name of an event, or in its type, that show that it adds no text, or that it repeats text."""
+"""Words in the name or type of an event that show that the event adds no text, or repeats text."""
 BESIDE_NEVER: Final = _names("""
     level, severity, logger, progress, percent, percentage, eta, pid, hostname, similarity, relevance, score,
     rank, url, author, username, user, sender, email, priority, alert, ip, sensor, unit, channel id, guild,
     attendee, participant, suggest, price, currency, headline, likes, timestamp, attempt, exit, elapsed,
     stage, service
 """)
-"""Words in the names of members beside a text that show that it is a log line, a notice or a document."""
+"""Words in the names of members beside a text that show that the text is a log line, notice or document."""
 REASONING: Final = _names("""
     reasoning, thinking, think, thought, thoughts, cot, scratchpad, analysis, plan, reflection
 """)
@@ -167,7 +168,7 @@ CALL_NAMES: Final = (("name",), ("tool", "name"), ("function", "name"), ("tool",
 ARGUMENTS: Final = frozenset({"arguments", "args", "input", "partial json", "arguments delta", "input delta"})
 CALLING: Final = frozenset({"call", "calls", "use", "uses", "calling"})
 DEFINITION: Final = frozenset({"description", "parameters", "input schema", "schema"})
-"""Members beside the name of a tool that is offered, not called."""
+"""Members beside the name of a tool that show that the tool is offered, not called."""
 CALL_RESULT: Final = frozenset(
     {"result", "results", "output", "outputs", "response", "responses", "observation", "return"}
 )
@@ -177,15 +178,15 @@ _RECOGNITION: Final = _names(
     "stt, asr, recognized, recognised, recognizing, recognition, dictation, inbound, incoming"
 )
 _TRANSCRIPT: Final = frozenset({"transcript", "transcripts", "transcription", "transcriptions"})
-_HEARD: Final = frozenset({"input", "audio", "speech", "voice"})
-_SPOKEN: Final = frozenset({"output", "response", "assistant", "agent", "bot", "model", "answer", "reply"})
+_OF_SOUND: Final = frozenset({"input", "audio", "speech", "voice"})
+_OF_MODEL: Final = frozenset({"output", "response", "assistant", "agent", "bot", "model", "answer", "reply"})
 
 ENDS: Final = _names("""
     done, end, ended, completed, complete, finish, finished, stop, stopped, final, close, closed, eos, eof
 """)
 ERRORS: Final = frozenset({"error", "errors", "failed", "failure", "exception", "fault"})
 PARTIAL_FLAGS: Final = _names("partial, is partial, interim, is interim, streaming, is streaming, incomplete")
-"""Members that mark a piece of a text if they are true; the whole text may follow without the flag."""
+"""Members that, if true, mark a piece of a text. The whole text can follow without this flag."""
 END_FLAGS: Final = _names("""
     done, finished, finish, is final, is finished, is done, is end, is last, final, last, eos, complete,
     completed, stop, end, is complete, ended, eof, end of stream, is stop, finish flag, end turn
@@ -198,16 +199,16 @@ END_TEXTS: Final = frozenset(
 
 
 def is_of_user(name: tuple[str, ...]) -> bool:
-    """Return whether a name shows that the text is the user's: typed, or recognised from speech."""
+    """Return whether the words of a name show a text of the user: typed, or recognised from speech."""
     known = frozenset(name)
     if known & _USERS:
         return not known & _TO_USERS
-    if known & _SPOKEN:
+    if known & _OF_MODEL:
         return False
-    return name == ("in",) or bool(known & _RECOGNITION or (known & _TRANSCRIPT and known & _HEARD))
+    return name == ("in",) or bool(known & _RECOGNITION or (known & _TRANSCRIPT and known & _OF_SOUND))
 
 
-_COUNTED: Final = frozenset(
+_COUNT_WORDS: Final = frozenset(
     {"token", "tokens", "count", "n", "length", "len", "used", "num", "usage", "billed"}
 )
 _INPUT: Final = frozenset(
@@ -227,10 +228,11 @@ _HOLDERS: Final = frozenset({"usage", "tokens", "token", "billed", "consumption"
 
 @lru_cache(maxsize=4_096)
 def count_of(path: tuple[str, ...]) -> str | None:
-    """Return the kind of token count that the name of an integer at `path` shows, or None.
+    """Return which tokens the integer at `path` counts by its name; None if it is no count of tokens.
 
-    The result is `input`, `output`, `reasoning`, `cached` or `total`. A short name (`in`) needs an object
-    above it that speaks of tokens (`usage`)."""
+    The result is `input`, `output`, `reasoning`, `cached` or `total`. A short name such as `in` counts tokens
+    only in an object with a name such as `usage`.
+    """
     names = [words(name) for name in path if name != "[]"]
     if not names:
         return None
@@ -243,7 +245,7 @@ def count_of(path: tuple[str, ...]) -> str | None:
         return "output"
     if names[-1] == ("prompt", "eval", "count"):
         return "input"
-    if not tokens or (not own & _COUNTED and not above & _HOLDERS):
+    if not tokens or (not own & _COUNT_WORDS and not above & _HOLDERS):
         return None
     if own & {"cached", "cache"}:
         return "cached"

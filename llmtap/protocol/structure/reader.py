@@ -1,9 +1,9 @@
-"""Reader of an answer by the structure of its events.
+"""Read an answer by the structure of its events.
 
-`infer` is called by `dialects/chooser.py` with the first events of an answer that no dialect fits. The
-reader that it returns continues to learn: events of a new form may hold further output, the usage, or the
-end. If its table does not fit an event, the chooser calls `learn`, but only if no dialect claims the event. A
-place that once held texts that are no output stays without output, because a late change would move the first
+`dialects/chooser.py` calls `infer` with the first events of an answer that no dialect fits. The reader that
+`infer` returns continues to learn, because events of a new form can hold further output, the usage, or the
+end. If its table does not fit an event, and no dialect claims the event, the chooser calls `learn`. A place
+whose texts were judged to be no output stays without output: a later change would move the time of the first
 token.
 """
 
@@ -25,9 +25,9 @@ from llmtap.protocol.structure.tables import NAME, make_table
 
 _COUNTS: Final = re.compile(rb"[uU]sage|[tT]okens|oken_?[cC]ount|eval_count").search
 _END_MARKS: Final = frozenset(text.upper().encode() for text in names.END_TEXTS if not text.isalpha())
-"""Data of events that end a stream; without brackets it may be a text."""
+"""Data of events that end a stream. Words without brackets are left out: they can be text of an answer."""
 TABLES_MAX: Final = 32
-"""Tables that are made for one answer."""
+"""Maximum number of tables that are made for one answer."""
 _TABLES_CACHED: Final = 64
 _NO_VERDICT: Final = (EventClass.GUARDRAIL, EventClass.REFUSAL)
 _EMPTY: Final = DialectTable(
@@ -36,42 +36,42 @@ _EMPTY: Final = DialectTable(
 
 
 def infer(events: Sequence[SseEvent], *, whole: bool) -> "InferredReader | None":
-    """Return a new reader of the answer that begins with these events, or None.
+    """Return a new reader for the answer that begins with these events; None if it cannot be read.
 
     Args:
         events: the first events of a stream, or one event that is a whole body. They are only examined: pass
-            them to the reader, too.
-        whole: no further event follows; then None is returned if no output is known.
+            them to the reader afterwards.
+        whole: no further event follows. Then None is returned if the events have no known output.
     """
     structure = Structure(events)
     for event in events:
         structure.add(event)
     table = make_table(structure, whole=whole)
-    if table is None and (whole or not structure.events):
+    if table is None and (whole or not structure.event_count):
         return None
     return InferredReader(structure, table)
 
 
 @lru_cache(_TABLES_CACHED)
 def _compile(table_json: bytes) -> TableDialect:
-    """Compile a table; all answers with this table share the result."""
+    """Compile a table. All answers with the same table use the same result."""
     return TableDialect(msgspec.json.decode(table_json, type=DialectTable))
 
 
 class InferredReader(TableReader):
     """Reader with a table that grows. It reports no verdict and no certain end."""
 
-    __slots__ = ("_counts", "_input", "_structure", "_table", "_tables_left", "understood")
+    __slots__ = ("_input_tokens", "_reads_usage", "_structure", "_table", "_tables_left", "knows_output")
 
     def __init__(self, structure: Structure, table: DialectTable | None) -> None:
         super().__init__(_compile(msgspec.json.encode(table or _EMPTY)))
         self._structure = structure
         self._table = table
-        self._counts = table is not None and any(rule.usage for rule in table.rules)
+        self._reads_usage = table is not None and any(rule.usage for rule in table.rules)
         self._tables_left = TABLES_MAX
-        self._input: int | None = None
-        self.understood = table is not None
-        """Whether some output is known."""
+        self._input_tokens: int | None = None
+        self.knows_output = table is not None
+        """Whether the table reads some output."""
 
     @property
     def name(self) -> None:
@@ -96,7 +96,7 @@ class InferredReader(TableReader):
         return self._adjust(delta)
 
     def learn(self, event: SseEvent, delta: Delta) -> Delta:
-        """Learn from an event that was read as `delta`; return what it means by now."""
+        """Learn from an event that was read as `delta`. Return its Delta by the table as it is afterwards."""
         return self._adjust(super().read_event(event)) if self._learn(event) else delta
 
     def _to_delta(self, findings: Findings) -> Delta:
@@ -108,23 +108,23 @@ class InferredReader(TableReader):
 
     def _adjust(self, delta: Delta) -> Delta:
         if delta.counts is not None:
-            # A count before all output is not that of the whole answer. The last count may lack the input
-            # tokens: take them from the previous count.
-            delta.usage_running |= not (self._spoken or delta.done)
+            # A count before any output is not that of the whole answer. A later count often has no input
+            # tokens: take them from an earlier count.
+            delta.usage_running |= not (self._has_output or delta.done)
             if delta.counts.input is None:
-                delta.counts.input = self._input
-            self._input = delta.counts.input
+                delta.counts.input = self._input_tokens
+            self._input_tokens = delta.counts.input
         return _without_verdict(delta)
 
     def read_body(self, body: bytes) -> Delta:
         return _without_verdict(super().read_body(body))
 
     def _may_count(self, event: SseEvent) -> bool:
-        """Whether the event may count tokens beside its text, as the last one of a stream does."""
-        return not self._counts and event.data is not None and _COUNTS(event.data) is not None
+        """Return whether the event possibly counts tokens beside its text, while no rule reads counts."""
+        return not self._reads_usage and event.data is not None and _COUNTS(event.data) is not None
 
     def _learn(self, event: SseEvent) -> bool:
-        """Add the structure of an event to what is known; return whether the table changed."""
+        """Add an event to the structure, and make a new table of it. Return whether the table changed."""
         structure = self._structure
         if not (self._tables_left and structure.values_left and structure.add(event)):
             return False
@@ -136,14 +136,13 @@ class InferredReader(TableReader):
         self._dialect = _compile(msgspec.json.encode(table))
         self.names_read = self._dialect.names_read
         self._sample = None
-        self._counts = any(rule.usage for rule in table.rules)
-        self.understood = True
+        self._reads_usage = any(rule.usage for rule in table.rules)
+        self.knows_output = True
         return True
 
 
 def _without_verdict(delta: Delta) -> Delta:
-    """Remove verdict, refusal and their classes from a Delta: in an unknown dialect, the words that show them
-    are not certain."""
+    """Remove verdict, refusal and their classes from a Delta: in an unknown dialect, they are not certain."""
     if delta.verdict is None and not delta.refusal and delta.event_class not in _NO_VERDICT:
         return delta
     classes = {c for c in (delta.event_class, *delta.also) if c not in _NO_VERDICT}

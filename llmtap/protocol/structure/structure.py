@@ -1,10 +1,10 @@
-"""What the events of an unknown stream show: places that hold output, counts of tokens, and marks of the end.
+"""Find in the events of an unknown stream: places that hold output, counts of tokens, and marks of the end.
 
-`Structure.add` takes the first events of an answer. Texts of one place (the same path, event name and marks
-on the way) are compared with each other: pieces of one text, or the text so far, are output. Names count,
-too. Constants, identifiers, notices, log lines and repeated texts are no output. Each sign gives points, so
-that no single one decides, and a place without enough of them is no output. `tables.py` makes a table of
-the result.
+`Structure.add` takes the first events of an answer. Texts of one place (same path, event name and marks on
+the path) are compared with each other. They are output if they are pieces of one text, or if each repeats the
+text so far. Constants, identifiers, notices, log lines and repeated texts are no output. Each sign, and also
+each usual name, gives points to a place. So no single sign decides, and a place with too few points holds no
+output. `tables.py` makes a table of the result.
 """
 
 from collections.abc import Sequence, Sized
@@ -13,30 +13,30 @@ from itertools import islice, pairwise
 from typing import Any, Final
 
 from llmtap.protocol.delta import EventClass, ReadingLimit
-from llmtap.protocol.dialects.openai_shapes import NOT_ENDED, count, read_data, read_json
-from llmtap.protocol.speakers import MODEL_ROLES, Messages, is_other, role_of
+from llmtap.protocol.dialects.openai_shapes import NOT_ENDED, read_count, read_data, read_json
+from llmtap.protocol.speakers import MODEL_ROLES, MessageSpeakers, is_other_role, role_of
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
 from llmtap.protocol.structure.texts import compare_texts
 from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, leaves, may_name_kind
-from llmtap.protocol.verdicts import of_finish_reason
+from llmtap.protocol.verdicts import finish_reason_verdict
 
 PLACES_MAX: Final = 256
-"""Maximum number each of places, counts and kinds of events that are compared; later ones are ignored."""
+"""Maximum number of places, of counts, and of kinds of events that are compared. Further ones are ignored."""
 TEXTS_MAX: Final = 32
 """Maximum number of texts of one place that are compared."""
 TEXT_CHARS_MAX: Final = 4_096
 """Maximum length of a text that is compared; the rest of a longer one is ignored."""
 VALUES_MAX: Final = 8_192
-"""Maximum number of JSON leaves of one answer that are examined; they take at most 50 ms."""
+"""Maximum number of JSON values of one answer that are examined, which takes at most 50 ms."""
 ENOUGH: Final = 4
-"""Minimum number of points of a place that holds output."""
+"""Number of points from which a place holds output."""
 _SURE_CHARS: Final = 8
-"""Minimum length of a text whose repetition cannot be by chance."""
+"""Minimum length of a text that is certainly not repeated by chance."""
 _FIRST_EVENTS: Final = 16
 _MESSAGE_IDS: Final = ("message_id", "messageId", "item_id", "itemId", "id")
 _MEMBERS_MAX: Final = 16
-_BESIDE_MAX: Final = 32
+_HOLDER_MAX: Final = 32
 _REASON_CHARS_MAX: Final = 40
 
 
@@ -46,9 +46,10 @@ class Kind:
 
     event: str | None
     marks: tuple[Mark, ...]
-    numbers: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    """Indexes of these events in the answer."""
     members: set[frozenset[str]] = field(default_factory=set)
-    """Each set of members that an event of this kind had at the top; "" for one that is no object."""
+    """Sets of names of members at the top of these events; {""} for an event that is no object."""
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
@@ -62,120 +63,122 @@ class Kind:
 
 @dataclass(slots=True)
 class Place:
-    """One path in events of one kind, and the texts that were there."""
+    """One path in events of one kind, and the texts at this path."""
 
     kind: Kind
     marks: tuple[Mark, ...]
     """Marks of all objects on the path, including the object at the top."""
     path: Path
     texts: dict[int, list[str]] = field(default_factory=dict)
-    """Texts by the index of their choice."""
-    numbers: list[int] = field(default_factory=list)
-    """Numbers of the events that had a text there, at most TEXTS_MAX."""
-    count: int = 0
-    """Number of texts that were there."""
-    beside: frozenset[str] = frozenset()
-    """Names of the members beside the text."""
+    """Texts at this path, by the index of their choice."""
+    indexes: list[int] = field(default_factory=list)
+    """Indexes of the events with a text at this path; at most TEXTS_MAX for each choice."""
+    text_count: int = 0
+    """Number of texts at this path, also of those that are not stored in `texts`."""
+    neighbours: frozenset[str] = frozenset()
+    """Names of the other members of the objects that hold the texts."""
     roles: frozenset[str] = frozenset()
-    others: set[int] = field(default_factory=set)
-    """Numbers of the events that had a text there of somebody else than the model."""
+    """Roles of the speakers of the texts."""
+    other_speaker_indexes: set[int] = field(default_factory=set)
+    """Indexes of the events in which the text at this path has another speaker than the model."""
     holds_output: bool | None = None
-    """None: not judged yet."""
+    """Whether the texts are output of the model; None before the place is judged."""
     points: int = 0
     event_class: EventClass = EventClass.CONTENT
     cumulative: bool = False
-    reasons: list[str] = field(default_factory=list)
+    point_reasons: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Counter:
-    """A place that holds a number of tokens."""
+    """One path at which events of one kind have a number of tokens."""
 
     kind: Kind
     path: Path
     meaning: str
+    """Kind of tokens: `input`, `output`, `reasoning`, `cached` or `total`."""
     values: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Flag:
-    """A member that is true, or a reason why the answer ended."""
+    """One path at which events of one kind have `true`, or a finish reason."""
 
     kind: Kind
     path: Path
-    numbers: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
 
 
 class Structure:
-    """What some events of an answer show. Memory: PLACES_MAX places of TEXTS_MAX texts.
+    """Places, counts and marks that were found in some events of an answer. Memory: PLACES_MAX places of
+    TEXTS_MAX texts.
 
     Args:
-        events: the first events of the answer, which show whether integers name their kinds. They are not
-            added.
-        values_max: maximum number of JSON values that are looked at.
+        events: the first events of the answer, which show which member names their kinds. They are not added.
+        values_max: maximum number of JSON values that are examined.
     """
 
     def __init__(self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX) -> None:
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
-        """Member at the top whose value names the kind of an event."""
+        """Name of the member at the top whose value names the kind of an event; None if unknown."""
         self.values_left = values_max
-        self._full = False
+        self._has_reached_limit = False
         self.kinds: dict[tuple[Any, ...], Kind] = {}
         self.places: dict[tuple[Any, ...], Place] = {}
         self.counters: dict[tuple[Any, ...], Counter] = {}
         self.flags: dict[tuple[Any, ...], Flag] = {}
-        self.reasons: dict[tuple[Any, ...], Flag] = {}
-        self.filtered: set[int] = set()
-        """Numbers of the events in which a filter ended the answer: their text may replace the answer."""
+        self.finish_reasons: dict[tuple[Any, ...], Flag] = {}
+        self.filter_ends: set[int] = set()
+        """Indexes of the events in which a filter ended the answer: their text possibly replaces it."""
         self.models: set[Path] = set()
-        self.events = 0
-        self.message: str | None = None
-        """Member with the id of a message whose speaker an earlier event names."""
-        self._messages = Messages()
-        self._forms = 0  # number of forms in the last event that no earlier event had
+        self.event_count = 0
+        self.message_id_member: str | None = None
+        """Member with a message's id, if only the first event of a message names its speaker; else None."""
+        self._messages = MessageSpeakers()
+        self._new_forms = 0
+        """Number of kinds, places, counts and flags in the current event that no earlier event had."""
         self.end_text: str | None = None
-        """Data of the last event if it is a known end mark, such as `[DONE]`; else None."""
+        """Data of the latest event if it is a known end mark, such as `[DONE]`; else None."""
 
     def add(self, event: SseEvent) -> bool:
-        """Take the next event of the answer; return whether it has a form that no earlier one had."""
+        """Add the next event. Return whether it has a new kind, place, count or flag."""
         if event.data is None or not self.values_left:
             return False
-        self._forms = 0
+        self._new_forms = 0
         self.values_left -= 1
         value = read_data(event.data)
-        number = self.events
-        self.events += 1
+        number = self.event_count
+        self.event_count += 1
         is_end = isinstance(value, str) and value.strip().lower() in names.END_TEXTS
         self.end_text = str(value).strip() if is_end else None
         if is_end:
             return False
-        is_of_other = self._is_of_other(value)
+        has_other_speaker = self._has_other_speaker(value)
         kind: Kind | None = None
         for leaf in leaves(value, min(NODES_MAX, self.values_left), self.kind_member):
             self.values_left -= 1
             if kind is None:
-                kind = self._kind(event, value, leaf.marks, number)
+                kind = self._find_kind(event, value, leaf.marks, number)
                 if kind is None:
                     return False
             if isinstance(leaf.value, str):
-                if not is_of_other:
+                if not has_other_speaker:
                     self._add_text(leaf, kind, number)
             elif type(leaf.value) in (int, float):
                 if not any(map(names.is_of_user, kind.names)):
                     self._add_number(leaf, kind)
-            elif leaf.value is True and leaf.path and names.meaning_of(leaf.path[-1]).end_flag:
+            elif leaf.value is True and leaf.path and names.meaning_of(leaf.path[-1]).is_end_flag:
                 self._add_flag(self.flags, leaf, kind, number)
-        return self._forms > 0
+        return self._new_forms > 0
 
     @property
     def limits(self) -> tuple[ReadingLimit, ...]:
-        """Limits that were reached, so that later values or places were ignored."""
+        """Limits that were reached, so that further values or places were ignored."""
         values = () if self.values_left else (ReadingLimit.STRUCTURE_VALUES,)
-        return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._full else ())
+        return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._has_reached_limit else ())
 
     def outputs(self) -> list[Place]:
-        """Return the places that hold output, the most certain first. A place that has texts and holds no
-        output is not judged again."""
+        """Return the places that hold output, the most certain first. Each place is judged only once."""
         counted = any(counter.values[-1] > 0 for counter in self.counters.values())
         paths = {place.path for place in self.places.values() if place.holds_output}
         holders = {path[:-1] for path in paths}
@@ -183,18 +186,18 @@ class Structure:
             if place.texts and place.holds_output is None:
                 beside_output = place.path[:-1] in holders
                 _judge_place(place, counted=counted, beside_output=beside_output, on_path=place.path in paths)
-                place.holds_output = place.points >= ENOUGH and not self.filtered.issuperset(place.numbers)
-        self._add_flagged_places()
+                place.holds_output = place.points >= ENOUGH and not self.filter_ends.issuperset(place.indexes)
+        self._mark_flagged_places()
         out: list[Place] = []
         for place in sorted((p for p in self.places.values() if p.holds_output), key=lambda p: -p.points):
-            place.holds_output = not _repeats_better(place, out)
+            place.holds_output = not _repeats_accepted(place, out)
             if place.holds_output:
                 out.append(place)
         return out
 
-    def _add_flagged_places(self) -> None:
-        """Mark a place with a flag (`thought`) as output if the same place without the flag holds output: one
-        rule reads both."""
+    def _mark_flagged_places(self) -> None:
+        """Set that a place with a flag (such as `thought`) holds output if the same place without the flag
+        does, because one rule reads both places."""
         plain = {(p.kind.event, p.marks, p.path) for p in self.places.values() if p.holds_output}
         for place in self.places.values():
             marks = tuple(mark for mark in place.marks if mark[1] is not True)
@@ -202,12 +205,12 @@ class Structure:
                 place.holds_output = True
 
     def _is_full(self, entries: Sized) -> bool:
-        """Return whether there is no room for one more of these entries, and record that."""
+        """Return whether no more of these entries can be stored, and record that this limit was reached."""
         full = len(entries) >= PLACES_MAX
-        self._full |= full
+        self._has_reached_limit |= full
         return full
 
-    def _kind(self, event: SseEvent, value: Any, marks: tuple[Mark, ...], number: int) -> Kind | None:
+    def _find_kind(self, event: SseEvent, value: Any, marks: tuple[Mark, ...], number: int) -> Kind | None:
         name = None if event.event is None else event.event.decode("latin-1")[: names.NAME_CHARS_MAX]
         top = tuple(mark for mark in marks if len(mark[0]) == 1)
         kind = self.kinds.get((name, top))
@@ -215,22 +218,22 @@ class Structure:
             if self._is_full(self.kinds):
                 return None
             kind = self.kinds[name, top] = Kind(name, top)
-            self._forms += 1
-        if len(kind.numbers) < PLACES_MAX:
-            kind.numbers.append(number)
+            self._new_forms += 1
+        if len(kind.indexes) < PLACES_MAX:
+            kind.indexes.append(number)
         if len(kind.members) < _MEMBERS_MAX:
-            kind.members.add(frozenset(islice(value, _BESIDE_MAX) if isinstance(value, dict) else ("",)))
+            kind.members.add(frozenset(islice(value, _HOLDER_MAX) if isinstance(value, dict) else ("",)))
         return kind
 
     def _add_text(self, leaf: Leaf, kind: Kind, number: int) -> None:
         own = names.meaning_of(leaf.path[-1] if leaf.path else "")
-        if own.reason:
+        if own.is_reason:
             if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in NOT_ENDED:
-                self._add_flag(self.reasons, leaf, kind, number)
-                if of_finish_reason(leaf.value) is not None:
-                    self.filtered.add(number)
+                self._add_flag(self.finish_reasons, leaf, kind, number)
+                if finish_reason_verdict(leaf.value) is not None:
+                    self.filter_ends.add(number)
             return
-        if own.model and leaf.value and EACH not in leaf.path and len(self.models) < 4:
+        if own.is_model and leaf.value and EACH not in leaf.path and len(self.models) < 4:
             self.models.add(leaf.path)
         key = (kind.event, leaf.marks, leaf.path)
         place = self.places.get(key)
@@ -238,39 +241,39 @@ class Structure:
             if self._is_full(self.places):
                 return
             place = self.places[key] = Place(kind, leaf.marks, leaf.path)
-        if is_other(leaf.role):
-            if len(place.others) < TEXTS_MAX:
-                place.others.add(number)
+        if is_other_role(leaf.role):
+            if len(place.other_speaker_indexes) < TEXTS_MAX:
+                place.other_speaker_indexes.add(number)
             return
         if leaf.role:
             place.roles |= {leaf.role}
-        if leaf.holder is not None and len(place.beside) < min(len(leaf.holder), _BESIDE_MAX):
-            place.beside |= {names.meaning_of(name).phrase for name in islice(leaf.holder, _BESIDE_MAX)}
+        if leaf.holder is not None and len(place.neighbours) < min(len(leaf.holder), _HOLDER_MAX):
+            place.neighbours |= {names.meaning_of(name).phrase for name in islice(leaf.holder, _HOLDER_MAX)}
         if leaf.value:
-            place.count += 1
-            self._forms += not place.texts
+            place.text_count += 1
+            self._new_forms += not place.texts
             texts = place.texts.setdefault(leaf.choice, [])
             if len(texts) < TEXTS_MAX:
                 texts.append(leaf.value[:TEXT_CHARS_MAX])
-                place.numbers.append(number)
+                place.indexes.append(number)
 
-    def _is_of_other(self, value: Any) -> bool:
-        """Return whether an event is a part of a message of somebody else than the model. An event that
-        names the speaker and has no text begins a message."""
+    def _has_other_speaker(self, value: Any) -> bool:
+        """Return whether an event belongs to a message of another speaker than the model. An event that names
+        the speaker and has no text begins such a message."""
         if type(value) is not dict:
             return False
-        role, member = role_of(value), self.message
+        role, member = role_of(value), self.message_id_member
         if member is None:
             member = next((name for name in _MESSAGE_IDS if type(value.get(name)) is str), None)
-            if member is None or not is_other(role) or any(map(_may_hold_text, value)):
+            if member is None or not is_other_role(role) or any(map(_may_hold_text, value)):
                 return False
-            self.message = member
-            self._forms += 1
-        return self._messages.is_of_other(value.get(member), role)
+            self.message_id_member = member
+            self._new_forms += 1
+        return self._messages.has_other_speaker(value.get(member), role)
 
     def _add_number(self, leaf: Leaf, kind: Kind) -> None:
         meaning = names.count_of(leaf.path)
-        value = count(leaf.value)
+        value = read_count(leaf.value)
         if meaning is None or value is None:
             return
         key = (kind.event, kind.marks, leaf.path)
@@ -279,7 +282,7 @@ class Structure:
             if self._is_full(self.counters):
                 return
             counter = self.counters[key] = Counter(kind, leaf.path, meaning)
-        self._forms += value > 0 and not (counter.values and counter.values[-1] > 0)
+        self._new_forms += value > 0 and not (counter.values and counter.values[-1] > 0)
         if len(counter.values) == TEXTS_MAX:
             counter.values.pop()
         counter.values.append(value)
@@ -291,30 +294,30 @@ class Structure:
             if self._is_full(flags):
                 return
             flag = flags[key] = Flag(kind, leaf.path)
-            self._forms += 1
-        if len(flag.numbers) < TEXTS_MAX:
-            flag.numbers.append(number)
+            self._new_forms += 1
+        if len(flag.indexes) < TEXTS_MAX:
+            flag.indexes.append(number)
 
 
 def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
-    """Return the member at the top whose small integers or words name the kinds of these events, or None.
-    Successive events often have the same kind, and not the same value of any other meaning."""
+    """Return the member at the top whose values (small integers or words) name the kinds of these events, or
+    None. Successive events often have the same kind, but other members seldom have equal values."""
     found: dict[str, list[int | str]] = {}
     objects = 0
     for event in events:
         value = None if event.data is None else read_json(event.data)
         if type(value) is dict:
             objects += 1
-            for name, kind in islice(value.items(), _BESIDE_MAX):
+            for name, kind in islice(value.items(), _HOLDER_MAX):
                 if may_name_kind(kind):
                     found.setdefault(name, []).append(kind)
     for name, values in found.items():
         same = sum(a == b for a, b in pairwise(values))
         meaning = names.meaning_of(name)
         most = max(map(values.count, values))
-        is_text = type(values[0]) is str  # If it is a mark, `leaves` knows it already.
-        may_be = meaning.plain and not meaning.mark if is_text else meaning.mark or len(name) == 1
-        # Thoughts may fill the first events; the kind of the answer comes later.
+        is_text = type(values[0]) is str  # `leaves` already knows members with a text that are marks.
+        may_be = meaning.is_plain and not meaning.is_mark if is_text else meaning.is_mark or len(name) == 1
+        # Accept a single value if it means thoughts: they can fill all first events before the answer.
         is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))
         limit = objects + (is_thought and names.NEVER.isdisjoint(meaning.words))
         if len(values) == objects and may_be and 2 * same >= objects and objects // 2 < most < limit:
@@ -328,8 +331,9 @@ def _may_hold_text(name: str) -> bool:
 
 
 def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: bool) -> None:
-    """Set the points of a place that has texts, its reasons and class, and whether the texts are cumulative.
-    `on_path`: events of another kind hold output at the same path."""
+    """Judge a place that has texts: set its points with their reasons, its class, and whether its texts are
+    cumulative. `counted`: the events count tokens. `beside_output`: another member of the same object holds
+    output. `on_path`: events of another kind hold output at the same path."""
     own = names.words(place.path[-1]) if place.path and place.path[-1] != EACH else ()
     above = [names.words(name) for name in place.path[:-1] if name != EACH]
     if place.path and place.path[-1] == EACH and above:
@@ -342,31 +346,31 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
     above_words = frozenset(word for name in above for word in name)
     kinds = frozenset(word for name in marks for word in name)
     flags = [path[-1] for path, value in place.marks if value is True]
-    is_thought = any(names.meaning_of(name).reasoning_flag for name in flags)
+    is_thought = any(names.meaning_of(name).is_reasoning_flag for name in flags)
     place.event_class = _class_of([own, *above, *marks], flagged=is_thought)
     place.points, place.cumulative = 0, False
-    place.reasons.clear()
+    place.point_reasons.clear()
     points = 0
 
     def add(n: int, reason: str) -> None:
         nonlocal points
         points += n
-        place.reasons.append(f"{n:+d} {reason}")
+        place.point_reasons.append(f"{n:+d} {reason}")
 
-    if not place.others.isdisjoint(place.numbers):
-        return  # The event holds earlier messages, those of the model among them.
+    if not place.other_speaker_indexes.isdisjoint(place.indexes):
+        return  # Messages of several speakers: the events repeat the conversation, which is no output.
     outer = (*above, *marks)
     if ("input",) in marks or any(map(_is_result, outer)) or any(map(names.is_of_user, (own, *outer))):
         return
     is_call = place.event_class is EventClass.TOOL_CALL
-    called = bool((above_words | kinds | own_words) & names.CALLING) or "arguments" in place.beside
+    called = bool((above_words | kinds | own_words) & names.CALLING) or "arguments" in place.neighbours
     if is_call and own in names.CALL_NAMES:
-        if called and not (kinds & names.ENDS or place.beside & names.DEFINITION):
+        if called and not (kinds & names.ENDS or place.neighbours & names.DEFINITION):
             place.points = ENOUGH
-            place.reasons.append("name of a call")
+            place.point_reasons.append("name of a call")
         return
     sequel = compare_texts(max(place.texts.values(), key=len))
-    if sequel.no_text or sequel.constant:
+    if sequel.are_no_text or sequel.are_constant:
         return
     if is_call and own_name in names.ARGUMENTS:
         add(3 + called, "arguments of a call")
@@ -383,7 +387,7 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
     is_short = len(next(iter(place.texts.values()))[0].split()) < 3
     on_path = on_path and is_short and not kinds & names.KIND_NEVER
     named = points >= 2 or on_path
-    if not (named or sequel.cumulative or sequel.pieces or sequel.joined):
+    if not (named or sequel.are_cumulative or sequel.are_pieces or sequel.joining_pairs):
         return
     if above_words & names.ABOVE_NEVER and not (own_name == "transcript" and "delta" in above_words):
         return
@@ -407,31 +411,31 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
         add(3, "output of another kind in its place")
     elif beside_output and named:
         add(1, "output beside it")
-    if sequel.cumulative:
+    if sequel.are_cumulative:
         place.cumulative = True
         add(4, "the text so far")
-    elif sequel.pieces and not sequel.lines:
+    elif sequel.are_pieces and not sequel.are_lines:
         add(3, "pieces of one text")
-        if sequel.joined >= 5:
+        if sequel.joining_pairs >= 5:
             add(1, "many of them")
-    elif sequel.joined and not sequel.separate:
+    elif sequel.joining_pairs and not sequel.are_separate:
         add(1, "texts that join")
-    if sequel.separate:
+    if sequel.are_separate:
         add(-4, "texts apart from each other")
-    if sequel.lines:
+    if sequel.are_lines:
         add(-2, "whole lines")
-    strange = len(place.beside & names.BESIDE_NEVER)
+    strange = len(place.neighbours & names.BESIDE_NEVER)
     if strange:
         add(-min(3, 2 * strange), "members beside it")
-    if place.beside & names.END_FLAGS or any(
-        names.REASON_WORDS.intersection(b.split()) for b in place.beside
+    if place.neighbours & names.END_FLAGS or any(
+        names.REASON_WORDS.intersection(b.split()) for b in place.neighbours
     ):
         add(1, "an end mark beside it")
     place.points = points
 
 
 def _is_result(name: tuple[str, ...]) -> bool:
-    """Whether a name is that of the result of a tool."""
+    """Return whether a name means the result of a tool."""
     calls = [word in names.CALL for word in name]
     return True in calls and not names.CALL_RESULT.isdisjoint(name[calls.index(True) :])
 
@@ -445,12 +449,12 @@ def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass
     return EventClass.CONTENT
 
 
-def _repeats_better(place: Place, accepted: Sequence[Place]) -> bool:
+def _repeats_accepted(place: Place, accepted: Sequence[Place]) -> bool:
     """Return whether the texts of a place repeat those of a place with more points."""
     for other in accepted:
-        if other.numbers == place.numbers and other.texts == place.texts:
+        if other.indexes == place.indexes and other.texts == place.texts:
             return True
-        if other.numbers and place.numbers and min(place.numbers) > max(other.numbers):
+        if other.indexes and place.indexes and min(place.indexes) > max(other.indexes):
             texts = next(iter(other.texts.values()))
             so_far = (texts[-1] if other.cumulative else "".join(texts)).strip()
             known = {text.strip() for texts in place.texts.values() for text in texts}

@@ -1,6 +1,6 @@
-"""Make the table of a dialect from what the events of an unknown stream show.
+"""Make the table of a dialect from the `Structure` of the events of an unknown stream.
 
-The table is read as any other one (`dialects/table/reader.py`), and `llmtap inspect --draft` writes it.
+`dialects/table/reader.py` reads answers with this table, and `llmtap inspect --draft` writes it.
 """
 
 from collections import Counter as Tally
@@ -22,15 +22,16 @@ _CHOICES: Final = frozenset(
 )
 _SILENT_RULES_MAX: Final = 8
 _UNNAMED: Final = (None, "message")
-"""Names of the `event:` lines of events without a name."""
+"""Values of the `event:` line of events that have no name."""
 _COUNTED: Final = ("input", "output", "reasoning", "cached", "total")
 
 
 @dataclass(slots=True)
 class _Draft:
-    """Draft of the rule for events of one name."""
+    """Draft of the rule for events with the same name and marks. Fields are as in `Rule`."""
 
     members: set[frozenset[str]] = field(default_factory=set, repr=False)
+    """Sets of names of members at the top of these events."""
     where: dict[str, Scalar] = field(default_factory=dict)
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -47,16 +48,18 @@ class _Draft:
 @dataclass(slots=True)
 class _Usage:
     counts: dict[str, list[str]]
+    """Paths in the usage object, by their meaning: `input`, `output` and so on."""
     holders: list[tuple[Kind, Path]]
+    """Kinds of the events that have the usage object, with its path."""
 
 
 def make_table(
     structure: Structure, *, whole: bool, name: str = NAME, source: str = NAME
 ) -> DialectTable | None:
-    """Return the table that the events show, or None if they show no output.
+    """Return a table for the events in `structure`; None if they have no output.
 
     Args:
-        whole: the events are all events of the answer, so the last one may be its end.
+        whole: these are all events of the answer, so the last event is possibly its end mark.
     """
     outputs = structure.outputs()
     if not outputs:
@@ -66,7 +69,7 @@ def make_table(
     drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft] = {}
 
     def draft_of(kind: Kind) -> _Draft:
-        key = naming.key(kind)
+        key = naming.rule_key(kind)
         draft = drafts.get(key)
         if draft is None:
             draft = drafts[key] = _Draft(where={member_path(path): value for path, value in key[1]})
@@ -80,16 +83,16 @@ def make_table(
     if usage is not None:
         for kind, holder in usage.holders:
             _add_new(draft_of(kind).usage, member_path(holder) or ".")
-    for flag in structure.reasons.values():
+    for flag in structure.finish_reasons.values():
         _add_new(draft_of(flag.kind).finish_reason, member_path(flag.path))
     if whole:
         _add_ends(structure, draft_of)
     events: dict[EventMark, Texts] = {}
-    silent = [naming.name(kind) for kind in structure.kinds.values() if naming.key(kind) not in drafts]
+    silent = [kind for kind in structure.kinds.values() if naming.rule_key(kind) not in drafts]
     quiet = sorted(
         {
             name
-            for name in silent
+            for name in map(naming.name, silent)
             if name is not None
             and not names.ERRORS.intersection(names.words(name))
             and not (plain and name in _UNNAMED)
@@ -97,10 +100,9 @@ def make_table(
     )
     if quiet:
         events["metadata"] = tuple(quiet)
-    numbered = [naming.key(kind)[1] for kind in structure.kinds.values() if naming.key(kind) not in drafts]
     rules = (
         *_rules_of(drafts, [] if usage is None else [p for paths in usage.counts.values() for p in paths]),
-        *islice(_silent_rules(numbered), _SILENT_RULES_MAX),
+        *islice(_silent_rules(naming.rule_key(kind)[1] for kind in silent), _SILENT_RULES_MAX),
     )
     try:
         return DialectTable(
@@ -109,22 +111,22 @@ def make_table(
             end=_end_of(structure, rules) if whole else "none",
             match=naming.match,
             model=tuple(member_path(path) for path in sorted(structure.models)),
-            message=structure.message,
+            message=structure.message_id_member,
             plain_text="content" if plain else None,
             events=events,
             rules=rules,
             counts=Counts() if usage is None else Counts(**{k: tuple(v) for k, v in usage.counts.items()}),
         )
     except ConfigError:
-        return None  # The table would have too many names or paths.
+        return None  # The table has more names or paths than are allowed.
 
 
 def member_path(path: Path, marks: Iterable[Mark] = (), but: Iterable[Path] = ()) -> str:
     """Return a path in the notation of dialect tables.
 
     Args:
-        marks: members of objects on this path, with their values; each becomes a condition `[name=value]`.
-        but: flags of objects on this path that must not be true; each becomes `[name!=true]`.
+        marks: marks of objects on this path; each becomes a condition `[name=value]`.
+        but: flags of objects on this path that must not be true; each becomes a condition `[name!=true]`.
     """
     out = ""
     for i, name in enumerate(path):
@@ -141,7 +143,7 @@ def member_path(path: Path, marks: Iterable[Mark] = (), but: Iterable[Path] = ()
 
 
 class _Naming:
-    """Where the events of a stream have their names: in a member of their JSON, or in the `event:` line."""
+    """Place of the names of the events in a stream: a member of their JSON, or the `event:` line."""
 
     def __init__(self, structure: Structure) -> None:
         kinds = structure.kinds.values()
@@ -164,13 +166,13 @@ class _Naming:
                 return str(value)
         return kind.event
 
-    def key(self, kind: Kind) -> tuple[str | None, tuple[Mark, ...]]:
-        """Return the key of the rule for these events: their name, and other marks at the top."""
+    def rule_key(self, kind: Kind) -> tuple[str | None, tuple[Mark, ...]]:
+        """Return the key of the rule for these events: their name, and their other marks at the top."""
         return self.name(kind), tuple(mark for mark in kind.marks if mark[0] != self._member)
 
 
 def output_path(place: Place, structure: Structure) -> str:
-    """Return the path of a place of output, as tables write it."""
+    """Return the path of a place of output in the notation of dialect tables."""
     inner = [mark for mark in place.marks if len(mark[0]) > 1]
     flags = {
         mark[0]
@@ -199,8 +201,8 @@ def _add_output(draft: _Draft, place: Place, structure: Structure) -> None:
 
 
 def _usage_of(structure: Structure) -> _Usage | None:
-    """Return the object that counts tokens, if it certainly counts the output: its last count is above 0, and
-    it has further counts or a name such as `usage`, or the name of the count speaks of tokens."""
+    """Return the object that counts tokens; None if none certainly counts output tokens. It must count some
+    of them, and have other counts, a name such as `usage`, or a count with `token` or `eval` in its name."""
     by_holder: dict[Path, list[Counter]] = {}
     for counter in structure.counters.values():
         if counter.meaning == "output":
@@ -223,8 +225,8 @@ def _usage_of(structure: Structure) -> _Usage | None:
         if counter.path[: len(holder)] == holder and EACH not in counter.path[len(holder) :]:
             meaning_paths = counts.setdefault(counter.meaning, [])
             _add_new(meaning_paths, member_path(counter.path[len(holder) :]))
-    # Other events may hold the usage object under another path: for example, the first event of an answer
-    # may contain the number of input tokens.
+    # Other events can have the usage object at another path: for example, the first event of an answer often
+    # has the number of input tokens.
     known = {path for paths in counts.values() for path in paths}
     ends = {holder, *(c.path[:-1] for c in structure.counters.values() if c.path[-1] in known)}
     holders = [
@@ -237,12 +239,12 @@ def _usage_of(structure: Structure) -> _Usage | None:
 
 
 def _add_ends(structure: Structure, draft_of: Callable[[Kind], _Draft]) -> None:
-    last = max(structure.kinds.values(), key=lambda kind: kind.numbers[-1])
+    last = max(structure.kinds.values(), key=lambda kind: kind.indexes[-1])
     for flag in structure.flags.values():
-        once = len(flag.numbers) == 1 and flag.numbers[0] == last.numbers[-1]
+        once = len(flag.indexes) == 1 and flag.indexes[0] == last.indexes[-1]
         if once and EACH not in flag.path:
             draft_of(flag.kind).done[member_path(flag.path)] = True
-    if len(last.numbers) == 1 and len(structure.kinds) > 1 and last.words & names.ENDS:
+    if len(last.indexes) == 1 and len(structure.kinds) > 1 and last.words & names.ENDS:
         draft_of(last).event_class = "done"
 
 
@@ -257,7 +259,7 @@ def _end_of(
 
 
 def _silent_rules(kinds: Iterable[tuple[Mark, ...]]) -> Iterator[Rule]:
-    """Yield rules for events without output whose kind is a number: they have no name for `events`."""
+    """Yield rules for events without output whose kind is a number, because `events` has only names."""
     for marks in kinds:
         where = {member_path(path): value for path, value in marks}
         if any(type(value) is int for value in where.values()):
@@ -267,8 +269,8 @@ def _silent_rules(kinds: Iterable[tuple[Mark, ...]]) -> Iterator[Rule]:
 def _rules_of(
     drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft], names_of_counts: list[str]
 ) -> Iterator[Rule]:
-    """Yield the rules, those with more conditions first. Events of several names with the same reading have
-    one rule. Events without a name are recognised by the members that are read."""
+    """Yield the rules, those with more conditions first. Events that are read in the same way have one rule
+    with all their names. Events without a name are recognised by the members that are read."""
     merged: dict[str, tuple[list[str], _Draft]] = {}
     unnamed: list[_Draft] = []
     for (name, _), draft in drafts.items():
@@ -312,7 +314,7 @@ def _rule_of(draft: _Draft, *, event: tuple[str, ...] = (), has: str = "") -> Ru
 
 
 def _top_member(path: str) -> str:
-    """Return the member at the top that a path begins with; "" for a list."""
+    """Return the first member of a path; "" if the path begins with a list."""
     return path.partition(".")[0].partition("[")[0]
 
 

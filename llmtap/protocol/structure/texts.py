@@ -1,5 +1,5 @@
-"""Compare the texts of one place of a stream: are they pieces of one text, each the text so far, or
-neither?"""
+"""Compare the texts of one place in a stream, to find whether they are pieces of one text, each repeat the
+text so far, or are separate texts."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _NO_TEXT: Final = re.compile(
     | \d{4}-\d\d-\d\d([T ]\S*)?                  # date
     | [-+]?[0-9][0-9.,:e]*\s*(%|[a-zA-Z/]{1,4})? # number, with a unit
     | (image|audio|video|application|text)/\S+
-    | [0-9a-z]{1,2}:["{\[].*                     # kind and JSON
+    | [0-9a-z]{1,2}:["{\[].*                     # short name, colon and JSON
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -28,26 +28,26 @@ _WORD: Final = re.compile(r"[^\W_]")
 
 
 class Sequel(NamedTuple):
-    """Result of comparing the texts of one place in their order."""
+    """Result of comparing the texts of one place, in their order."""
 
-    cumulative: bool
-    """Each text begins with the previous one, and the texts grow by words."""
-    pieces: bool
-    """The texts read as one text if put together."""
-    joined: int
-    """Number of pairs of successive texts that join like two parts of one text."""
-    separate: bool
+    are_cumulative: bool
+    """Each text begins with the previous text and adds letters."""
+    are_pieces: bool
+    """Put together, the texts read as one text."""
+    joining_pairs: int
+    """Number of pairs of successive texts in which the second continues the first."""
+    are_separate: bool
     """The texts do not read as one text: each is a separate line, message or notice."""
-    lines: bool
-    """Each text ends its line."""
-    constant: bool
-    """The texts repeat a few values."""
-    no_text: bool
-    """The texts are identifiers, numbers, dates, addresses, encoded bytes, or the output of a terminal."""
+    are_lines: bool
+    """Almost all texts end in a line end."""
+    are_constant: bool
+    """The texts are always the same, or repeat a few values."""
+    are_no_text: bool
+    """The texts are identifiers, numbers, dates, addresses, encoded bytes, or output of a terminal."""
 
 
 def compare_texts(texts: Sequence[str]) -> Sequel:
-    """Compare the texts of one place, in their order and none of them empty."""
+    """Compare the texts of one place, which are in their order and not empty."""
     n = len(texts)
     no_text = sum(_is_no_text(text) for text in texts)
     cumulative = _is_cumulative(texts)
@@ -58,13 +58,13 @@ def compare_texts(texts: Sequence[str]) -> Sequel:
     strangers = n >= 3 and of_words >= n / 2 and good <= pairs / 5
     distinct = len(set(texts))
     return Sequel(
-        cumulative=cumulative,
-        pieces=pairs >= 2 and good >= pairs / 2 and bad <= pairs / 5,
-        joined=good,
-        separate=not cumulative and ((pairs >= 2 and bad >= pairs / 2) or strangers),
-        lines=n >= 2 and sum(text.endswith("\n") for text in texts) >= 0.8 * n,
-        constant=(n >= 2 and distinct == 1 and len(texts[0]) > 1) or (n >= 6 and distinct <= n / 3),
-        no_text=no_text >= 0.8 * n
+        are_cumulative=cumulative,
+        are_pieces=pairs >= 2 and good >= pairs / 2 and bad <= pairs / 5,
+        joining_pairs=good,
+        are_separate=not cumulative and ((pairs >= 2 and bad >= pairs / 2) or strangers),
+        are_lines=n >= 2 and sum(text.endswith("\n") for text in texts) >= 0.8 * n,
+        are_constant=(n >= 2 and distinct == 1 and len(texts[0]) > 1) or (n >= 6 and distinct <= n / 3),
+        are_no_text=no_text >= 0.8 * n
         or any(map(_TERMINAL.search, texts))
         or (n >= 3 and not any(map(_WORD.search, texts))),
     )
@@ -78,7 +78,7 @@ def _is_no_text(text: str) -> bool:
 def _is_cumulative(texts: Sequence[str]) -> bool:
     last = texts[-1].strip()
     if last.isascii() and " " not in last:
-        return False  # A single word that grows by letters is typed by a user.
+        return False  # A single word that grows letter by letter is typed by a user, so it is no answer.
     grows = 0
     for before, text in pairwise(texts):
         if not text.startswith(before):
@@ -88,15 +88,15 @@ def _is_cumulative(texts: Sequence[str]) -> bool:
 
 
 def _continuation(a: str, b: str) -> int:
-    """Return 1 if `b` continues `a` as within one text, -1 if a separator is missing, 0 if unknown."""
+    """Return 1 if `b` can continue `a` in one text, -1 if a separator between them is missing, else 0."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
-        is_indented = b.startswith("  ") and not last.isspace()  # It follows another line.
+        is_indented = b.startswith("  ") and not last.isspace()  # An indented text begins a new line.
         return -1 if is_indented else 1
     if ord(last) >= 0x2E80 or ord(first) >= 0x2E80:
-        return 1  # A script without spaces: any two texts join.
+        return 1  # In a script without spaces, any two texts join.
     if last == ">" and first == "<":
-        return 0  # Two elements of HTML may or may not belong to one text.
+        return 0  # Two elements of HTML belong to one text or to two.
     is_closed = last in _QUOTES and a[-2:-1].isalnum()
     if first in _OPENS_WITH or (last in _CLOSES_WITH and not is_closed):
         return 1

@@ -1,6 +1,6 @@
-"""The leaves of an event's JSON value: which value is where, and which marks stand on the way to it.
+"""Yield the leaves of an event's JSON value, each with its path and the marks of the objects that hold it.
 
-Bounded: a deep, wide or endless value costs no more than `NODES_MAX` nodes.
+At most `NODES_MAX` values of an event are examined, however deep or wide it is.
 """
 
 import re
@@ -13,20 +13,20 @@ from llmtap.protocol.speakers import role_of
 from llmtap.protocol.structure import names
 
 NODES_MAX: Final = 256
-"""Maximum number of values of one event that are looked at."""
+"""Maximum number of values of one event that are examined."""
 DEPTH_MAX: Final = 12
 ELEMENTS_MAX: Final = 8
-"""Maximum number of elements of one array that are looked at."""
+"""Maximum number of elements of one array that are examined."""
 _MARK: Final = re.compile(r"[A-Za-z][A-Za-z_./:\- ]{0,63}|[A-Za-z][A-Za-z0-9_./:\-]{0,24}")
 _KINDS_MAX: Final = 100
-"""Integers from 0 to below this may name the kind of an event."""
+"""Integers from 0 to below this limit can name the kind of an event."""
 _INDEX_MAX: Final = 1_024
 EACH: Final = "[]"
-"""In a path: every element of an array."""
+"""Step of a path that stands for every element of an array."""
 
 Path = tuple[str, ...]
 Mark = tuple[Path, str | bool | int]
-"""A member that names the kind of its object, and its value."""
+"""Path and value of a member that names the kind of its object."""
 
 
 class Leaf(NamedTuple):
@@ -34,28 +34,28 @@ class Leaf(NamedTuple):
     value: Any
     """A text, a number, a boolean or None."""
     marks: tuple[Mark, ...]
-    """Marks of the objects that hold the value, the outermost first."""
+    """Marks of all objects that hold the value, the outermost first."""
     choice: int
-    """Index of the choice: `index` of the innermost array element above the value, else the place of that
-    element; 0 without an array."""
+    """Index of the choice: member `index` of the innermost array element that holds the value, else the
+    position of this element; 0 without an array."""
     holder: JsonObject | None
     """The object that has the value as a member."""
     role: str
-    """Role that the innermost object names which names one."""
+    """Role in the innermost object that holds the value and names a role; "" without a role."""
 
 
 def may_name_kind(value: Any) -> bool:
-    """Return whether a value, a word or a small integer, may name the kind of an event or object."""
+    """Return whether a value is a word or small integer that can name the kind of an event or object."""
     if type(value) is str:
         return _MARK.fullmatch(value) is not None
     return type(value) is int and 0 <= value < _KINDS_MAX
 
 
 def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = None) -> Iterator[Leaf]:
-    """Yield the leaves of a JSON value, members in their order, from at most `nodes_max` values.
+    """Yield the leaves of a JSON value in the order of its members. At most `nodes_max` values are examined.
 
     Args:
-        kind_member: member at the top whose value names the kind of the event.
+        kind_member: name of the member at the top whose value names the kind of the event.
     """
     stack: list[tuple[Path, Any, tuple[Mark, ...], int, JsonObject | None, str]]
     stack = [((), value, (), 0, None, "")]
@@ -70,11 +70,11 @@ def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = Non
             members = []
             for name, v in islice(value.items(), room):
                 meaning = names.meaning_of(name)
-                if not meaning.plain:
+                if not meaning.is_plain:
                     continue
-                if meaning.mark and type(v) is str and may_name_kind(v):
+                if meaning.is_mark and type(v) is str and may_name_kind(v):
                     marks = (*marks, ((*path, name), v))
-                elif v is True and (meaning.reasoning_flag or meaning.partial_flag):
+                elif v is True and (meaning.is_reasoning_flag or meaning.is_partial_flag):
                     marks = (*marks, ((*path, name), True))
                 elif name == kind_member and not path and may_name_kind(v):
                     marks = (*marks, ((name,), v))

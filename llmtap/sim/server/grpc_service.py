@@ -48,7 +48,7 @@ def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:
         model="sim",
         stream=True,
         prompts=(r.text,),
-        prompt_tokens=len(r.ids) or None,
+        prompt_tokens=len(r.token_ids) or None,
         max_tokens=r.max_tokens,
         min_tokens=r.min_tokens,
         ignore_eos=r.ignore_eos,
@@ -81,7 +81,7 @@ class GrpcInference(Shape):
     def ending(self) -> bytes:
         answer = self._answer
         usage = GrpcUsage(answer.prompt_tokens, answer.sent_tokens[0], answer.cached_tokens or 0)
-        return self._frame_message(GrpcChunk(finish=self._choice.finish, usage=usage))
+        return self._frame_message(GrpcChunk(finish_reason=self._choice.finish, usage=usage))
 
     def _frame_message(self, chunk: GrpcChunk) -> bytes:
         message = write_chunk(chunk, self._service, self._request_id)

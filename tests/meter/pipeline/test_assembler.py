@@ -286,4 +286,4 @@ def test_a_compressed_message_that_was_not_negotiated_is_not_inflated() -> None:
         assert (ear.failures == []) is understood
         (x,) = ear.exchanges
         assert (x.error is None) is understood
-        assert understood or "upstream sent a WebSocket frame that begins with 0xc1" in str(x.error)
+        assert understood or "its first byte is 0xc1" in str(x.error)

@@ -102,7 +102,7 @@ def test_lazy_claims_are_those_of_all_dialects_in_order(dialects: Dialects, path
     for value, name in VALUES:
         first = value[0] if isinstance(value, list) and value else value
         claims = []
-        for order, dialect in enumerate(dialects.all):
+        for order, dialect in enumerate(dialects.entries):
             if isinstance(dialect, TableDialect):
                 claim = dialect.claim(value, path, name)
             else:
@@ -120,4 +120,4 @@ def test_an_event_that_names_its_dialect_asks_no_table(monkeypatch: pytest.Monke
     assert dialects.owners(CHAT)
     tried.clear()
     order, claim = next(iter(dialects.claims_of({"object": "chat.completion.chunk", "choices": []}, CHAT)))
-    assert (dialects.all[order]().name, claim, tried) == ("openai.chat", 3, [])
+    assert (dialects.entries[order]().name, claim, tried) == ("openai.chat", 3, [])

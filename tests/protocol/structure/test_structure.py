@@ -75,7 +75,7 @@ def test_no_output_is_found_in_a_stream_without_text(name: str) -> None:
     (silent,) = [s for s in SILENT if s.name == name]
     reader, deltas = read(silent.events)
     assert not any(d.output for d in deltas)
-    assert reader is None or not reader.understood
+    assert reader is None or not reader.knows_output
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -137,7 +137,7 @@ def test_text_behind_many_silent_events_is_read_if_its_name_is_sure() -> None:
     status = [{"type": "status", "message": f"Loading shard {i} of 40"} for i in range(40)]
     s = stream("x", [*status, *({"type": "token", "token": x} for x in LAKE)])
     reader, deltas = read(s.events)
-    assert reader is not None and reader.understood
+    assert reader is not None and reader.knows_output
     assert [i for i, d in enumerate(deltas) if d.output] == list(range(40, 40 + len(LAKE)))
 
 

@@ -39,7 +39,7 @@ async def answer(stub: Stub, request: GrpcRequest, **metadata: str) -> list[Grpc
         ({"max_tokens": 2}, {}, 2, "length"),
         ({"max_tokens": 50, "min_tokens": 8}, {}, 8, "stop"),
         ({"max_tokens": 50, "ignore_eos": True}, {}, 50, "length"),
-        ({"ids": (3, 1, 4, 1)}, {}, 5, "stop"),
+        ({"token_ids": (3, 1, 4, 1)}, {}, 5, "stop"),
         ({}, {"x_sim_tokens": "9", "x_sim_tokens_per_chunk": "4"}, 9, "stop"),
         ({}, {"x_sim_output_hold": "all"}, 5, "stop"),
         ({}, {"x_sim_refusal": "content_filter"}, 0, "content_filter"),
@@ -54,9 +54,9 @@ async def test_how_many_tokens_and_how_it_ends(
     async with grpc_engine() as e, stub_of(e) as stub:
         chunks = await answer(stub, GrpcRequest(text="hi", **query), **metadata)
         (truth,) = await e.truths()
-    assert chunks[-1].usage == GrpcUsage(4 if "ids" in query else 1, tokens)
-    assert sum(len(chunk.ids) for chunk in chunks) == tokens == len(truth.sent_ns[0])
-    assert [chunk.finish for chunk in chunks if chunk.finish] == [finish] == truth.finish
+    assert chunks[-1].usage == GrpcUsage(4 if "token_ids" in query else 1, tokens)
+    assert sum(len(chunk.token_ids) for chunk in chunks) == tokens == len(truth.sent_ns[0])
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == [finish] == truth.finish
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ async def test_what_goes_wrong_is_told_by_the_status(
         seen = 0
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             async for chunk in stub(GrpcRequest(text="hi"), metadata=pairs, timeout=100):
-                seen += len(chunk.ids)
+                seen += len(chunk.token_ids)
         truths = await e.truths(1 if outcome else 0)
     assert raised.value.code() is code
     assert seen == tokens

@@ -1,6 +1,6 @@
-"""Values that the paths of a rule lead to in one event: `Findings`, and the functions that fill it.
+"""Values at the paths of a rule in one event: `Findings`, and the functions that add values to it.
 
-Each of these functions gets a value, the findings, and the index of the choice that the value belongs to.
+Each of these functions gets a value, the findings, and the index of the choice to which the value belongs.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,7 @@ from llmtap.protocol.dialects.table.declaration import VerdictRule
 
 NO_VALUE: Final = (inf, None)
 _INCREMENTS: Final = (0, -1)
-"""Value instead of length and hash for a choice whose texts do not repeat the text so far. It matches no
-text, because no hash is -1."""
+"""Length and hash for a choice whose texts do not repeat the text so far. No text matches: no hash is -1."""
 _PHASES: Final = {verdicts.INPUT: "input", verdicts.OUTPUT: "output"}
 
 Get = Callable[[Any], Any]
@@ -27,16 +26,15 @@ Visit = Callable[[Any, "Findings", int], None]
 
 
 class TextsSoFar:
-    """Length and hash of the text so far, by choice and class; the text itself is not kept."""
+    """Stores the length and the hash of the text so far, by choice and class. The text is not stored."""
 
     __slots__ = ("_marks",)
 
     def __init__(self) -> None:
         self._marks: dict[tuple[int, EventClass], tuple[int, int]] = {}
 
-    def added(self, index: int, kind: EventClass, text: str) -> str:
-        """Return the new part of a text that should begin with the text so far; the whole text if it does
-        not."""
+    def new_part(self, index: int, kind: EventClass, text: str) -> str:
+        """Return the part of a text after the text so far; the whole text if it does not repeat that."""
         marks, key = self._marks, (index, kind)
         length, mark = marks.get(key, (0, 0))
         if len(text) < length or hash(text[:length]) != mark:
@@ -48,24 +46,29 @@ class TextsSoFar:
 
 
 class Findings(msgspec.Struct, gc=False):
-    """Values found in one event, or in one whole body."""
+    """Values that were found in one event, or in one whole body."""
 
     so_far: TextsSoFar | None = None
     root: Any = None
+    """Object or list in which the paths of the rule begin."""
     values: Values = {}
-    """Values that an event has once, by key, each with the rank of the path that led to it."""
+    """Values of the whole event by key, each with the rank of its path among the paths of this key."""
     choice_values: dict[int, Values] = {}
-    """Values that each choice has once, by the index of the choice."""
+    """Values of each choice, by the index of the choice."""
     texts: int = 0
-    """Number of texts, empty ones included."""
+    """Number of texts, including empty texts."""
     reads_tokens: bool = True
+    """Whether the tokens of the event count; not if its output repeats that of earlier events."""
     is_text: bool = False
-    """The event has one text, and beside it at most a model, a role and usage."""
+    """Whether the event has one text, and at most a model, a role and usage beside it."""
     elements: int = 0
+    """Number of list elements that were searched."""
     ends: int = 0
+    """Number of values of `Rule.done` that the event has."""
     pieces: list[shapes.Piece] = []
     choices: dict[int, None] = {}
     beside: list[EventClass] = []
+    """Classes of the event in addition to those of its pieces."""
     tokens: int = 0
     source: TokenSource = TokenSource.NONE
     counts: list[UsageCounts] = []
@@ -77,14 +80,15 @@ class Findings(msgspec.Struct, gc=False):
     error: Any = None
     times: tuple[ServerTime, ...] = ()
     cut: bool = False
+    """Whether a limit was reached, so that the rest of the event is not read."""
 
-    def judge(self, verdict: Verdict | None) -> None:
+    def store_verdict(self, verdict: Verdict | None) -> None:
         """Store a verdict, unless an earlier one is stored."""
         self.verdict = self.verdict or verdict
 
 
 def equal(value: Any, wanted: Any) -> bool:
-    """Return whether a value meets a condition; a text that ends in `*` matches any text that begins so."""
+    """Return whether a value is the wanted one. A wanted text `abc*` is any text that begins with `abc`."""
     if type(value) is not type(wanted):
         return False
     if type(wanted) is str and wanted.endswith("*"):
@@ -96,7 +100,7 @@ def add_text(kind: EventClass, cumulative: bool, value: Any, findings: Findings,
     if type(value) is str:
         findings.texts += 1
         if cumulative and findings.so_far is not None:
-            value = findings.so_far.added(index, kind, value)
+            value = findings.so_far.new_part(index, kind, value)
         if value:
             findings.pieces.append((kind, value))
             findings.choices[index] = None
@@ -116,27 +120,27 @@ def count_end(wanted: Any, value: Any, findings: Findings, index: int) -> None:
 
 def add_verdict(rule: VerdictRule, category: Get | None, value: Any, findings: Findings, index: int) -> None:
     if value and (rule.value is None or equal(value, rule.value)):
-        word = verdicts.word(None if category is None else category(findings.root))
-        findings.judge(
+        word = verdicts.as_word(None if category is None else category(findings.root))
+        findings.store_verdict(
             Verdict(
                 "body_field",
                 rule.kind,
                 rule.action,
                 _PHASES.get(rule.kind or ""),
-                value=verdicts.word(value),
+                value=verdicts.as_word(value),
                 category=word,
                 path=rule.path,
             )
         )
 
 
-def store(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
-    """Store a value of the event, unless a path of a lower rank has already led to one."""
+def store_value(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
+    """Store a value of the event, unless a value of a path with a lower rank is stored already."""
     if rank < findings.values.get(key, NO_VALUE)[0]:
         findings.values[key] = rank, value
 
 
-def store_of_choice(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
+def store_choice_value(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
     values = findings.choice_values.setdefault(index, {})
     if rank < values.get(key, NO_VALUE)[0]:
         values[key] = rank, value

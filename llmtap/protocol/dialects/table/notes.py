@@ -1,4 +1,4 @@
-"""Notes for the author of a table: rules and paths that nothing in a stream fits (`inspect --dialect`)."""
+"""Notes for the author of a table about rules and paths without a match in a stream (`inspect --dialect`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,12 @@ from llmtap.protocol.dialects.table.reader import TableDialect
 from llmtap.protocol.sse import SseEvent
 
 _KEYS: Final = (*OUTPUTS, *PAYLOADS, "tokens", "logprobs", "running_tokens", "usage", "finish_reason")
-"""Keys of a rule that lead to a value in some event of a whole stream."""
+"""Keys of a rule whose paths must lead to a value in at least one event of a whole stream."""
 _MODEL_DEFAULT: Final = DialectTable(name="default", source="", end="none", plain_text="content").model
 
 
 def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
-    """Return a sentence for each rule that no event fits, and for each key whose paths lead to no value in
-    any event."""
+    """Return a note for each rule that fits no event, and for each key whose paths lead to no value."""
     dialect = TableDialect(table)
     numbers = {id(rule): number for number, rule in enumerate(table.rules)}
     fitting: Counter[int] = Counter()
@@ -36,15 +35,15 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
         compiled, inside = dialect.find_rule(value, name)
         if compiled is not None:
             read += 1
-            has_model = has_model or isinstance(_first_of(table.model, inside), str)
-        number = None if compiled is None else numbers.get(id(compiled.source))
+            has_model = has_model or isinstance(_first_value(table.model, inside), str)
+        number = None if compiled is None else numbers.get(id(compiled.rule))
         if compiled is None or number is None:
             continue
         fitting[number] += 1
         matches |= {
-            (number, key) for key in _KEYS if _first_of(getattr(compiled.source, key), inside) is not None
+            (number, key) for key in _KEYS if _first_value(getattr(compiled.rule, key), inside) is not None
         }
-        usage = _first_of(compiled.source.usage, inside)
+        usage = _first_value(compiled.rule.usage, inside)
         usages += [] if usage is None else [usage]
     return [
         *_rule_notes(table, fitting, matches),
@@ -54,7 +53,7 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
 
 
 def _event_values(dialect: TableDialect, events: Iterable[SseEvent]) -> Iterator[tuple[bytes | None, Any]]:
-    """Yield name and value of each event; an array that no rule reads as a whole holds several."""
+    """Yield the name and value of each event. An array that no rule reads as a whole is several events."""
     for event in events:
         value = None if event.data is None else read_data(event.data)
         if isinstance(value, list) and dialect.find_rule(value, event.event)[0] is None:
@@ -63,7 +62,7 @@ def _event_values(dialect: TableDialect, events: Iterable[SseEvent]) -> Iterator
             yield event.event, value
 
 
-def _first_of(paths: str | tuple[str, ...], value: Any) -> Any:
+def _first_value(paths: str | tuple[str, ...], value: Any) -> Any:
     return next(
         (one for path in as_texts(paths) if (one := follow(parse_path(path))(value)) is not None), None
     )
@@ -83,8 +82,7 @@ def _rule_notes(table: DialectTable, fitting: Counter[int], matches: set[tuple[i
 
 
 def _model_notes(table: DialectTable, read: int) -> Iterator[str]:
-    """Yield a note if a path that the table sets for the model leads to no value. The default path gives no
-    note."""
+    """Yield a note if the model's paths in the table lead to no value. The default path gives no note."""
     paths = as_texts(table.model)
     if paths and table.model != _MODEL_DEFAULT:
         place = f"dialects.{table.name}.model"
@@ -95,8 +93,8 @@ def _count_notes(table: DialectTable, usages: list[Any]) -> Iterator[str]:
     place, defaults = f"dialects.{table.name}.counts", Counts()
     for key in Counts.__struct_fields__ if usages else ():
         paths = getattr(table.counts, key)
-        if paths not in ((), getattr(defaults, key)) and all(_first_of(paths, u) is None for u in usages):
+        if paths not in ((), getattr(defaults, key)) and all(_first_value(paths, u) is None for u in usages):
             yield f"{place}.{key}: no value at {' or '.join(as_texts(paths))} of the usage"
     known = (*as_texts(table.counts.input), *as_texts(table.counts.output))
-    if usages and table.counts == defaults and all(_first_of(known, usage) is None for usage in usages):
+    if usages and table.counts == defaults and all(_first_value(known, usage) is None for usage in usages):
         yield f"{place}: not given, and the usage has none of OpenAI's names: {', '.join(known)}"

@@ -1,5 +1,5 @@
-"""Follow the paths of a table in JSON. `Place` puts the paths of a rule into one tree of places, so that one
-walk through an event finds the values of all of them."""
+"""Follow the paths of a table in JSON. `Place` is a node in a tree of all paths of a rule, so that one walk
+through an event finds the values at all paths."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from llmtap.protocol.dialects.openai_shapes import INDEX_MAX, PIECES_MAX
 from llmtap.protocol.dialects.table.declaration import Each, Step, Texts, as_texts, parse_path
-from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store
-from llmtap.protocol.speakers import is_of_other
+from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store_value
+from llmtap.protocol.speakers import has_other_speaker
 
 ELEMENTS_MAX: Final = 8 * PIECES_MAX
 """Maximum number of list elements that are searched in one event. Further lists are not read, and the event
@@ -16,28 +16,29 @@ counts as not understood (`Delta.parsed`)."""
 
 
 class Place:
-    """A place in JSON to which paths lead, with the places inside it."""
+    """A place in JSON on the paths of a rule, with the places inside it."""
 
     def __init__(self) -> None:
-        self.uses: list[Visit] = []
+        self.visits: list[Visit] = []
+        """Functions that use a value in this place."""
         self.members: dict[str, Place] = {}
         self.elements: dict[str, tuple[Each, Place]] = {}
         self.choice: Get | None = None
-        """Function that returns the index of the choice that stands in this place."""
+        """Function that returns the index of a choice from its value; None if no choice is in this place."""
 
-    def at(self, steps: Sequence[Step]) -> "Place":
-        """Return the place at the end of a path."""
+    def place_at(self, steps: Sequence[Step]) -> "Place":
+        """Return the place at the end of a path that begins here. Create it if it does not exist."""
         place = self
         for step in steps:
             if isinstance(step, str):
                 place = place.members.setdefault(step, Place())
-            else:  # The key is the `repr`, because the values 1 and true are equal in Python.
+            else:  # The key is `repr(step)`, because steps with the values 1 and True are equal in Python.
                 place = place.elements.setdefault(repr(step), (step, Place()))[1]
         return place
 
     def compile(self) -> Visit:
-        """Return the function that visits a value in this place, and the values inside it."""
-        visits = list(self.uses)
+        """Return a function that uses a value in this place, and the values inside it."""
+        visits = list(self.visits)
         if self.members:
             visits.append(_visit_members({name: place.compile() for name, place in self.members.items()}))
         if self.elements:
@@ -54,7 +55,7 @@ class Place:
 
 def _visit_members(members: dict[str, Visit]) -> Visit:
     def visit(value: Any, findings: Findings, index: int) -> None:
-        if type(value) is dict and not is_of_other(value):
+        if type(value) is dict and not has_other_speaker(value):
             for name, member in value.items():
                 if name in members and member is not None:
                     members[name](member, findings, index)
@@ -81,12 +82,12 @@ def _visit_elements(elements: Iterable[tuple[Each, Place]]) -> Visit:
 
 
 def index_of(value: Any, default: int) -> int:
-    """Return the index of a choice, or the default if the value is no index."""
+    """Return a value as the index of a choice; the default if the value is no valid index."""
     return value if type(value) is int and 0 <= value < INDEX_MAX else default
 
 
 def follow(steps: Sequence[Step]) -> Get:
-    """Return the function that returns the value at the end of a path, or None; of several, the first."""
+    """Return a function that returns the value at the end of a path, or None; of several, the first."""
     names = [step for step in steps if isinstance(step, str)]
     if len(names) == len(steps) == 1:
         (only,) = names
@@ -102,7 +103,7 @@ def follow(steps: Sequence[Step]) -> Get:
 
         return get
     tree = Place()
-    tree.at(steps).uses.append(partial(store, "", 0))
+    tree.place_at(steps).visits.append(partial(store_value, "", 0))
     visit = tree.compile()
 
     def search(value: Any) -> Any:
@@ -112,8 +113,8 @@ def follow(steps: Sequence[Step]) -> Get:
     return search
 
 
-def first(paths: Texts | None) -> Get | None:
-    """Return the function that returns the first value other than null at these paths; None: no paths."""
+def follow_first(paths: Texts | None) -> Get | None:
+    """Return a function that returns the first value at these paths that is not null; None without paths."""
     gets = [follow(parse_path(path)) for path in as_texts(paths)]
     if len(gets) < 2:
         return gets[0] if gets else None

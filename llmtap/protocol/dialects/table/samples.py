@@ -1,5 +1,5 @@
-"""Compare an event with an earlier one: most events of a stream differ only in text and usage, so the paths
-of the table need not be followed again."""
+"""Compare an event with an earlier one. Most events of a stream differ only in text and usage, so that their
+text can be read without the paths of the table."""
 
 from collections.abc import Callable
 from operator import itemgetter
@@ -17,27 +17,28 @@ _NUMBERS: Final = frozenset((int, float, bool))
 
 
 class Sample(msgspec.Struct, gc=False):
-    """An event with one text, and beside it at most usage."""
+    """An event with one text, and at most usage beside it."""
 
     event_name: bytes | None
     holder: tuple[Any, ...]
-    """Path of the object that holds the text."""
+    """Keys and positions that lead to the object that holds the text."""
     key: Any
-    get: Callable[[JsonObject], tuple[Any, ...]]
-    """Returns the members of an event that are read, without the usage."""
+    """Key of the text in this object."""
+    read_members: Callable[[JsonObject], tuple[Any, ...]]
+    """Function that returns the values of the members that the dialect reads, except the usage."""
     values: tuple[Any, ...]
-    """Values of these members, with null in place of the text."""
+    """Values of these members in the sample, with null in place of the text."""
     types: list[type] | None
-    """Types of the values if one of them is a number, because 1 and true are equal in Python; else None."""
-    others: frozenset[str]
-    """Members that the dialect reads and that this event does not have."""
+    """Types of the values if one of them is a number, because 1 and True are equal in Python; else None."""
+    absent_members: frozenset[str]
+    """Names of members that the dialect reads, and that the sample does not have."""
     kind: EventClass
     choices: tuple[int, ...]
     usage_member: str | None
 
     def take_text(self, root: JsonObject) -> str:
-        """Return the text of an event that is otherwise like this one, else "". Values inside a member are
-        compared by `==`, for which 1 and true are equal."""
+        """Return the text of an event that is equal to the sample except for text and usage, and remove the
+        text. Else return "". Inside the members, 1 and True count as equal."""
         holder: Any = root
         try:
             for key in self.holder:
@@ -45,12 +46,12 @@ class Sample(msgspec.Struct, gc=False):
             text = holder[self.key]
         except (LookupError, TypeError):
             return ""
-        if type(text) is not str or not text or not self.others.isdisjoint(root):
+        if type(text) is not str or not text or not self.absent_members.isdisjoint(root):
             return ""
         holder[self.key] = None
         try:
-            values = self.get(root)
-        except KeyError:  # A member of the sample is missing.
+            values = self.read_members(root)
+        except KeyError:  # The event lacks a member of the sample.
             values = ()
         if values == self.values and (self.types is None or list(map(type, values)) == self.types):
             return text
@@ -61,9 +62,9 @@ class Sample(msgspec.Struct, gc=False):
 def take_sample(
     delta: Delta, root: JsonObject, event: SseEvent, names: frozenset[str], usage_member: str | None
 ) -> Sample | None:
-    """Return the sample of an event that was read as `delta`, or None. The caller must not use `root`
-    afterwards: its text is removed."""
-    # CPython shares one object among all equal texts of one character, so the place would be ambiguous.
+    """Return the sample of an event that was read as `delta`; None if its text has no certain place. The
+    caller must not use `root` afterwards, because its text is removed."""
+    # In CPython, all equal texts of one character are one object, so their place is not certain.
     if not event.data or len(event.data) > SAMPLE_BYTES_MAX or len(delta.text) < 2:
         return None
     path = _path_to(delta.text, root)
@@ -75,16 +76,16 @@ def take_sample(
         place = place[step]
     place[key] = None
     members = sorted(names.intersection(root) - {usage_member})
-    get = itemgetter(*members, members[0])  # With one name only, itemgetter would not return a tuple.
-    types = list(map(type, values := get(root)))
+    read_members = itemgetter(*members, members[0])  # With one name, itemgetter would not return a tuple.
+    types = list(map(type, values := read_members(root)))
     return Sample(
         event_name=event.event,
         holder=tuple(holder),
         key=key,
-        get=get,
+        read_members=read_members,
         values=values,
         types=None if _NUMBERS.isdisjoint(types) else types,
-        others=names.difference(root) - {usage_member},
+        absent_members=names.difference(root) - {usage_member},
         kind=delta.event_class,
         choices=delta.choices,
         usage_member=usage_member,
@@ -92,7 +93,7 @@ def take_sample(
 
 
 def _path_to(text: str, value: Any, depth: int = STEPS_MAX) -> tuple[Any, ...] | None:
-    """Return the path of keys and positions that leads to this text, compared by identity."""
+    """Return the keys and positions that lead to this text (compared by identity); None if not found."""
     if value is text:
         return ()
     if type(value) is dict or type(value) is list:
