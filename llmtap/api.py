@@ -1,7 +1,7 @@
 """The Python API of loads and simulations: `llmtap.replay`, `llmtap.compare` and `llmtap.simulate`.
 
-Each function has the options of the command of the same name and returns a typed result. `json` of the result
-is the public JSON of the command. `to_pandas()` needs pandas. Errors are ConfigError and LlmtapError of
+Each function has the options of a command of `llmtap` and returns a typed result, whose attribute `json` is
+the public JSON of the command. `to_pandas()` needs pandas. Errors are ConfigError and LlmtapError of
 `llmtap.errors`. The API for captures is `llmtap.read`.
 """
 
@@ -37,16 +37,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class FigureValue:
-    """A figure of a result."""
+    """A figure of a result, such as `ttft_p99`, and whether it is valid."""
 
     name: str
     """Name, as in a requirement: `ttft_p99`, `error_rate`."""
     value: float
-    """Value in seconds, as a share from 0 to 1, or as a number."""
+    """Value: seconds for a duration, 0 to 1 for a share, or a number."""
     n: int | None
-    """Number of samples."""
+    """Number of samples; None if the figure has no samples."""
     better: str
-    """Whether `lower` or `higher` values are better."""
+    """Which values are better: `lower` or `higher`."""
     validity: str
     """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str
@@ -55,10 +55,11 @@ class FigureValue:
 
 @dataclass(frozen=True, slots=True)
 class RequirementState:
-    """A judged requirement."""
+    """A requirement of `Result.require`, and whether the result meets it."""
 
     requirement: str
     value: float | None
+    """Value of the figure; None if the result does not have it."""
     state: str
     """Result of the judgement: `met`, `missed` or `not_valid`."""
     reason: str
@@ -80,7 +81,10 @@ class Result:
         return self.figures[name]
 
     def require(self, *conditions: str) -> list[RequirementState]:
-        """Judge the result by requirements such as `"ttft_p99<=500ms error_rate<=1%"`. Raises ConfigError."""
+        """Return whether the result meets requirements such as `"ttft_p99<=500ms error_rate<=1%"`.
+
+        Raises ConfigError for a condition that is not valid.
+        """
         return [
             RequirementState(row.requirement, row.value, row.state, row.reason)
             for row in Requirements.parse(conditions, "require").judge(self.json)
@@ -111,12 +115,13 @@ class ReplayResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """The comparison of results with the first result."""
+    """The comparison of results with the first of them, as `compare` returns it."""
 
     json: Mapping[str, Any]
     changes: Sequence[Change]
+    """Changes of all figures, from the first result to each other result."""
     judged: Sequence[JudgedChange]
-    """Changes that `fail_if_worse` judged; empty without this argument."""
+    """Changes of the figures in `fail_if_worse`, with the verdict; empty without this argument."""
     same_load: bool
     """Whether the loads of all results are the same."""
 
@@ -184,10 +189,10 @@ class ReplayOptions(TypedDict, total=False):
 
 
 def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> ReplayResult:
-    """Send a trace, a capture or a workload to a server, like `llmtap replay`. Raises ConfigError.
+    """Send the requests of a trace, a capture or a workload to a server, like `llmtap replay`.
 
     `options`: see `ReplayOptions`. If the calling thread runs an event loop, as in a notebook, the replay
-    runs in a separate thread.
+    runs in a separate thread. Raises ConfigError.
     """
     from llmtap.capture.store.rows import to_batch
     from llmtap.load.replay.perform import Replay, describe
@@ -215,7 +220,7 @@ def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> 
 
 
 def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
-    """Return the load of `replay`. Raises ConfigError naming the option."""
+    """Return the load that `replay` sends. Raises ConfigError, which names the invalid option."""
     from llmtap.load.options import ENDPOINTS, LoadPlan
     from llmtap.load.replay.options import read_headers
     from llmtap.load.stop_conditions import StopConditions, parse_stop_when
@@ -247,9 +252,9 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
     )
 
 
-def _check_options(options: Mapping[str, object], declared: type, function: str) -> None:
-    """Raise TypeError for an option that is not declared, like a call with an unknown keyword."""
-    for name in options.keys() - declared.__annotations__.keys():
+def _check_options(options: Mapping[str, object], options_type: type, function: str) -> None:
+    """Raise TypeError for an option that is not in the TypedDict, like a call with an unknown keyword."""
+    for name in options.keys() - options_type.__annotations__.keys():
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
@@ -258,10 +263,10 @@ def compare(
     labels: Sequence[str] | None = None,
     fail_if_worse: str | Iterable[str] | None = None,
 ) -> ComparisonResult:
-    """Compare results of replays with the first one, like `llmtap report --compare`. Raises ConfigError.
+    """Compare results of replays with the first of them, like `llmtap report --compare`. Raises ConfigError.
 
-    A result is a ReplayResult, its JSON, or a file written by `--json`. `fail_if_worse`: one or several
-    tolerances, such as `"ttft_p99:5%"`, or `"all"`. This needs the extra `bench`.
+    A result is a ReplayResult, its JSON, or a file that `llmtap replay --json` wrote. `fail_if_worse`: one or
+    several tolerances, such as `"ttft_p99:5%"`, or `"all"`. It needs the extra `bench` of the package.
     """
     from llmtap.load.replay.comparison import compare_replays
     from llmtap.load.replay.saved_replay import SavedReplay
@@ -294,7 +299,7 @@ def compare(
 
 
 class SimulationOptions(TypedDict, total=False):
-    """Keyword options of `simulate`. An option with several values is an axis of the sweep."""
+    """Keyword options of `simulate`. If an option has several values, each value is simulated."""
 
     scale: float | Sequence[float] | None
     rate: float | Sequence[float] | None
@@ -302,9 +307,9 @@ class SimulationOptions(TypedDict, total=False):
     servers: int | Sequence[int] | None
     seed: int | Sequence[int] | None
     serving: Mapping[str, Any] | None
-    """Options of the iteration-level schedulers, which `llmtap sim run --readings` lists."""
+    """Options of the iteration-level schedulers; `llmtap sim run --readings` lists them."""
     readings: Mapping[str, Any] | None
-    """Options that the multi-bin batching paper leaves open, which `llmtap sim run --readings` lists."""
+    """Choices that the paper on multi-bin batching leaves open; `llmtap sim run --readings` lists them."""
     latency: str | Path | None
     slo: str | None
     jobs: int | None
@@ -316,11 +321,10 @@ def simulate(
     scheduler: str | Sequence[str] = "continuous_batching",
     **options: Unpack[SimulationOptions],
 ) -> SimulationResults:
-    """Simulate a trace with one or more schedulers in virtual time, like `llmtap sim run`. Raises
-    ConfigError.
+    """Simulate a trace with one or more schedulers in virtual time, like `llmtap sim run`.
 
-    Every combination of the given values is run. With more than one process (`jobs`), call this function
-    below `if __name__ == "__main__":`. `options`: see `SimulationOptions`.
+    Every combination of the given values is simulated. With more than one process (`jobs`), call this
+    function below `if __name__ == "__main__":`. `options`: see `SimulationOptions`. Raises ConfigError.
     """
     from dataclasses import replace
 
@@ -369,8 +373,8 @@ class _SilentListener:
 
 
 def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a coroutine to its end. If this thread runs an event loop, as in a notebook,
-    use a separate thread."""
+    """Run a coroutine and return its result: in a separate thread if this thread runs an event loop, as in a
+    notebook."""
 
     async def run() -> _T:
         return await make()
@@ -421,12 +425,13 @@ def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping
 
     loaded = load_result(result)
     if loaded is None:
-        raise ConfigError("compare", f"{result} is not a result of llmtap replay")
+        hint = "write one with llmtap replay --json FILE"
+        raise ConfigError("compare", f"the file '{result}' is not a result of llmtap replay", hint)
     return loaded
 
 
 def _option_text(values: Any) -> str:
-    """Return one or several values as a text, in the form that options of the commands have."""
+    """Return one or several values as the text of a command's option: separated by commas."""
     if isinstance(values, str):
         return values
     return ",".join(map(str, values if isinstance(values, Sequence) else [values]))

@@ -1,5 +1,5 @@
-"""Version of llmtap, for modules that must not import the root of the package, because it
-has the Python API."""
+"""Version of llmtap, in a module of its own: the packages of llmtap must not import it from the root, because
+the root has the Python API."""
 
 from typing import Final
 

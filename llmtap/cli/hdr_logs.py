@@ -1,7 +1,7 @@
-"""HdrHistogram logs (`.hlog`) in `llmtap report`: merge, show, compare, and write those of a replay's result.
+"""HdrHistogram logs (`.hlog`) in `llmtap report`: merge, show and compare logs, and write one of a replay.
 
-The format is read and written by `metrics/hdr.py`. The values of another tool's log have a unit but no known
-meaning, so they are shown by tag.
+`metrics/hdr.py` reads and writes the format. A log of another tool does not say what its values mean, so they
+are shown by the tags of the log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ from llmtap.report.values import FEW, count_with_noun, figures_text, is_marked, 
 from llmtap.traces.format import FormatError
 
 UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
+"""Nanoseconds in each unit that the values of a log can have."""
 _FIGURES: Final = {
     "mean": "mean",
     "p50": "p50",
@@ -36,7 +37,10 @@ _FIGURES: Final = {
 
 
 class LogFigure(Struct, frozen=True):
-    """A percentile of two logs in seconds, with the interval of the difference b - a."""
+    """A percentile of two logs `a` and `b` in seconds, and the interval `low` to `high` of b - a.
+
+    `n_a` and `n_b`: number of values. The interval is None for metrics of `GAPS`.
+    """
 
     tag: str
     figure: str
@@ -58,7 +62,7 @@ class LogComparison(Struct, frozen=True):
 
 
 def _read(place: str, unit: str) -> dict[str, Histogram]:
-    """Return the histograms of a log by tag. Raises ConfigError."""
+    """Return the histograms of a log by tag. `unit`: key of `UNITS`. Raises ConfigError."""
     try:
         with open_input(place, 1, None) as file:
             lines = iter(lambda: file.stream.readline(hdr.LOG_LINE_BYTES_MAX + 1), b"")
@@ -70,7 +74,7 @@ def _read(place: str, unit: str) -> dict[str, Histogram]:
 
 
 def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
-    """Write the requested outputs of the merged logs, or print them."""
+    """Merge logs by tag, and write the requested outputs, or print the percentiles."""
     merged: dict[str, Histogram] = {}
     for place in places:
         for tag, histogram in _read(place, unit).items():
@@ -87,7 +91,10 @@ def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
 
 
 def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
-    """Compare the first log with each other one by tag. A difference is other - first, with its interval."""
+    """Compare each log after the first with the first log, by tag: difference = other - first.
+
+    Write the requested outputs, or print the comparison.
+    """
     (first, base), *others = [(place, _read(place, unit)) for place in places]
     comparisons = [LogComparison(first, place, list(_differences(base, other))) for place, other in others]
     rows = [
@@ -119,10 +126,11 @@ def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iter
 
 
 def write_log(place: Path, result: Mapping[str, Any]) -> None:
-    """Write the histograms of a replay's result as a log, a tag for each metric."""
+    """Write the histograms of a replay's result as a log with a tag for each metric. Raises ConfigError."""
     histograms = result.get("hdr_histograms") or {}
     if not histograms:
-        raise ConfigError("--hlog", "the result has no histograms", "repeat the replay with this llmtap")
+        hint = "an old version of llmtap wrote the result: repeat the replay"
+        raise ConfigError("--hlog", "the result has no histograms", hint)
     try:
         place.write_text(hdr.log_text(histograms, float(result["window"]["seconds"])), encoding="utf-8")
     except OSError as exc:

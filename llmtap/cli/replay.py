@@ -23,7 +23,7 @@ from llmtap.cli.shared import (
     exit_codes,
     figures_place,
     json_text,
-    need_capture,
+    check_capture_place,
     print_message,
     print_rich,
     read_percentiles,
@@ -125,7 +125,7 @@ def replay(
         ),
     )
     if capture is not None:
-        need_capture(capture)
+        check_capture_place(capture)
         if (place := result_place(capture)) is not None:
             Outputs(json=str(place))
     selftest = not options.no_selftest and load.sending.ray is None

@@ -155,7 +155,7 @@ def serve(
     flags = msgspec.structs.asdict(answers)
     values = {key: str(value) for key, value in flags.items() if value is not None and key != "assign"}
     places = {key: f"--{key}" for key in values}
-    for key, value in read_pairs("--set", answers.assign, once=True).items():
+    for key, value in read_pairs("--set", answers.assign, unique=True).items():
         if key in values:
             raise ConfigError(places[key], f"cannot be combined with --set {key}")
         values[key], places[key] = value, f"--set {key}"
@@ -163,8 +163,8 @@ def serve(
     engine = load_engine(
         engine_options.scheduler,
         values,
-        serving=read_pairs("--serving", engine_options.serving, "NAME=VALUE", once=True),
-        readings=read_pairs("--reading", engine_options.reading, "NAME=VALUE", once=True),
+        serving=read_pairs("--serving", engine_options.serving, "NAME=VALUE", unique=True),
+        readings=read_pairs("--reading", engine_options.reading, "NAME=VALUE", unique=True),
         servers=engine_options.servers,
         places=places,
     )

@@ -19,7 +19,7 @@ from llmtap.cli.shared import (
     Stopped,
     exit_codes,
     json_text,
-    need_capture,
+    check_capture_place,
     print_line,
     print_message,
     print_rich,
@@ -359,7 +359,7 @@ def run(
     outputs = Outputs(json=runs.json, html=runs.html)
     if runs.capture is not None:
         if runs.ray in (None, "local"):
-            need_capture(runs.capture)
+            check_capture_place(runs.capture)
         elif "://" not in runs.capture and not Path(runs.capture).is_absolute():
             raise ConfigError(
                 "--capture",
@@ -393,7 +393,7 @@ def run(
             ]
             if not results:  # A page needs at least one result.
                 outputs.files.pop("--html", None)
-                outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
+                outputs.stdout_option = None if outputs.stdout_option == "--html" else outputs.stdout_option
             if runs.table is not None:
                 write_runs(runs.table, results)
             figure = figure_of(axes.preset, results)

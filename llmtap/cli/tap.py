@@ -56,10 +56,10 @@ class _ProxyOptions(Struct, frozen=True, kw_only=True):
 @command(app, short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
 def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     """Forward requests and responses with unchanged bodies, and timestamp every chunk of a response."""
-    from llmtap.config import fingerprint, keys, load_settings
+    from llmtap.config import fingerprint, help_by_key, load_settings
 
     if options.list_keys:
-        for key, text in keys().items():
+        for key, text in help_by_key().items():
             print(f"{key:32} {text}")
         return
     check, loaded = configuration.check, configuration.read(options)
