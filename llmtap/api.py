@@ -340,12 +340,12 @@ def simulate(
 
     _check_options(options, SimulationOptions, "simulate")
     sweep_axes = AxesReader()
-    sweep_axes.schedulers(_option_text(scheduler))
+    sweep_axes.set_schedulers(_option_text(scheduler))
     for name, kind in (("scale", float), ("rate", float), ("requests", int), ("servers", int), ("seed", int)):
         values = options.get(name)
-        sweep_axes.numbers(name, None if values is None else _option_text(values), kind)
+        sweep_axes.set_numbers(name, None if values is None else _option_text(values), kind)
     for option, settings in (("--serving", options.get("serving")), ("--reading", options.get("readings"))):
-        sweep_axes.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
+        sweep_axes.set_options([f"{name}={value}" for name, value in (settings or {}).items()], option)
     axes = sweep_axes.all_axes(None, "")
     latency = options.get("latency")
     common = replace(

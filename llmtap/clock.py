@@ -1,4 +1,4 @@
-"""Clocks for measurements: real clocks (`SystemClock`, `AdapterClock`), and `ManualClock`, which the caller sets.
+"""Clocks for measurements: real clocks (`SystemClock`, `AdapterClock`), and `ManualClock`, which is set.
 
 `ManualClock` is used in tests, and for recorded packets, whose file has their times. This module also
 returns the resident memory of this process, which relays and the meter report together with their CPU time.

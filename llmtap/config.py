@@ -3,9 +3,9 @@
 The sources, from the highest to the lowest priority: flags, `LLMTAP_` environment variables, the TOML file,
 two `OTEL_` variables, defaults. The file has a table for each field of `Settings` (`[relay]`, `[tenants]`)
 and for each class of tenants (`[slo.NAME]`). The variable of the key `relay.idle_timeout` is
-`LLMTAP_RELAY_IDLE_TIMEOUT`, that of `slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`. The result is a `Settings`,
-or a ConfigError with all mistakes and their places. `llmtap slo generate` uses the objectives of the same
-file. The other commands (`replay`, `sim`, `bench`) have options of their own.
+`LLMTAP_RELAY_IDLE_TIMEOUT`, that of `slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`. The result is a
+`Settings`, or a ConfigError with all mistakes and their places. `llmtap slo generate` uses the objectives of
+the same file. The other commands (`replay`, `sim`, `bench`) have options of their own.
 """
 
 import hashlib

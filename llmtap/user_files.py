@@ -24,8 +24,8 @@ DEPTH_MAX: Final = 64
 for nested lists can exceed the limit of Python."""
 
 _TOO_DEEP: Final = "is nested too deeply"
-# Tokens of TOML that `_check_depth` needs. Strings and comments are matched only to skip them. A dot joins two
-# parts of a key; each other token (`=`, `,`, a bracket or a line end) ends the key.
+# Tokens of TOML that `_check_depth` needs. Strings and comments are matched only to skip them. A dot joins
+# two parts of a key; each other token (`=`, `,`, a bracket or a line end) ends the key.
 _TOML_TOKEN: Final = re.compile(
     r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[.=,\n\[\]{}]', re.DOTALL
 )

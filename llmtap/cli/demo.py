@@ -1,7 +1,7 @@
 """`llmtap demo`: simulated engine, proxy and load in one command.
 
 Sends a replay through the proxy, shows the proxy's figures in the meantime, and prints the proxy's comparison
-of the requests with and without a guardrail, which the engine simulates for one arm of an experiment. Engine
+of the two arms of an experiment: without a guardrail, and with a guardrail that the engine simulates. Engine
 and proxy are processes in separate sessions, so that Ctrl-C in the terminal reaches only the demo, which then
 ends them. The module is long because it has all parts of one command: configuration, processes, load, texts.
 """
@@ -61,24 +61,26 @@ WORKLOAD: Final = "bursty"
 RATE_RPS: Final = 0.27
 """Mean rate of BurstGPT's trace (multi-bin paper, 3.1)."""
 TOKENS_MAX: Final = 512
-"""Maximum length of a response, so that the demo does not take too long. One response in
-twenty would be longer."""
+"""Maximum number of tokens in a response, so that the demo does not take too long. Without it, one response
+in twenty would be longer."""
 SEED: Final = 280
-"""Seed with which half a minute has several bursts. With most seeds, it has none or one large burst."""
+"""Random seed. With it, half a minute has several bursts; with most seeds, none or one large burst."""
 TRACE_ROWS: Final = 1_000
 """Maximum number of rows of a trace: more than can be sent during a demo."""
 REQUESTS_FACTOR: Final = 6
-"""Factor on the number of requests to draw, because bursts can exceed the mean rate. Requests that would come
-too late are not sent."""
+"""Number of requests to draw, divided by the number at the mean rate: bursts can exceed the mean rate.
+Requests after the end of the load are not sent."""
 TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
-"""Tenants that requests without a tenant get, with their relative shares. Requests of other
-clients have no tenant."""
+"""Tenants, with relative shares, for the demo's requests that have no tenant. Requests of other clients have
+none, so the demo can exclude them from its counts."""
 DRAIN_S: Final = 15
+"""Maximum time to wait for responses after the last request."""
 READY_S: Final = 120
 """Maximum time to wait for the processes, which start slowly on a busy machine. A process that ends is
 reported at once."""
-_BUSY_HINT: Final = "this machine may be too busy; stop other programs, and start the demo again"
+_BUSY_HINT: Final = "this machine is possibly too busy; stop other programs, and start the demo again"
 END_S: Final = 10.0
+"""Maximum time for a process to end after SIGTERM."""
 CHECK_S: Final = 0.25
 LINE_NS: Final = 5 * NS_PER_S
 """Time between two lines with figures."""
@@ -150,6 +152,7 @@ def demo(
         raise ConfigError("--seconds", "expected a duration above 0", "such as --seconds 30s")
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
+            # `seconds` is in ns; only the option has this name.
             demo_run = _Demo(Path(folder), trace, seconds, speed, reader.benefit(), keep, json)
             code = asyncio.run(demo_run.run())
     except Stopped as exc:
@@ -187,8 +190,8 @@ def demo_plan(source: str, *, speed: float, seconds: float) -> "ReplayPlan":
 
 
 class DemoStage:
-    """Context in which the engine and the proxy run. `folder` gets the proxy's
-    configuration and both logs."""
+    """Context in which the processes of the engine and the proxy run. `folder` gets the proxy's configuration
+    and the log of both processes."""
 
     def __init__(self, folder: Path, reader: Benefit) -> None:
         self._folder = folder
@@ -210,7 +213,7 @@ class DemoStage:
             ["sim", "serve", "--listen", engine, "--spread", "0.3", "--tokens", str(TOKENS_MAX)],
             ["proxy", "--config", str(config)],
         )
-        # Remove the user's LLMTAP_ variables: they are meant for another proxy.
+        # Remove the user's LLMTAP_ variables: they configure another proxy.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
         with self._log.open("ab") as log:
             for args in commands:
@@ -227,7 +230,7 @@ class DemoStage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # End the proxy first, so that the engine has no client for which it would wait.
+        # End the proxy before the engine, because the engine waits for its clients to finish.
         for child in reversed(self._children):
             child.send_signal(signal.SIGTERM)
             try:
@@ -265,7 +268,7 @@ class DemoStage:
                 await asyncio.sleep(CHECK_S / 5)
 
     async def read(self, session: Any, path: str) -> dict[str, Any]:
-        """Return an answer of the API. Raises LlmtapError after READY_S: a busy meter may answer late."""
+        """Return a document of the admin API. Raises LlmtapError if there is no answer within READY_S."""
         url, end_ns = f"{self.admin}/api/v1/{path}", SystemClock.mono_ns() + READY_S * NS_PER_S
         while (raw := await _get(session, url)) is None:
             self.check()
@@ -285,16 +288,18 @@ class _Demo:
 
     folder: Path
     source: str
-    seconds: Duration
+    """Trace, capture or workload; empty: the default load."""
+    duration: Duration
     speed: float
     reader: Benefit
-    keep: bool
+    keep_running: bool
     json: str | None
     _latest: "LatestProgress" = field(init=False)
     _replay: "Replay | None" = None
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     _signal: int | None = None
     _tenants: set[str] = field(default_factory=set)
+    """Tenants of the demo's own requests."""
     _began_ns: int = field(default_factory=SystemClock.mono_ns)
 
     def __post_init__(self) -> None:
@@ -311,11 +316,11 @@ class _Demo:
         code = 0
         try:
             # Read the trace first, so that an error in it is reported before a process starts.
-            plan = await self._unless_interrupted(asyncio.to_thread(self._plan)) if self.source else None
+            plan = await self._unless_interrupted(asyncio.to_thread(self._make_plan)) if self.source else None
             with DemoStage(self.folder, self.reader) as stage:
                 async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
                     code = await self._send_load(stage, session, plan)
-                    if self.keep and not self._interrupted.is_set():
+                    if self.keep_running and not self._interrupted.is_set():
                         self._print(f"Both arms: {stage.admin}/#experiment")
                         self._print("The proxy runs and the load repeats until Ctrl-C.")
                         await self._repeat_load(stage)
@@ -330,6 +335,7 @@ class _Demo:
             self._signal = number
             self._interrupted.set()
             if self._replay is not None:
+                # The first call stops sending, the second cancels the responses in flight.
                 self._replay.stop()
                 self._replay.stop()
 
@@ -337,7 +343,8 @@ class _Demo:
         print_line(text, sys.stderr)
 
     async def _send_load(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
-        """Send the load and print the result. Raises _Over if a signal arrives before the first request."""
+        """Send the load, print the result and return the exit code. Raises _Interrupted if a signal arrives
+        before the first request."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         load = Path(self.source).name if self.source else "bursts of chat requests"
@@ -351,10 +358,10 @@ class _Demo:
         if note := native.missing_build():
             self._print(f"note: {note}")
         # Make the prompts while the processes start.
-        made = asyncio.gather(
+        start = asyncio.gather(
             asyncio.to_thread(self._make_replay, stage.proxy, plan), stage.wait_until_ready(session)
         )
-        self._replay = (await self._unless_interrupted(made))[0]
+        self._replay = (await self._unless_interrupted(start))[0]
         sending = asyncio.ensure_future(self._replay.run())
         try:
             await self._watch(sending, stage, session)
@@ -368,7 +375,7 @@ class _Demo:
         await self._show(session, stage, summary, result)
         own_requests = _own_requests(summary, self._tenants)
         if own_requests.n < summary["n"]:
-            self._print("other clients sent requests, too; the figures contain them")
+            self._print("other clients also sent requests; the figures include these requests")
         problems = _measurement_problems(own_requests, result)
         for problem in problems:
             self._print(f"failed: {problem}")
@@ -387,15 +394,15 @@ class _Demo:
                 await self._replay.run()
                 stage.check()
 
-    def _plan(self) -> "ReplayPlan":
-        return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.seconds / NS_PER_S)
+    def _make_plan(self) -> "ReplayPlan":
+        return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.duration / NS_PER_S)
 
     def _make_replay(self, target: str, plan: "ReplayPlan | None") -> "Replay":
         from llmtap.load.options import LoadPlan
         from llmtap.load.replay.perform import Replay
 
         load = LoadPlan.of(
-            duration=self.seconds,
+            duration=self.duration,
             drain=Duration(DRAIN_S * NS_PER_S),
             url=target,
             tenant_header="x-llm-d-inference-fairness-id",
@@ -408,12 +415,12 @@ class _Demo:
             reader=self.reader,
             scrape="none",
         )
-        plan = plan or self._plan()
+        plan = plan or self._make_plan()
         self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants or [""]}
         return Replay(plan, load, self._latest)
 
     async def _unless_interrupted(self, awaitable: Awaitable[T]) -> T:
-        """Return the result of `awaitable`. Raises _Over if a signal arrives before the result."""
+        """Return the result of `awaitable`. Raises _Interrupted if a signal arrives before the result."""
         task, interruption = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._interrupted.wait())
         try:
             await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
@@ -450,7 +457,7 @@ class _Demo:
         return "  ".join(text)
 
     async def _final_summary(self, session: Any, stage: DemoStage, sent: int) -> Mapping[str, Any]:
-        """Return the summary when the meter has measured all requests, or after SETTLE_S."""
+        """Wait until the meter has measured all requests, or SETTLE_S have passed, and return its summary."""
         end_ns = SystemClock.mono_ns() + SETTLE_S * NS_PER_S
         while True:
             stage.check()
@@ -484,13 +491,13 @@ class _Demo:
 
 
 async def _summary(session: Any, stage: DemoStage) -> Mapping[str, Any] | None:
-    """Return the summary since the start, or None if the meter does not answer."""
+    """Return the proxy's summary of all its exchanges, or None if the meter does not answer."""
     raw = await _get(session, f"{stage.admin}/api/v1/summary?window=all&by=tenant")
     return None if raw is None else msgspec.json.decode(raw, type=dict[str, Any])
 
 
 async def _get(session: Any, url: str) -> bytes | None:
-    """Return the body of a response with status 200; None for any other response, or without a response."""
+    """Return the body of the response if its status is 200; else, or without a response, None."""
     import aiohttp
 
     try:
@@ -509,9 +516,9 @@ class _OwnRequests:
 
 
 def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> _OwnRequests:
-    """Return the demo's own requests.
+    """Return the demo's own requests in a summary of the proxy. `tenants`: tenants of the demo's requests.
 
-    Requests of the tenant DEFAULT are left out, unless it is one of `tenants`: other clients sent them.
+    Other clients sent the requests of the tenant DEFAULT, unless it is one of `tenants`.
     """
     others = {} if DEFAULT in tenants else summary["by"]["tenant"].get(DEFAULT, {})
     outcomes = Counter(summary["outcomes"])
@@ -520,7 +527,7 @@ def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> _OwnR
 
 
 def _measurement_problems(own_requests: _OwnRequests, result: Mapping[str, Any]) -> list[str]:
-    """Return texts on faults: broken streams that clients or proxy counted, and exchanges not measured."""
+    """Return a text for each fault: broken streams that clients or proxy counted, exchanges not measured."""
     problems = [
         f"{n:,} {name} (counted by the {side})"
         for side, outcomes in (("clients", result["outcomes"]), ("proxy", own_requests.outcomes))

@@ -1,4 +1,4 @@
-"""`llmtap inspect --draft` and `--fixture`: draft a table of a dialect, or write a fixture, of a saved answer."""
+"""`llmtap inspect --draft` and `--fixture`: make a dialect's table, or a fixture, from a saved answer."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def read_fixture(file: str, data: bytes) -> tuple[Fixture, Saved] | None:
 def write_draft(
     name: str, saved: Saved, explained: Explained, source: str, out: str | None, *, text: bool
 ) -> None:
-    """Write a draft of a dialect's table, made from the structure of the answer's events. Raises ConfigError."""
+    """Write a draft of a dialect's table, derived from the events of the answer. Raises ConfigError."""
     DialectTable(name=name, source=source, end="none", plain_text="content")  # Raises for an invalid name.
     place = Path(source).name
     events = events_of(saved).events

@@ -18,7 +18,7 @@ _WIDTH: Final = 100
 
 
 def show_exchange(exchange_id: str, options: TopOptions, *, json: str | None) -> None:
-    """Print the newest exchange with this id and the parts of its wait, as text or JSON. Raises LlmtapError."""
+    """Print the newest exchange with this id and the parts of its wait, or JSON. Raises LlmtapError."""
     exchange, first_token = asyncio.run(_fetch(exchange_id, options))
     if json is not None:
         print_json({"exchange": exchange, "first_token": first_token}, json)

@@ -1,4 +1,4 @@
-"""`llmtap report FRONT BACK --pair`: pair the exchanges of both sides of a gateway, from one or two captures."""
+"""`llmtap report FRONT BACK --pair`: pair the exchanges on both sides of a gateway, from 1 or 2 captures."""
 
 from collections.abc import Sequence
 from typing import Final

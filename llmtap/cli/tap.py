@@ -1,8 +1,8 @@
 """Commands `llmtap proxy`, `llmtap meter` (measure live traffic), `llmtap top`, `slo generate`, `key-hash`.
 
-They read the configuration (`config.py`) and start the processes (`supervisor/`), the terminal view (`top/`),
-or the generation of alert rules (`export/rules.py`). `llmtap watch` is in `watch.py` and uses `announce` from
-here.
+The commands read the configuration (`config.py`) and start the processes (`supervisor/`), the terminal view
+(`top/`), or the generation of alert rules (`export/rules.py`). `llmtap watch` is in `watch.py`, and uses
+`announce` of this module.
 """
 
 import os
@@ -73,8 +73,8 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
 
-    # With `--check`, the caller may be a running proxy that will replace itself by this program, and asks
-    # whether the configuration allows it. Otherwise, a proxy may use this configuration, before a SIGHUP.
+    # A proxy runs `--check` before it replaces itself by this program: then that proxy (`parent`) uses the
+    # ports and the capture folder. A user runs it before a SIGHUP: then a running proxy can use them.
     parent = take_handover(os.environ, os.getppid()) if check else None
     in_use = check and parent is None
     supervisor = None if parent is None else parent.pid
@@ -111,7 +111,7 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
 
 
 def announce(first_line: str, admin: str, settings: "Settings") -> None:
-    """Print the first line of a proxy, a meter or a watch, and a note if the compiled code is missing."""
+    """Print the first line of `proxy`, `meter` or `watch`, and a note if the compiled code is missing."""
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
     line = f"{first_line}   metrics: {scheme}://{admin}/metrics"
     if settings.capture.to is not None:
@@ -122,7 +122,7 @@ def announce(first_line: str, admin: str, settings: "Settings") -> None:
 
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
-    """Return the target of the capture and its spool folder, as texts without secrets."""
+    """Return the folder or URL of the capture and its spool folder, as texts without secrets."""
     from llmtap.capture.store.parquet import place_of
     from llmtap.capture.store.store import spool_folder
 
@@ -258,7 +258,8 @@ def key_hash(config: ConfigFile = None) -> None:
     lines = [getpass("API key: ")] if sys.stdin.isatty() else sys.stdin.read().splitlines()
     keys = list(filter(None, map(str.strip, lines)))
     if not keys:
-        raise ConfigError("stdin", "contains no key", 'try: printf %s "$OPENAI_API_KEY" | llmtap key-hash')
+        hint = 'such as: printf %s "$OPENAI_API_KEY" | llmtap key-hash'
+        raise ConfigError("stdin", "contains no API key", hint)
     for key in keys:
         name = tenants.name_of_key(without_bearer(key.encode()))
         print_line(f"{name}  {options.names[name]}" if name in options.names else name)
@@ -299,7 +300,7 @@ def top(
     """Show the tenants, models, experiments, live streams, exchanges and state of a running llmtap."""
     options = token.connection(admin, window=window, interval=interval)
     if options.is_unencrypted():
-        print_message("the token travels in clear text: https keeps it to those two")
+        print_message("warning: the token is sent unencrypted; to encrypt it, use an https URL for --admin")
     if once or json is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         _print(options, json=json)
     else:
@@ -317,10 +318,10 @@ def _print(options: "TopOptions", *, json: str | None) -> None:
 
 
 def _watch(options: "TopOptions") -> None:
-    need_extra("llmtap top", "textual", "top", "; --once does without")
+    need_extra("llmtap top", "textual", "top", "; `llmtap top --once` does not need it")
     from llmtap.top.plain import fetch_documents
 
-    fetch_documents(options)  # Check the address now: the screen of the view would hide the message.
+    fetch_documents(options)  # Check the address before the full-screen view, which would hide the error.
     from llmtap.top.app import TopApp
 
     TopApp(options).run()

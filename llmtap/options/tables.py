@@ -219,8 +219,8 @@ class OptionTables:
         return own_table_hint or next((f"did you mean '{other}.{name}'?" for other in other_tables), None)
 
     def read(self) -> dict[str, Any]:
-        """Return the struct of each table, and for `[slo.NAME]` a dict of structs by NAME. A wrong key has its
-        default. A table that lacks a required key is None or not in its dict. Adds to `mistakes`."""
+        """Return the struct of each table, and for `[slo.NAME]` a dict of structs by NAME. A wrong key has
+        its default. A table that lacks a required key is None or not in its dict. Adds to `mistakes`."""
         structs: dict[str, Any] = {}
         for name, kind in self.schema.items():
             if is_struct(kind):

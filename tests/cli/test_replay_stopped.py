@@ -35,7 +35,7 @@ def test_what_is_said_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
         lines = ProgressLines()
         for n in under_way:
             lines.on_sending(progress(n), 14)
-            lines.stopping()
+            lines.report_stop()
         return capsys.readouterr().err.splitlines()
 
     assert message(1_200) == ["llmtap: stopping: 1,200 answers in flight, signal again to cancel them"]
