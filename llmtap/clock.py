@@ -1,6 +1,6 @@
-"""Clocks for measurements: real clocks (`SystemClock`, `AdapterClock`), and `ManualClock`, which is set.
+"""Clocks for measurements: real clocks (`SystemClock`, `AdapterClock`) and a clock that a caller moves.
 
-`ManualClock` is used in tests, and for recorded packets, whose file has their times. This module also
+This `ManualClock` is used in tests, and for recorded packets, whose file has their times. This module also
 returns the resident memory of this process, which relays and the meter report together with their CPU time.
 All code that measures reads time from these classes; only `native/reading.c` reads a clock itself. Durations
 are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.

@@ -174,7 +174,7 @@ def print_table(table: "Table", out: Any = None) -> None:
     out = out or sys.stdout
     if out.isatty():
         console = Console(file=out, highlight=False)
-        parts = tables_that_fit(table, console.width) if table.keys else [table]
+        parts = tables_that_fit(table, console.width) if table.key_columns else [table]
         console.print(Group(*map(rich_table, parts)))
         return
     console = Console(width=_LINE_MAX, highlight=False)

@@ -46,15 +46,15 @@ from llmtap.report.values import (
 UNMET_SHOWN: Final = 6
 """Number of unmet requirements that a terminal shows for each test; pages and Markdown have all."""
 LOADS_SHOWN: Final = 3
-"""Number of loads that are named for a figure that is not valid; the JSON has all of them."""
+"""Number of loads that a report names for a figure that is not valid; the JSON has all of them."""
 _TITLES_MAX: Final = 3
-"""Number of tests that the title of a page names."""
+"""Maximum number of tests that the title of a page names; for more tests, it has their number."""
 _ASSETS: Final = ("replay_page.css", "bench_page.css")
 _Json = Mapping[str, Any]
 
 
 def finding_texts(findings: Sequence[_Json]) -> list[str]:
-    """Return a line for each kind of finding of each test, with its first load and the number of others."""
+    """Return a line for each kind of finding of each test: its first load, and the number of other loads."""
     by_kind: dict[tuple[str, str], list[_Json]] = {}
     for finding in findings:
         by_kind.setdefault((finding["test"], finding["what"]), []).append(finding)
@@ -66,7 +66,7 @@ def finding_texts(findings: Sequence[_Json]) -> list[str]:
 
 
 def compliance_text(report: _Json) -> str:
-    """Return the compliance of a test with the methodology.
+    """Return the compliance of a test with the methodology as text.
 
     Example: `conditionally compliant (61 of 61 MUST, 2 of 2 conditions, 14 of 16 SHOULD); lacking: 4.6.3-2`.
     """
@@ -80,9 +80,9 @@ def compliance_text(report: _Json) -> str:
 
 
 def deviation_texts(document: _Json) -> list[str]:
-    """Return each deviation from the methodology once, with the tests that have it.
+    """Return a text for each deviation from the methodology, with the tests that have it.
 
-    Deviations are those that the reports note, and unmet requirements.
+    A deviation is noted in the report of a test, or is a requirement that the test does not meet.
     """
     tests_by_text: dict[str, list[str]] = {}
     for report in document.get("tests") or ():
@@ -102,7 +102,7 @@ def deviation_texts(document: _Json) -> list[str]:
 
 def _counts_text(compliance: _Json) -> str:
     kinds = {"must": "MUST", "conditions": "conditions", "should": "SHOULD"}
-    # Results of earlier versions have no conditions.
+    # Results that earlier versions of llmtap stored have no conditions.
     counts = ((title, compliance[name]) for name, title in kinds.items() if name in compliance)
     return ", ".join(f"{count['satisfied']} of {count['n']} {title}" for title, count in counts)
 
@@ -112,7 +112,7 @@ def _tables(holder: _Json, *, breaks: bool = False) -> list[Table]:
 
 
 def validity_table(report: _Json) -> Table | None:
-    """Return a table of the figures that are not valid or doubtful in some loads; None without such."""
+    """Return a table of the figures that are not valid or doubtful in some loads; None if all are valid."""
     rows = []
     for figure in (at(report, "verdict", "figures") or {}).values():
         for state, loads in figure["loads"].items():
@@ -179,7 +179,7 @@ def bench_html(document: _Json) -> str:
     """Return the HTML page of a benchmark."""
     reports: Sequence[_Json] = document.get("tests") or ()
     sections = [
-        Section(report["test"], f"{report['section']} {report['title']}", list(_test_page(report)))
+        Section(report["test"], f"{report['section']} {report['title']}", list(_test_page_blocks(report)))
         for report in reports
     ]
     if reports:
@@ -200,7 +200,7 @@ def bench_html(document: _Json) -> str:
 
 def headline_notes(report: _Json) -> Iterator[Note]:
     """Yield the sentences on the main result of a test; most tests have none."""
-    # Results of earlier versions have no headline.
+    # Results that earlier versions of llmtap stored have no headline.
     yield from (Note("", "bold", lead=sentence) for sentence in report.get("headline") or ())
 
 
@@ -275,7 +275,7 @@ def _main_tiles(report: _Json) -> Iterator[Tile]:
             if row[0].endswith(label)
         ]
         if values:
-            name, value = values[-1]  # The rows are ordered by load: show the highest.
+            name, value = values[-1]  # The rows are in the order of their loads: show the highest load.
             about = f"{head}, {name}" if head not in ("", "Value") else name
             yield Tile(report["title"], value.partition(" (")[0], about, report["test"])
 
@@ -283,11 +283,12 @@ def _main_tiles(report: _Json) -> Iterator[Tile]:
 BOUNDARIES: Final = {
     "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
 }  # fmt: skip
+"""Names of the boundaries of a system under test in reports, by the name in a bench file."""
 NOT_DECLARED: Final = "not declared"
 
 
 def identification(document: _Json) -> list[Block]:
-    """Return the declarations of the system under test (IETF draft, C.2, 1)."""
+    """Return blocks with the declarations of the system under test (IETF draft, C.2, item 1)."""
     sut, target = document.get("sut") or {}, document.get("target") or {}
     tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
     declarations = {
@@ -309,14 +310,14 @@ def identification(document: _Json) -> list[Block]:
 
 
 def _declared_text(section: _Json, names: Sequence[str]) -> str:
-    """Return the named fields that have a value in the declarations, as `name: value, ...`."""
+    """Return those of the named fields that a section of the declarations has, as `name: value, ...`."""
     return ", ".join(
         f"{name.replace('_', ' ')}: {section[name]}" for name in names if section.get(name) is not None
     )
 
 
 def hardware_text(sut: _Json) -> str:
-    """Return the accelerators, such as `H100 SXM x 8`, and memory and CPU of the host if declared."""
+    """Return the accelerators, such as `H100 SXM x 8`, and the host's memory and CPU if they are declared."""
     hardware = sut.get("hardware") or {}
     accelerator, count = hardware.get("accelerator"), hardware.get("count")
     if not accelerator:
@@ -336,7 +337,7 @@ def guardrails_text(sut: _Json) -> str:
     return ", ".join([*filters, *(guardrails.get("names") or ())])
 
 
-def _test_page(report: _Json) -> Iterator[Block]:
+def _test_page_blocks(report: _Json) -> Iterator[Block]:
     if charts := report.get("charts"):
         yield chart_figure(report["test"], charts)
     tables = _tables(report, breaks=True)
@@ -351,7 +352,7 @@ def _test_page(report: _Json) -> Iterator[Block]:
 
 
 def configuration(report: _Json) -> list[Block]:
-    """Return the configuration of a test, its parameters and its arms (IETF draft, C.2, 2)."""
+    """Return blocks with the configuration, parameters and arms of a test (IETF draft, C.2, item 2)."""
     rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
     rows += [(name, plain_text(value)) for name, value in (report.get("params") or {}).items()]
     arms = [[name, arm.get("about") or "-"] for name, arm in (report.get("arms") or {}).items()]
@@ -496,7 +497,7 @@ def _compare_document(comparison: _Json) -> ReportDocument:
         ],
         _systems_table(comparison),
         [
-            Section(test["test"], _heading_text(test), list(_comparison_page(test)))
+            Section(test["test"], _heading_text(test), list(_comparison_page_blocks(test)))
             for test in comparison["tests"]
         ],
     )
@@ -519,7 +520,7 @@ def _systems_table(comparison: _Json) -> list[Block]:
     return [Table(heads, rows, "Systems")]
 
 
-def _comparison_page(test: _Json) -> Iterator[Block]:
+def _comparison_page_blocks(test: _Json) -> Iterator[Block]:
     yield from _tables(test, breaks=True)
     if not test["tables"]:
         yield Note("Nothing could be compared: no load in common, or too few requests.")

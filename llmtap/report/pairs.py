@@ -1,6 +1,6 @@
 """Turn the summary of paired exchanges into a report for a terminal, as HTML, and as Markdown.
 
-The report begins with what the gateway adds, in one sentence.
+The report begins with one sentence on the latency that the gateway adds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -89,7 +89,7 @@ def _document(summary: PairSummary) -> ReportDocument:
     if not summary.comparable:
         notes.append(Note(_NOT_COMPARABLE, "yellow"))
     figures = [chart_figure("delays", summary.charts)] if summary.charts else []
-    # If arms differ, the percentiles of all pairs together are those of none.
+    # With several arms, percentiles over all pairs would describe none of the arms.
     of_all = [] if summary.arms else [_figure_table(summary.figures)]
     terms = [[figure.title, figure.definition] for figure in summary.figures.values() if figure.n]
     sections = [

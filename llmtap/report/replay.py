@@ -1,9 +1,9 @@
 """Turn the JSON of a replay into a report for a terminal, as Markdown and as an HTML page.
 
-All three are renderings of one document, made of the public JSON (`llmtap replay --json`); only the page has
-charts (`replay_charts.py`), each with a table of its figures and a caption that states their basis
+All three reports are renderings of one document, made of the public JSON (`llmtap replay --json`); only the
+page has charts (`replay_charts.py`), each with a table of its figures and a caption with their basis
 (`replay_terms.py`). This module also renders the result of `llmtap selftest` and, for `llmtap report
-CAPTURE`, the verdict of a replay whose result is stored beside its capture.
+CAPTURE`, the verdict of a replay whose result is stored next to its capture.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,10 +87,10 @@ _PAIRS_ABOUT: Final = (
     " difference is now - then, of one row. Both sides of a line are the same rows: those that ended well on"
     " both. Nothing is tested here: rows of one load are not independent."
 )
-_RESTS: Final[Mapping[str, Sequence[str]]] = {
+_BASIS_TERMS: Final[Mapping[str, Sequence[str]]] = {
     "figures-table": ("ITL", "tokens", "smooth goodput", "sender"), "baseline": ("warm-up",), "outcomes": (),
 }  # fmt: skip
-"""For each section of the page: the terms of its caption, in addition to the terms that every caption has."""
+"""By section of the page: the terms of its caption, in addition to the terms that every caption has."""
 _Json = Mapping[str, Any]
 
 
@@ -105,7 +105,8 @@ def replay_html(result: _Json) -> str:
     document = _document(result, _FIGURES)
     figures, *others = (section for section in document.sections if section.key != "system")
     for section in (figures, *others):
-        section.blocks.append(Note(" · ".join(basis_texts(result, *_RESTS[section.key])), css="rests"))
+        basis = basis_texts(result, *_BASIS_TERMS[section.key])
+        section.blocks.append(Note(" · ".join(basis), css="rests"))
     sections = [figures, *distribution_sections(result), *time_sections(result), *others]
     return page_html(replace(document, sections=sections), "replay_page.css")
 
@@ -174,7 +175,7 @@ def _verdict(verdict: _Json) -> VerdictBox:
     items = [_finding_text(finding) for finding in verdict["findings"]]
     items += [f"Not checked: {text}" for text in verdict["unchecked"]]
     says = verdict.get("says") or ""
-    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Results of earlier versions have no `says`.
+    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Old stored results have no `says`.
     if verdict.get("failed"):
         lead = "FAILED."
     elif not verdict["valid"]:
@@ -189,7 +190,7 @@ def _verdict(verdict: _Json) -> VerdictBox:
 
 
 def _finding_text(finding: _Json) -> str:
-    """Return the sentence of a finding, with the limit that was exceeded."""
+    """Return the sentence of a finding of the verdict, with the limit that was exceeded."""
     limit, kind = finding["limit"], finding["what"]
     if kind in _FINDINGS_IN_MS:
         limit_text = f"{milliseconds(limit)} ms"
@@ -312,7 +313,8 @@ def _state_text(figure: _Json) -> str:
 
 
 def _share_row(name: str, figures: _Json, shown: Mapping[str, str]) -> list[str]:
-    digits = 4 if name == "smooth_benefit" else 3  # Histograms are accurate to three digits.
+    # Shares come from histograms, which are accurate to three digits. A benefit is a number of tokens.
+    digits = 4 if name == "smooth_benefit" else 3
     marks = figures.get("marks") or ()
     cells = [
         number(figures.get(f), digits) + MARK * (f in marks and figures.get(f) is not None) for f in shown
@@ -333,7 +335,8 @@ def _baseline_blocks(result: _Json) -> Iterator[Block]:
     rows = []
     for name in _PAIRS:
         pair = pairs[name]
-        # Omit rows without pairs, and the row for equal lengths if all pairs have equal lengths.
+        # Omit rows without pairs. If all answers kept their lengths, also omit `e2e_same_length`: it would
+        # repeat the row `e2e`.
         if not pair["n"] or (name == "e2e_same_length" and pair["n"] == pairs["e2e"]["n"]):
             continue
         sides = [pair[side][figure] for figure in ("p50", "p95") for side in ("then", "now")]
