@@ -75,7 +75,7 @@ class Result:
     @property
     def figures(self) -> dict[str, FigureValue]:
         """All figures of the result, by name."""
-        return {figure.name: figure for figure in _figures(self.json)}
+        return {figure.name: figure for figure in _figure_values(self.json)}
 
     def __getitem__(self, name: str) -> FigureValue:
         return self.figures[name]
@@ -204,11 +204,11 @@ def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> 
     exchanges: list[Exchange] = []
 
     def start_recording(outcome: "LoadResult") -> "Callable[[int, Exchange], None]":
-        def keep(row: int, x: "Exchange") -> None:
+        def record(row: int, x: "Exchange") -> None:
             describe(x, row, plan.requests)
             exchanges.append(x)
 
-        return keep
+        return record
 
     result = _run_coroutine(Replay(plan, load, _SilentListener(), start_recording=start_recording).run)
     batch, failed = to_batch(exchanges, capture="", level="shape")
@@ -228,7 +228,7 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
 
     fields: dict[str, object] = dict(options)
     endpoint = options.get("endpoint", "chat")
-    timeout_ns = _duration("timeout", options.get("timeout", "10m"))
+    timeout_ns = _parse_duration("timeout", options.get("timeout", "10m"))
     if endpoint not in ENDPOINTS:
         raise ConfigError("endpoint", f"expected one of chat, completions, responses, got {endpoint!r}")
     headers = options.get("headers") or {}
@@ -244,7 +244,7 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
             "temperature": 0.0,
             "timeout": timeout_ns,
             "drain": Duration(timeout_ns + NS_PER_S),
-            "duration": None if duration is None else _duration("duration", duration),
+            "duration": None if duration is None else _parse_duration("duration", duration),
             "stop_when": StopConditions() if stop_when is None else parse_stop_when(stop_when),
             "slo": None if slo is None else Objectives.parse(slo, "slo").text,
             "capture": None if capture is None else str(capture),
@@ -354,7 +354,7 @@ def simulate(
     )
     outcome = run_sweep(SweepPlan(str(trace), None, axes, None, common), workers=options.get("jobs", 1))
     if outcome.failed:
-        raise LlmtapError("a simulation failed; the messages above give the reason")
+        raise LlmtapError("a simulation failed; the messages on stderr give the reason")
     return SimulationResults([Result(one) for one in outcome.summaries], outcome.notes)
 
 
@@ -386,13 +386,13 @@ def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
     results: list[_T] = []
     errors: list[BaseException] = []
 
-    def work() -> None:
+    def run_in_thread() -> None:
         try:
             results.append(asyncio.run(run()))
         except BaseException as exc:
             errors.append(exc)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=run_in_thread)
     thread.start()
     thread.join()
     if errors:
@@ -400,7 +400,7 @@ def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
     return results[0]
 
 
-def _figures(result: Mapping[str, Any]) -> Iterator[FigureValue]:
+def _figure_values(result: Mapping[str, Any]) -> Iterator[FigureValue]:
     for figure in every_figure(result):
         value, validity = figure.value(result), validity_of(figure, result)
         assert value is not None
@@ -409,7 +409,7 @@ def _figures(result: Mapping[str, Any]) -> Iterator[FigureValue]:
         )
 
 
-def _duration(name: str, value: str | float) -> Duration:
+def _parse_duration(name: str, value: str | float) -> Duration:
     try:
         return Duration(parse_duration_ns(value))
     except ValueError as exc:

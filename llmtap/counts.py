@@ -36,8 +36,8 @@ class CountField(NamedTuple):
     attribute: str
     kind: Any
     """Type of the field, without its annotation."""
-    about: Count
-    """Declaration of the field."""
+    declaration: Count
+    """The `Count` of the field."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class CountField(NamedTuple):
     def applies_to(self, vantage: str) -> bool:
         """Return whether this kind of vantage counts the field. A vantage that does not report its
         kind is a relay."""
-        return (vantage or RELAY) in self.about.vantages
+        return (vantage or RELAY) in self.declaration.vantages
 
     def value(self, status: object) -> Any:
         """Return the field's value as the admin API shows it: seconds for `_ns`, None for an empty text."""
@@ -63,7 +63,7 @@ class CountField(NamedTuple):
         value = self.value(status)
         if isinstance(value, Mapping):
             return {(*labels, key): number for key, number in value.items()}
-        return {labels if self.about.value is None else (*labels, self.about.value): value}
+        return {labels if self.declaration.value is None else (*labels, self.declaration.value): value}
 
 
 @cache

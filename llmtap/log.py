@@ -25,6 +25,8 @@ class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _Formatter(logging.Formatter):
+    """Formats a log record as `key=value` pairs in one line."""
+
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03d"
 

@@ -56,7 +56,7 @@ def decode_special(kind: type, value: object) -> object:
     """Decode durations and sizes from another process of llmtap: plain ints in ns or bytes."""
     if kind in (Duration, Bytes) and isinstance(value, int):
         return kind(value)
-    raise NotImplementedError(kind.__name__)
+    raise NotImplementedError(f"cannot decode a {kind.__name__}; only durations and sizes")
 
 
 def read_special(kind: type, value: object) -> object:
@@ -67,21 +67,21 @@ def read_special(kind: type, value: object) -> object:
         return Duration(parse_duration_ns(value))
     if kind is Bytes:
         return Bytes(parse_bytes(value))
-    raise NotImplementedError(kind.__name__)
+    raise NotImplementedError(f"cannot decode a {kind.__name__}; only durations and sizes")
 
 
 def encode_special(value: object) -> object:
     """Encode durations and sizes as plain ints."""
     if isinstance(value, Duration | Bytes):
         return int(value)
-    raise NotImplementedError(type(value).__name__)
+    raise NotImplementedError(f"cannot encode a {type(value).__name__}; only durations and sizes")
 
 
 def encode_seconds(value: object) -> object:
     """Encode durations in seconds, for public JSON."""
     if isinstance(value, Duration):
         return to_seconds(value)
-    raise NotImplementedError(type(value).__name__)
+    raise NotImplementedError(f"cannot encode a {type(value).__name__}; only durations")
 
 
 def short_repr(value: object) -> str:
@@ -109,7 +109,7 @@ def parse_duration_ns(value: object) -> int:
     else:
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {short_repr(value)}")
     if not 0 <= ns <= DURATION_S_MAX * NS_PER_S:
-        raise ValueError(f"expected a duration of 0 to 1e9 s, got {short_repr(value)}")
+        raise ValueError(f"expected a duration from 0 to 1e9 s (31 years), got {short_repr(value)}")
     return round(ns)
 
 

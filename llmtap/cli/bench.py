@@ -243,7 +243,7 @@ def _run(
             _measure_alternately(
                 systems, place, names, watcher, signals, runs=max(how.runs, 3), again=system.again, **options
             )
-        if signals.code is not None:
+        if signals.exit_code is not None:
             _exit_after_stop(place, resume_command, signals)
         raise typer.Exit(compare_folders(place / "a", [place / "b"], outputs))
 
@@ -266,14 +266,14 @@ def _run(
         )
         document: BenchDocument | None = None
         with suppress(Interrupted):
-            document = asyncio.run(_perform(bench_run, watcher, names, signals))
+            document = asyncio.run(_run_bench(bench_run, watcher, names, signals))
     if document is None:
         _exit_after_stop(place, resume_command, signals)
     rows = judge_loads(document, requirements)
     if document.tests or not document.stopped:
         write_pages(document)
         shown = json_value(structs.replace(document, requirements=rows or UNSET))
-        outputs.write_or_show(bench_texts(shown), lambda: _show(shown, place))
+        outputs.write_or_show(bench_texts(shown), lambda: _show_report(shown, place))
     if document.stopped:
         _exit_after_stop(place, resume_command, signals)
     if requirements and not any(test.begun for test in document.not_run):
@@ -417,7 +417,7 @@ def init(
     )
 
 
-async def _perform(
+async def _run_bench(
     bench_run: "Bench", watcher: "ProgressLines", names: list[str], signals: ReceivedSignals
 ) -> "BenchDocument":
     def stop() -> None:
@@ -462,17 +462,17 @@ def _measure_alternately(
                 **options,
             )
             try:
-                asyncio.run(_perform(bench_run, watcher, names, signals))
+                asyncio.run(_run_bench(bench_run, watcher, names, signals))
             except Interrupted:
                 pass
-            if signals.code is not None:
+            if signals.exit_code is not None:
                 return
 
 
 def _exit_after_stop(place: Path, command: str, signals: ReceivedSignals) -> NoReturn:
     print_message(f"stopped; the complete loads are in {place}. To continue:\n  {command}")
-    assert signals.code is not None
-    raise typer.Exit(signals.code)
+    assert signals.exit_code is not None
+    raise typer.Exit(signals.exit_code)
 
 
 def compare_folders(
@@ -537,7 +537,7 @@ def bench_texts(document: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
     return {"--json": lambda: json_text(document), "--html": html, "--markdown": markdown}
 
 
-def _show(document: Mapping[str, Any], folder: Path) -> None:
+def _show_report(document: Mapping[str, Any], folder: Path) -> None:
     from llmtap.bench.report.texts import minimum_text
     from llmtap.report.bench import render_bench
 

@@ -294,7 +294,9 @@ async def _run(bench: "ExoBench", signals: ReceivedSignals) -> "ExoResult":
 
 
 def _exit_with(signals: ReceivedSignals, result: "ExoResult", *, not_valid: bool) -> None:
-    raise typer.Exit(signals.code or ExitCode.of_run(failed=_failed_count(result) > 0, not_valid=not_valid))
+    raise typer.Exit(
+        signals.exit_code or ExitCode.of_run(failed=_failed_count(result) > 0, not_valid=not_valid)
+    )
 
 
 def _failed_count(result: "ExoResult") -> int:
@@ -329,7 +331,7 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
         "clock": [row.timing for row in rows],
         "failed": [f"{row.failed:,}" if row.failed else "" for row in rows],
     }
-    yield _table({head: cells for head, cells in columns.items() if any(cells)})
+    yield _columns_table({head: cells for head, cells in columns.items() if any(cells)})
     legend = "rates in tokens/s, wall in s, energy in J; of several repeats the median and the range"
     if any(row.concurrency > 1 for row in rows):
         legend += "; agg: rate of the fastest request x concurrency"
@@ -338,7 +340,7 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
     if energy is not None:
         watts = f"{energy.average_power_w:,.1f} W"
         yield Note(f"energy  {energy.joules:,.1f} J in {energy.inference_seconds:,.1f} s: {watts}")
-    yield from _notes(result)
+    yield from _result_notes(result)
 
 
 def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note | Table]":
@@ -347,7 +349,7 @@ def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note
     from llmtap.report.document import Note
 
     cells = [cell for cell in measured.cells if cell.problem is None]
-    yield _table(
+    yield _columns_table(
         {
             "batch": [f"{cell.batch:,}" for cell in cells],
             "pp": [f"{cell.prompt_tokens:,}" for cell in cells],
@@ -379,17 +381,17 @@ def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note
         if cell.problem is not None:
             name = f"batch {cell.batch:,} pp {cell.prompt_tokens:,} tg {cell.output_tokens:,}"
             yield Note(f"not valid: {name}: {cell.problem}", "yellow")
-    yield from _notes(result)
+    yield from _result_notes(result)
 
 
-def _table(columns: "dict[str, list[str]]") -> "Table":
+def _columns_table(columns: "dict[str, list[str]]") -> "Table":
     from llmtap.report.document import Table
 
     rows = zip(*columns.values(), strict=True)
     return Table(list(columns), [[cell or "-" for cell in row] for row in rows])
 
 
-def _notes(result: "ExoResult") -> "Iterator[Note]":
+def _result_notes(result: "ExoResult") -> "Iterator[Note]":
     from llmtap.report.document import Note
 
     yield from (Note(f"note: {note}") for note in result.cluster["bench"]["notes"])

@@ -152,7 +152,7 @@ def demo(
         raise ConfigError("--seconds", "expected a duration above 0", "such as --seconds 30s")
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
-            # `seconds` is in ns; only the option has this name.
+            # Like every Duration, `seconds` is in ns; its name is that of the option --seconds.
             demo_run = _Demo(Path(folder), trace, seconds, speed, reader.benefit(), keep, json)
             code = asyncio.run(demo_run.run())
     except Stopped as exc:
@@ -241,7 +241,7 @@ class DemoStage:
         for sock in self._reserved_ports:
             sock.close()
 
-    def check(self) -> None:
+    def check_processes(self) -> None:
         """Raise LlmtapError if a process has ended."""
         for child in self._children:
             if child.poll() is not None:
@@ -255,8 +255,8 @@ class DemoStage:
         began_ns = SystemClock.mono_ns()
         line_ns = began_ns + LINE_NS
         for url in (f"{self.engine}/health", f"{self.admin}/readyz"):
-            while await _get(session, url) is None:
-                self.check()
+            while await _fetch(session, url) is None:
+                self.check_processes()
                 now_ns = SystemClock.mono_ns()
                 if now_ns > began_ns + READY_S * NS_PER_S:
                     raise LlmtapError(
@@ -267,11 +267,11 @@ class DemoStage:
                     print(f"waiting    for {url}, {(now_ns - began_ns) // NS_PER_S} s", file=sys.stderr)
                 await asyncio.sleep(CHECK_S / 5)
 
-    async def read(self, session: Any, path: str) -> dict[str, Any]:
+    async def read_api(self, session: Any, path: str) -> dict[str, Any]:
         """Return a document of the admin API. Raises LlmtapError if there is no answer within READY_S."""
         url, end_ns = f"{self.admin}/api/v1/{path}", SystemClock.mono_ns() + READY_S * NS_PER_S
-        while (raw := await _get(session, url)) is None:
-            self.check()
+        while (raw := await _fetch(session, url)) is None:
+            self.check_processes()
             if SystemClock.mono_ns() > end_ns:
                 raise LlmtapError(f"the demo's meter did not answer {url} within {READY_S} s: {_BUSY_HINT}")
             await asyncio.sleep(CHECK_S)
@@ -294,9 +294,9 @@ class _Demo:
     reader: Benefit
     keep_running: bool
     json: str | None
-    _latest: "LatestProgress" = field(init=False)
+    _listener: "LatestProgress" = field(init=False)
     _replay: "Replay | None" = None
-    _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    _interruption: asyncio.Event = field(default_factory=asyncio.Event)
     _signal: int | None = None
     _tenants: set[str] = field(default_factory=set)
     """Tenants of the demo's own requests."""
@@ -305,7 +305,7 @@ class _Demo:
     def __post_init__(self) -> None:
         from llmtap.cli.progress import LatestProgress
 
-        self._latest = LatestProgress()
+        self._listener = LatestProgress()
 
     async def run(self) -> int:
         """Return the exit code. Raises ConfigError and LlmtapError."""
@@ -320,7 +320,7 @@ class _Demo:
             with DemoStage(self.folder, self.reader) as stage:
                 async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
                     code = await self._send_load(stage, session, plan)
-                    if self.keep_running and not self._interrupted.is_set():
+                    if self.keep_running and not self._interruption.is_set():
                         self._print(f"Both arms: {stage.admin}/#experiment")
                         self._print("The proxy runs and the load repeats until Ctrl-C.")
                         await self._repeat_load(stage)
@@ -333,7 +333,7 @@ class _Demo:
         """Cancel the running responses, so that the summary is printed at once."""
         if self._signal is None:
             self._signal = number
-            self._interrupted.set()
+            self._interruption.set()
             if self._replay is not None:
                 # The first call stops sending, the second cancels the responses in flight.
                 self._replay.stop()
@@ -364,15 +364,15 @@ class _Demo:
         self._replay = (await self._unless_interrupted(start))[0]
         sending = asyncio.ensure_future(self._replay.run())
         try:
-            await self._watch(sending, stage, session)
+            await self._print_figures(sending, stage, session)
             result = sending.result()
         except Unsent:
             raise _Interrupted from None
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-        summary = await self._final_summary(session, stage, result["load"]["sent"])
-        await self._show(session, stage, summary, result)
+        summary = await self._wait_for_summary(session, stage, result["load"]["sent"])
+        await self._show_result(session, stage, summary, result)
         own_requests = _own_requests(summary, self._tenants)
         if own_requests.n < summary["n"]:
             self._print("other clients also sent requests; the figures include these requests")
@@ -387,12 +387,12 @@ class _Demo:
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         with suppress(_Interrupted, Unsent):
-            while not self._interrupted.is_set():
+            while not self._interruption.is_set():
                 self._replay = await self._unless_interrupted(
                     asyncio.to_thread(self._make_replay, stage.proxy, None)
                 )
                 await self._replay.run()
-                stage.check()
+                stage.check_processes()
 
     def _make_plan(self) -> "ReplayPlan":
         return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.duration / NS_PER_S)
@@ -417,14 +417,17 @@ class _Demo:
         )
         plan = plan or self._make_plan()
         self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants or [""]}
-        return Replay(plan, load, self._latest)
+        return Replay(plan, load, self._listener)
 
     async def _unless_interrupted(self, awaitable: Awaitable[T]) -> T:
         """Return the result of `awaitable`. Raises _Interrupted if a signal arrives before the result."""
-        task, interruption = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._interrupted.wait())
+        task, interruption = (
+            asyncio.ensure_future(awaitable),
+            asyncio.ensure_future(self._interruption.wait()),
+        )
         try:
             await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
-            if self._interrupted.is_set():
+            if self._interruption.is_set():
                 raise _Interrupted
             return task.result()
         finally:
@@ -432,14 +435,16 @@ class _Demo:
             interruption.cancel()
             await asyncio.gather(task, interruption, return_exceptions=True)
 
-    async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any) -> None:
+    async def _print_figures(
+        self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any
+    ) -> None:
         """Print a line with the proxy's figures every LINE_NS, until the load has ended."""
         next_ns = 0
         while not sending.done():
             await asyncio.wait((sending,), timeout=CHECK_S)
-            stage.check()
+            stage.check_processes()
             if SystemClock.mono_ns() >= next_ns:
-                summary = await _summary(session, stage)
+                summary = await _fetch_summary(session, stage)
                 if summary is not None and summary["n"]:
                     self._print(self._figures_line(summary))
                     next_ns = SystemClock.mono_ns() + LINE_NS
@@ -448,7 +453,7 @@ class _Demo:
         from llmtap.report.values import figure_text
 
         elapsed_s = (SystemClock.mono_ns() - self._began_ns) / 1e9
-        sent = 0 if self._latest.progress is None else self._latest.progress.sent
+        sent = 0 if self._listener.progress is None else self._listener.progress.sent
         text = [f"{elapsed_s:.0f} s", f"sent {sent:,}", f"measured {summary['n']:,}"]
         for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
             figures = summary["metrics"][name]
@@ -456,12 +461,12 @@ class _Demo:
                 text.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
         return "  ".join(text)
 
-    async def _final_summary(self, session: Any, stage: DemoStage, sent: int) -> Mapping[str, Any]:
+    async def _wait_for_summary(self, session: Any, stage: DemoStage, sent: int) -> Mapping[str, Any]:
         """Wait until the meter has measured all requests, or SETTLE_S have passed, and return its summary."""
         end_ns = SystemClock.mono_ns() + SETTLE_S * NS_PER_S
         while True:
-            stage.check()
-            summary = await _summary(session, stage)
+            stage.check_processes()
+            summary = await _fetch_summary(session, stage)
             if summary is not None:
                 unsettled = any(relay.get("unsettled", 1) for relay in summary["relays"].values())
                 settled = _own_requests(summary, self._tenants).n >= sent and not unsettled
@@ -469,20 +474,20 @@ class _Demo:
                     return summary
             await asyncio.sleep(0.1)
 
-    async def _show(
+    async def _show_result(
         self, session: Any, stage: DemoStage, summary: Mapping[str, Any], result: Mapping[str, Any]
     ) -> None:
         from llmtap.report.experiment import demo_blocks
         from llmtap.report.render import terminal
         from llmtap.report.values import counts_text
 
-        experiment = await stage.read(session, "experiment")
+        experiment = await stage.read_api(session, "experiment")
         outcomes = result["outcomes"]
         if self.json is not None:
             clients = {"n": result["n"], "outcomes": outcomes, "metrics": result["metrics"]}
             print_json({**summary, "experiment": experiment, "clients": clients}, self.json)
             return
-        exchanges = (await stage.read(session, "exchanges?limit=1000"))["exchanges"]
+        exchanges = (await stage.read_api(session, "exchanges?limit=1000"))["exchanges"]
         print_rich(terminal(demo_blocks(summary, experiment, exchanges)))
         self._print(f"clients      {counts_text(outcomes) or 'nothing was sent'}")
         if outcomes.get(_CANCELLED):
@@ -490,13 +495,13 @@ class _Demo:
             self._print(f"             {outcomes[_CANCELLED]:,} responses were cancelled {why}")
 
 
-async def _summary(session: Any, stage: DemoStage) -> Mapping[str, Any] | None:
+async def _fetch_summary(session: Any, stage: DemoStage) -> Mapping[str, Any] | None:
     """Return the proxy's summary of all its exchanges, or None if the meter does not answer."""
-    raw = await _get(session, f"{stage.admin}/api/v1/summary?window=all&by=tenant")
+    raw = await _fetch(session, f"{stage.admin}/api/v1/summary?window=all&by=tenant")
     return None if raw is None else msgspec.json.decode(raw, type=dict[str, Any])
 
 
-async def _get(session: Any, url: str) -> bytes | None:
+async def _fetch(session: Any, url: str) -> bytes | None:
     """Return the body of the response if its status is 200; else, or without a response, None."""
     import aiohttp
 

@@ -84,7 +84,7 @@ def convert(
         )
     from llmtap.traces.convert import convert as convert_file
 
-    with _quiet_pipe(), _sigterm_as_exit(), _progress() as progress:
+    with _quiet_pipe(), _sigterm_as_exit(), _progress_bar() as progress:
         report = convert_file(
             source,
             target,
@@ -129,10 +129,10 @@ def _quiet_pipe() -> Iterator[None]:
 def _sigterm_as_exit() -> Iterator[None]:
     """Raise SystemExit at SIGTERM in this context, so that the conversion removes its incomplete files."""
 
-    def end(number: int, frame: object) -> None:
+    def exit_at_signal(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, exit_at_signal)
     try:
         yield
     finally:
@@ -140,7 +140,7 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
+def _progress_bar() -> Iterator[Callable[[int, int | None], None] | None]:
     """Yield a function that shows a progress bar of the bytes read, or None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -321,7 +321,8 @@ def inspect(
             return
         if entry >= len(exchanges):
             raise ConfigError(
-                "--entry", f"there is no exchange {entry}: {name} has {len(exchanges)}, numbered from 0"
+                "--entry",
+                f"there is no exchange {entry}: {name} has {len(exchanges)} exchanges, numbered from 0",
             )
         measured, data = exchanges[entry]
         path = measured.path
@@ -342,7 +343,7 @@ def inspect(
     if json is not None:
         print_json(explained_to_dict(saved, explained, text=reading.text), json)
     else:
-        _show(saved, explained, text=reading.text)
+        _show_explanation(saved, explained, text=reading.text)
     for table in dialects:
         for note in notes_on(table, events_of(saved).events):
             print_message(f"note: {note}")
@@ -440,7 +441,7 @@ def _read_file(file: str) -> bytes:
     return data
 
 
-def _show(saved: Any, explained: Any, *, text: bool) -> None:
+def _show_explanation(saved: Any, explained: Any, *, text: bool) -> None:
     from llmtap.report.stream import event_cells, event_columns, fact_lines, headline
 
     print_line(headline(saved, explained))

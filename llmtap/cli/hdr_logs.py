@@ -61,7 +61,7 @@ class LogComparison(Struct, frozen=True):
     figures: list[LogFigure]
 
 
-def _read(place: str, unit: str) -> dict[str, Histogram]:
+def _read_log(place: str, unit: str) -> dict[str, Histogram]:
     """Return the histograms of a log by tag. `unit`: key of `UNITS`. Raises ConfigError."""
     try:
         with open_input(place, 1, None) as file:
@@ -77,11 +77,11 @@ def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     """Merge logs by tag, and write the requested outputs, or print the percentiles."""
     merged: dict[str, Histogram] = {}
     for place in places:
-        for tag, histogram in _read(place, unit).items():
+        for tag, histogram in _read_log(place, unit).items():
             merged.setdefault(tag, Histogram()).merge(histogram)
     figures = {tag: {**summarise_ns(one), "hdr": hdr.encode(one)} for tag, one in merged.items()}
     rows = [[tag or "all", *figures_text(one, _FIGURES)] for tag, one in figures.items()]
-    document = _document(
+    document = _log_document(
         "HdrHistograms",
         f"{count_with_noun(len(places), 'log')}, merged by tag",
         ("ms", "n", *_FIGURES.values()),
@@ -95,8 +95,8 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
 
     Write the requested outputs, or print the comparison.
     """
-    (first, base), *others = [(place, _read(place, unit)) for place in places]
-    comparisons = [LogComparison(first, place, list(_differences(base, other))) for place, other in others]
+    (first, base), *others = [(place, _read_log(place, unit)) for place in places]
+    comparisons = [LogComparison(first, place, list(_log_figures(base, other))) for place, other in others]
     rows = [
         [f"{one.tag or 'all'} {one.figure}", comparison.b, f"{one.n_a:,}", f"{one.n_b:,}"]
         + [milliseconds(value) for value in (one.a, one.b, one.difference, one.low, one.high)]
@@ -104,7 +104,7 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
         for one in comparison.figures
     ]
     heads = ("ms", "log", "n before", "n", "before", "now", "difference", "low", "high")
-    document = _document(
+    document = _log_document(
         "Comparison of HdrHistograms",
         f"differences from {first}; intervals of 95 %, for values that do not depend on each other",
         heads,
@@ -113,7 +113,7 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     _write_outputs(outputs, {"comparisons": comparisons}, document)
 
 
-def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[LogFigure]:
+def _log_figures(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[LogFigure]:
     for tag in (tag for tag in a if tag in b):
         ordered = [ordered_values(tag or "the log", list(side[tag].buckets())) for side in (a, b)]
         for figure, share in QUANTILES.items():
@@ -137,7 +137,7 @@ def write_log(place: Path, result: Mapping[str, Any]) -> None:
         raise ConfigError("--hlog", f"cannot write to {place}: {exc.strerror}") from None
 
 
-def _document(title: str, about: str, heads: Sequence[str], rows: list[list[str]]) -> ReportDocument:
+def _log_document(title: str, about: str, heads: Sequence[str], rows: list[list[str]]) -> ReportDocument:
     blocks: list[Block] = [Table(tuple(heads), rows, nowrap=True)]
     if is_marked(rows):
         blocks.append(Note(FEW, "yellow"))

@@ -34,7 +34,7 @@ _IDS: Final = ("id", "request_id", "upstream_request_id", "trace_id")
 async def _fetch(exchange_id: str, options: TopOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     async with Admin(options.url, options.token, options.tls()) as admin:
         try:
-            exchange = await _find(exchange_id, admin)
+            exchange = await _find_exchange(exchange_id, admin)
             first_token = exchange and (await admin.get("first_token", id=exchange["id"])).get("first_token")
         except Trouble as exc:
             hint = "" if exc.hint is None else f". Hint: {exc.hint}"
@@ -49,7 +49,7 @@ async def _fetch(exchange_id: str, options: TopOptions) -> tuple[dict[str, Any],
     return exchange, first_token
 
 
-async def _find(exchange_id: str, admin: Admin) -> dict[str, Any] | None:
+async def _find_exchange(exchange_id: str, admin: Admin) -> dict[str, Any] | None:
     for name in _IDS:
         exchanges = (await admin.get("exchanges", **{name: exchange_id}, limit="2")).get("exchanges")
         if exchanges:

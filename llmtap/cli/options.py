@@ -56,7 +56,7 @@ class SettingsOptions(Struct, frozen=True, kw_only=True):
     ] = None
     check: Annotated[bool, opt("Check the configuration and start nothing.")] = False
 
-    def keys(self, options: Struct) -> dict[str, Any]:
+    def key_values(self, options: Struct) -> dict[str, Any]:
         """Return the values of the configuration keys that flags of `options` and of this struct set.
 
         Raises ConfigError for an invalid `--set`.
@@ -70,7 +70,7 @@ class SettingsOptions(Struct, frozen=True, kw_only=True):
         """
         from llmtap.config import read_settings
 
-        return read_settings(self.config, os.environ, self.keys(options))
+        return read_settings(self.config, os.environ, self.key_values(options))
 
 
 ApiKeyEnv = Annotated[

@@ -64,7 +64,7 @@ class ProgressLines:
         # Make this text even if nothing is printed: the first call stores the start of the load.
         remaining_text = self._remaining_text(progress, planned)
         if self._is_due() or not (progress.left or progress.under_way):
-            self._print(figures(progress, planned) + remaining_text + self._end_text())
+            self._print(progress_text(progress, planned) + remaining_text + self._end_text())
 
     def on_writing(self, done: int, of: int) -> None:
         pass
@@ -184,7 +184,7 @@ class ProgressBar(ProgressLines):
 
     def on_sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
-        text = figures(progress, None) + self._remaining_text(progress, planned) + self._end_text()
+        text = progress_text(progress, None) + self._remaining_text(progress, planned) + self._end_text()
         self._show("sending", progress.ended, planned, text)
 
     def on_writing(self, done: int, of: int) -> None:
@@ -201,7 +201,7 @@ class ProgressBar(ProgressLines):
         self._bar.console.print(f"llmtap: {printable(text)}", markup=False, highlight=False)
 
 
-def figures(p: Progress, planned: int | None) -> str:
+def progress_text(p: Progress, planned: int | None) -> str:
     """Return a line with the counts and latencies of a load so far. `planned`: number of requests to send."""
     parts = [
         f"sent {p.sent:,}" + ("" if planned is None else f" of {planned:,}"),

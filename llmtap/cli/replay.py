@@ -142,11 +142,11 @@ def replay(
         print_message("stopped")
         raise typer.Exit(exc.code) from None
     except NothingMeasured as exc:
-        assert signals.code is not None
+        assert signals.exit_code is not None
         print_message(str(exc))
-        raise typer.Exit(signals.code) from None
-    if signals.code is not None:
-        raise typer.Exit(signals.code)
+        raise typer.Exit(signals.exit_code) from None
+    if signals.exit_code is not None:
+        raise typer.Exit(signals.exit_code)
     code = exit_code(result["verdict"], rows, missed=result["load"]["stop_condition"] is not None)
     if code:
         raise typer.Exit(code)

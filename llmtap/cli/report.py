@@ -326,19 +326,19 @@ def report(
             render_integrity(summary)
         )
         raise typer.Exit(0 if integrity_check.ok else ExitCode.FAILED)
-    experiment_of = _recorded_experiment(capture) if "arm" in options["by"] else None
-    if pages and experiment_of is None:
+    recorded_experiment = _recorded_experiment(capture) if "arm" in options["by"] else None
+    if pages and recorded_experiment is None:
         raise ConfigError(pages[0], "the capture does not have two arms to compare", f"leave out {pages[0]}")
     on_exchange = None
-    if experiment_of is not None:
-        on_exchange = partial(experiment_of.add, reader=options["reader"])
+    if recorded_experiment is not None:
+        on_exchange = partial(recorded_experiment.add, reader=options["reader"])
     infos = [f.info for f in capture.files]
-    with _progress(len(capture)) as progress:
+    with _progress_bar(len(capture)) as progress:
         summary = describe(infos, capture.batches(), progress=progress, on_exchange=on_exchange, **options)
     experiment_part: Any = None
-    if experiment_of is not None:
+    if recorded_experiment is not None:
         window: Any = summary["window"]
-        experiment_part = summary["experiment"] = experiment_of.to_dict(Path(places[0]).name, window)
+        experiment_part = summary["experiment"] = recorded_experiment.to_dict(Path(places[0]).name, window)
     capture_part: Any = summary["capture"]
     capture_part |= {
         "files": len(capture.files),
@@ -362,7 +362,7 @@ def report(
         print(experiment_texts(experiment_part)[files.stdout_option]())
     else:
         print_rich(render_capture(summary))
-        if experiment_of is not None:
+        if recorded_experiment is not None:
             from llmtap.report.experiment_page import render_experiment
 
             print_line("")
@@ -439,7 +439,7 @@ def _summarise_trace(path: str, options: dict[str, Any], source_format: str | No
     from llmtap.capture.read.describe import describe
     from llmtap.traces.registry import open_trace
 
-    with open_trace(path, source_format=source_format) as trace, _progress(None) as progress:
+    with open_trace(path, source_format=source_format) as trace, _progress_bar(None) as progress:
         source = trace.source
         summary = describe([source.info], source.batches, progress=progress, **options)
     capture_part: Any = summary["capture"]
@@ -476,7 +476,7 @@ def _write_csv(csv: str, batches: "Iterator[pa.RecordBatch]", summary: Mapping[s
 
 
 @contextmanager
-def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
+def _progress_bar(rows: int | None) -> Iterator[Callable[[int], None] | None]:
     """Yield a function that shows the number of rows read, or None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None

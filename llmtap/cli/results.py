@@ -45,15 +45,15 @@ def result_errors(place: str) -> Iterator[None]:
 
 def load_result(place: str | Path) -> dict[str, Any] | None:
     """Return the result that `llmtap replay --json` wrote to a file; None for any other file."""
-    return _load(place, _REPLAY_FIELDS)
+    return _load_json(place, _REPLAY_FIELDS)
 
 
 def load_experiment(place: str | Path) -> dict[str, Any] | None:
     """Return the result of an experiment that was stored in a file; None for any other file."""
-    return _load(place, _EXPERIMENT_FIELDS)
+    return _load_json(place, _EXPERIMENT_FIELDS)
 
 
-def _load(place: str | Path, fields: Set[str]) -> dict[str, Any] | None:
+def _load_json(place: str | Path, fields: Set[str]) -> dict[str, Any] | None:
     """Return the JSON object of a file that has these fields; None for any other file."""
     path = Path(place)
     try:

@@ -280,7 +280,7 @@ class ReceivedSignals:
             os.close(devnull)
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Exit code for the first signal that arrived; None if no signal arrived."""
         return _SIGNAL_EXIT + self.numbers[0] if self.numbers else None
 

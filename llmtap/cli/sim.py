@@ -194,10 +194,10 @@ def serve(
             scheme = "grpc" if listening.grpc_certificate is None else "grpcs"
             print(f"llmtap sim: {scheme}://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
 
-    async def drain(_app: web.Application) -> None:
+    async def announce_stop(_app: web.Application) -> None:
         print("llmtap sim: stopping; streams have 60 s to end, a second signal closes them", flush=True)
 
-    server.app.on_shutdown.append(drain)
+    server.app.on_shutdown.append(announce_stop)
     logging.getLogger("aiohttp.server").addFilter(_shorten_malformed)
     # A long garbage collection would delay the tokens of all streams. So exclude all objects that exist now,
     # and collect rarely: answers leave no reference cycles, so there is little to collect.

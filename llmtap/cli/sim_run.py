@@ -401,7 +401,9 @@ def run(
                 "--json": lambda: json_text(results),
                 "--html": lambda: _page_html(results, sla=sla, figure=figure),
             }
-            outputs.write_or_show(texts, lambda: _show(results, outcome.notes, sla=sla, figure=figure))
+            outputs.write_or_show(
+                texts, lambda: _show_results(results, outcome.notes, sla=sla, figure=figure)
+            )
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
         stored_text = f"are in {runs.results}: the same command continues from there"
@@ -425,7 +427,7 @@ def _page_html(runs: Sequence[Mapping[str, Any]], *, sla: bool, figure: "SweepFi
     return sweep_html(runs, sla=sla, figure=figure)
 
 
-def _show(
+def _show_results(
     runs: Sequence[Mapping[str, Any]], notes: Sequence[str], *, sla: bool, figure: "SweepFigure | None"
 ) -> None:
     from llmtap.report.gates import requirement_rows, requirements_blocks

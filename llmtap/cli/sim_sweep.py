@@ -57,11 +57,11 @@ class AxesReader:
 
     def set_schedulers(self, text: str | None) -> None:
         if text is not None:
-            self._set("scheduler", names_in(text, "--scheduler", "scheduler", SCHEDULERS), "--scheduler")
+            self._set_axis("scheduler", names_in(text, "--scheduler", "scheduler", SCHEDULERS), "--scheduler")
 
     def set_routers(self, text: str | None) -> None:
         if text is not None:
-            self._set("router", names_in(text, "--router", "router", ROUTERS), "--router")
+            self._set_axis("router", names_in(text, "--router", "router", ROUTERS), "--router")
 
     def set_numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
         """Set the values of an axis from a text of numbers, separated by commas. Raises ConfigError.
@@ -86,7 +86,7 @@ class AxesReader:
             values.append(value)
         if not values:
             raise ConfigError(option, "expected at least one value")
-        self._set(name, values, option)
+        self._set_axis(name, values, option)
 
     def set_options(self, words: Sequence[str], option: str) -> None:
         """Set options of `ModelOptions` or `Serving` from texts NAME=VALUE. Raises ConfigError.
@@ -117,7 +117,7 @@ class AxesReader:
                     raise ConfigError(option, str(exc), _LIST_HINT) from None
                 vary = f"for several values: --vary {word}" if "," in text else None
                 raise ConfigError(option, str(exc).removeprefix(f"{name}: "), vary) from None
-            self._set(name, values, option)
+            self._set_axis(name, values, option)
 
     def all_axes(self, preset: Preset | None, preset_name: str) -> dict[str, tuple[Any, ...]]:
         """Return all axes. Axes that were not given come from the preset, or have their defaults.
@@ -183,7 +183,7 @@ class AxesReader:
         axes.setdefault("kv_tokens", (str(blocks * block_tokens),))
         return KvMemory(blocks, block_tokens)
 
-    def _set(self, name: str, values: Sequence[Any], option: str) -> None:
+    def _set_axis(self, name: str, values: Sequence[Any], option: str) -> None:
         before = self._options.get(name)
         if before is not None:
             problem = "twice" if before == option else f"also by {before}"
@@ -281,7 +281,7 @@ class SweepProgress:
         """`bar`: progress bar of the package rich. `lines`: whether to print a line
         for each completed job."""
         self._bar = bar
-        self._lines = lines
+        self._prints_lines = lines
         self._task = bar.add_task("reading", total=None)
         self._job_count = self._ended_jobs = self._ended_effort = 0
 
@@ -306,12 +306,12 @@ class SweepProgress:
         self._print(f"{progress}: {job.name} ({attempt.id}): {outcome}")
 
     def _print(self, text: str) -> None:
-        if self._lines:
+        if self._prints_lines:
             print_message(text)
 
 
 @contextmanager
-def _progress(*, loud: bool) -> Iterator[SweepProgress]:
+def _progress_bar(*, loud: bool) -> Iterator[SweepProgress]:
     """Yield a progress display: a bar on a terminal; without a terminal, lines if `loud`, else nothing."""
     from rich.console import Console
     from rich.progress import Progress
@@ -329,7 +329,7 @@ class SweepPlan:
     source_format: str | None
     axes: dict[str, tuple[Any, ...]]
     preset: Preset | None
-    common: JobOptions
+    common_options: JobOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ def run_sweep(
         on_begin: function that gets the runner before the jobs run, for example to count its attempts later.
     """
     with ExitStack() as stack:
-        listener = stack.enter_context(_progress(loud=loud))
+        listener = stack.enter_context(_progress_bar(loud=loud))
         results_file = None
         if results is not None:
             results_file = Results(results)
@@ -369,7 +369,7 @@ def run_sweep(
         source = GridSource(plan.trace, source_format=plan.source_format, progress=listener.on_reading)
         sweeper = SweepRunner(source.traces, listener, results=results_file, workers=workers, ray=ray)
         on_begin(sweeper)
-        planned = SweepGrid(source, plan.common).jobs(plan.axes, plan.preset, sweeper.run)
+        planned = SweepGrid(source, plan.common_options).jobs(plan.axes, plan.preset, sweeper.run)
         if "seed" in plan.axes and all(job.seed is None for job in planned):
             source.remarks.append("seed has no effect: nothing in this sweep is random")
         attempts = sweeper.run(planned)

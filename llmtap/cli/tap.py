@@ -73,8 +73,8 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
 
-    # A proxy runs `--check` before it replaces itself by this program: then that proxy (`parent`) uses the
-    # ports and the capture folder. A user runs it before a SIGHUP: then a running proxy can use them.
+    # A running proxy can use the capture folder without a mistake: the proxy that runs `--check` before it is
+    # replaced by this program (`parent`), or any proxy if a user runs `--check` (`in_use`).
     parent = take_handover(os.environ, os.getppid()) if check else None
     in_use = check and parent is None
     supervisor = None if parent is None else parent.pid
@@ -98,16 +98,16 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
 
-    def load() -> "Settings":
-        return load_settings(configuration.config, os.environ, configuration.keys(options))
+    def reload_settings() -> "Settings":
+        return load_settings(configuration.config, os.environ, configuration.key_values(options))
 
-    def started(listen: str, admin: str) -> None:
+    def on_started(listen: str, admin: str) -> None:
         first_line = f"{scheme}://{listen} -> {settings.relay.upstream}"
         if settings.pair.upstream:
             first_line += f"   back: http://{settings.pair.listen} -> {settings.pair.upstream}"
         announce(first_line, admin, settings)
 
-    raise typer.Exit(asyncio.run(Supervisor(settings, load, started).run()))
+    raise typer.Exit(asyncio.run(Supervisor(settings, reload_settings, on_started).run()))
 
 
 def announce(first_line: str, admin: str, settings: "Settings") -> None:
@@ -302,12 +302,12 @@ def top(
     if options.is_unencrypted():
         print_message("warning: the token is sent unencrypted; to encrypt it, use an https URL for --admin")
     if once or json is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        _print(options, json=json)
+        _print_screen(options, json=json)
     else:
-        _watch(options)
+        _run_view(options)
 
 
-def _print(options: "TopOptions", *, json: str | None) -> None:
+def _print_screen(options: "TopOptions", *, json: str | None) -> None:
     from llmtap.top.plain import fetch_documents, print_once
 
     data = fetch_documents(options)
@@ -317,7 +317,7 @@ def _print(options: "TopOptions", *, json: str | None) -> None:
         print_once(options.url, data, terminal=sys.stdout.isatty())
 
 
-def _watch(options: "TopOptions") -> None:
+def _run_view(options: "TopOptions") -> None:
     need_extra("llmtap top", "textual", "top", "; `llmtap top --once` does not need it")
     from llmtap.top.plain import fetch_documents
 

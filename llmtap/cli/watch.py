@@ -137,10 +137,10 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
     )
 
-    def started(listen: str, admin: str) -> None:
+    def on_started(listen: str, admin: str) -> None:
         announce(f"{first_line}   relay: {listen}" if listen else first_line, admin, settings)
 
-    raise typer.Exit(run(settings, started))
+    raise typer.Exit(run(settings, on_started))
 
 
 # ---------------------------------------------------------------- packet capture files

@@ -83,7 +83,7 @@ class OptionTables:
 
     def put(self, key: str, value: Any, place: str) -> None:
         """Set the value of a key, or add its mistakes. A text is converted to the type of the key."""
-        table, rest = self._split(key)
+        table, rest = self._split_key(key)
         kind = self.kind_of(table)
         if kind is None or not rest or not all(rest):
             self._add_unknown_key(key, place, table)
@@ -159,7 +159,7 @@ class OptionTables:
                 self.mistakes.places[f"{table}.{name}"] = place
             values[name] = value
 
-    def _split(self, key: str) -> tuple[str, list[str]]:
+    def _split_key(self, key: str) -> tuple[str, list[str]]:
         """Split a key into the name of its table, and the parts of its name inside the table."""
         first, *rest = key.split(".")
         if first not in self.schema:
@@ -224,16 +224,16 @@ class OptionTables:
         structs: dict[str, Any] = {}
         for name, kind in self.schema.items():
             if is_struct(kind):
-                structs[name] = self._convert(name, kind, self.values.get(name, {}))
+                structs[name] = self._to_struct(name, kind, self.values.get(name, {}))
             else:
                 tables = [t for t in self.values if t.startswith(f"{name}.")]
                 named = {
-                    t.partition(".")[2]: self._convert(t, self.kind_of(t), self.values[t]) for t in tables
+                    t.partition(".")[2]: self._to_struct(t, self.kind_of(t), self.values[t]) for t in tables
                 }
                 structs[name] = {one: options for one, options in named.items() if options is not None}
         return structs
 
-    def _convert(self, table: str, kind: Any, values: dict[str, Any]) -> Any:
+    def _to_struct(self, table: str, kind: Any, values: dict[str, Any]) -> Any:
         """Return a table as its struct, with defaults for wrong keys; None if a required key is missing."""
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         good = dict(values)
@@ -248,7 +248,7 @@ class OptionTables:
         while not required - good.keys():
             try:
                 return convert(kind, good)
-            except msgspec.ValidationError as exc:  # each value is valid, but their combination is not
+            except msgspec.ValidationError as exc:  # Each value is valid, but not their combination.
                 text, _, path = str(exc).partition(" - at `$")
                 problem = text[0].lower() + text[1:]
                 self.mistakes.add([self._with_set_keys(ConfigError(table + path.rstrip("`"), problem))])

@@ -99,19 +99,19 @@ def from_text(kind: Any, text: str) -> Any:
 
 def convert(kind: Any, value: Any, *, strict: bool = False) -> Any:
     """Convert a value to its type, after `mistakes_in` found no mistake in it."""
-    return msgspec.convert(_with_raw(kind, value), kind, strict=strict, dec_hook=read_special)
+    return msgspec.convert(_encode_raw_parts(kind, value), kind, strict=strict, dec_hook=read_special)
 
 
-def _with_raw(kind: Any, value: Any) -> Any:
+def _encode_raw_parts(kind: Any, value: Any) -> Any:
     """Return the value with each part whose type is `msgspec.Raw` encoded as JSON."""
     inner = parts_of(kind)[0] if parts_of(kind) else kind
     if inner is msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(value))
     if isinstance(value, dict) and get_origin(inner) is dict:
-        return {name: _with_raw(get_args(inner)[1], one) for name, one in value.items()}
+        return {name: _encode_raw_parts(get_args(inner)[1], one) for name, one in value.items()}
     if isinstance(value, dict) and is_struct(inner):
         members, _ = _table_members(inner)
-        return {name: _with_raw(members.get(name), one) for name, one in value.items()}
+        return {name: _encode_raw_parts(members.get(name), one) for name, one in value.items()}
     return value
 
 

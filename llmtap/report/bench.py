@@ -107,7 +107,7 @@ def _counts_text(compliance: _Json) -> str:
     return ", ".join(f"{count['satisfied']} of {count['n']} {title}" for title, count in counts)
 
 
-def _tables(holder: _Json, *, breaks: bool = False) -> list[Table]:
+def _tables_of(holder: _Json, *, breaks: bool = False) -> list[Table]:
     return [Table(t["heads"], t["rows"], t["caption"], breaks) for t in holder.get("tables") or ()]
 
 
@@ -157,7 +157,7 @@ def _test_blocks(report: _Json) -> Iterator[Note | Table]:
     yield from headline_notes(report)
     if settings := report.get("configuration"):
         yield Note(" · ".join(f"{name}: {value}" for name, value in settings.items()))
-    yield from _tables(report)
+    yield from _tables_of(report)
     if validity := validity_table(report):
         yield validity
     yield from (Note(f"note: {note}") for note in report.get("notes") or ())
@@ -187,7 +187,7 @@ def bench_html(document: _Json) -> str:
         sections.append(Section("compliance", "Compliance", _compliance_blocks(reports)))
         sections.append(Section("again", "To do it again", list(_reproduction_blocks(document))))
     setup = [[name, str(document.get(name))] for name in ("seed", "warmup", "quick", "made")]
-    blocks = [*identification(document), TermTable(setup)]
+    blocks = [*identification_blocks(document), TermTable(setup)]
     sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", blocks)]))
     titles = ", ".join(report["title"] for report in reports)
     if len(reports) > _TITLES_MAX:
@@ -287,7 +287,7 @@ BOUNDARIES: Final = {
 NOT_DECLARED: Final = "not declared"
 
 
-def identification(document: _Json) -> list[Block]:
+def identification_blocks(document: _Json) -> list[Block]:
     """Return blocks with the declarations of the system under test (IETF draft, C.2, item 1)."""
     sut, target = document.get("sut") or {}, document.get("target") or {}
     tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
@@ -340,7 +340,7 @@ def guardrails_text(sut: _Json) -> str:
 def _test_page_blocks(report: _Json) -> Iterator[Block]:
     if charts := report.get("charts"):
         yield chart_figure(report["test"], charts)
-    tables = _tables(report, breaks=True)
+    tables = _tables_of(report, breaks=True)
     if validity := validity_table(report):
         tables.append(validity)
     if tables:
@@ -348,10 +348,10 @@ def _test_page_blocks(report: _Json) -> Iterator[Block]:
     notes = [*(report.get("notes") or ()), *(f"Deviation: {one}" for one in report.get("deviations") or ())]
     if notes:
         yield ItemList(notes, "notes")
-    yield DetailsBlock("Set-up of this test", configuration(report))
+    yield DetailsBlock("Set-up of this test", configuration_blocks(report))
 
 
-def configuration(report: _Json) -> list[Block]:
+def configuration_blocks(report: _Json) -> list[Block]:
     """Return blocks with the configuration, parameters and arms of a test (IETF draft, C.2, item 2)."""
     rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
     rows += [(name, plain_text(value)) for name, value in (report.get("params") or {}).items()]
@@ -450,7 +450,7 @@ def _comparison_blocks(test: _Json) -> Iterator[Note | Table]:
     yield from (_unmet_note(row, row["status"]) for row in unmet)
     if not test["tables"]:
         yield Note("nothing could be compared: no load in common, or too few requests")
-    yield from _tables(test)
+    yield from _tables_of(test)
     yield from (Note(f"note: {note}") for note in test["notes"])
 
 
@@ -521,7 +521,7 @@ def _systems_table(comparison: _Json) -> list[Block]:
 
 
 def _comparison_page_blocks(test: _Json) -> Iterator[Block]:
-    yield from _tables(test, breaks=True)
+    yield from _tables_of(test, breaks=True)
     if not test["tables"]:
         yield Note("Nothing could be compared: no load in common, or too few requests.")
     yield ItemList(test["notes"], "notes")

@@ -113,7 +113,7 @@ class TermTable:
     kind: ClassVar = "terms"
     rows: Sequence[Sequence[str]]
     heads: Sequence[str] = ()
-    marked: frozenset[int] = frozenset()
+    bold_rows: frozenset[int] = frozenset()
     """Indices of rows that are set in bold."""
 
 

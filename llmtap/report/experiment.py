@@ -179,9 +179,11 @@ def _demo_time_rows(experiment: _Json, control: str, other: str) -> Iterator[lis
     for metric, statistic, title, meaning in _DEMO_ROWS:
         figures = [experiment["arms"][name]["metrics"].get(metric) or {} for name in (control, other)]
         comparison = at(experiment, "differences", other, metric, statistic) or {}
-        difference = "-" if comparison.get("difference") is None else _signed_ms(comparison["difference"])
+        difference = (
+            "-" if comparison.get("difference") is None else _signed_ms_text(comparison["difference"])
+        )
         if comparison.get("interval"):
-            low, high = (_signed_ms(end).removeprefix("+") for end in comparison["interval"])
+            low, high = (_signed_ms_text(end).removeprefix("+") for end in comparison["interval"])
             difference += f" ({low} to {high})"
         yield [title, *(figure_text(one, statistic) for one in figures), difference, meaning]
 
@@ -199,6 +201,6 @@ def _proxy_lines(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
         yield f"uncertainty  of a time of one request: median {p50} ms, p99 {p99} ms"
 
 
-def _signed_ms(seconds: float) -> str:
+def _signed_ms_text(seconds: float) -> str:
     ms = seconds * 1e3
     return f"{ms:+,.0f}" if abs(ms) >= _WHOLE_MS_MIN else f"{ms:+.1f}"

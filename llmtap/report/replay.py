@@ -123,7 +123,7 @@ def render_verdicts(verdicts: Mapping[str, _Json]) -> RenderableType:
     return terminal(
         block
         for name, verdict in verdicts.items()
-        for block in (Note(f"replay {name}", "bold"), _verdict(verdict))
+        for block in (Note(f"replay {name}", "bold"), _verdict_box(verdict))
     )
 
 
@@ -153,7 +153,7 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
     plan, system = result["plan"], at(result, "system", "summary") or {}
     caution, notes = bursts_caution(result), [*plan["notes"], *system_warnings(system)]
     summary: list[Block] = [
-        _verdict(result["verdict"]),
+        _verdict_box(result["verdict"]),
         *([Note(caution, "yellow", lead="Caution:")] if caution else []),
         *(Note(f"Note: {note}") for note in notes),
         *requirements_blocks(requirement_rows(result)),
@@ -171,7 +171,7 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
     return ReportDocument(f"Replay of {name} to {plan['target']}", summary, settings, sections)
 
 
-def _verdict(verdict: _Json) -> VerdictBox:
+def _verdict_box(verdict: _Json) -> VerdictBox:
     items = [_finding_text(finding) for finding in verdict["findings"]]
     items += [f"Not checked: {text}" for text in verdict["unchecked"]]
     says = verdict.get("says") or ""
@@ -274,13 +274,13 @@ def _figure_blocks(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
     ]
     if phases:
         yield Table(heads, phases, "Phases of a request, ms", nowrap=True)
-    yield from map(Note, _throughput_line(result))
+    yield from map(Note, _throughput_lines(result))
     turns = at(result, "tasks", "turns") or []
     if len(turns) > 1:
         yield Table(_TURN_HEADS, list(map(_turn_row, turns)), "By turn of the conversation, ms")
 
 
-def _throughput_line(result: _Json) -> Iterator[str]:
+def _throughput_lines(result: _Json) -> Iterator[str]:
     """Yield the line with the throughput and the concurrency."""
     concurrency = result.get("concurrency")
     if not concurrency or concurrency["mean"] is None:

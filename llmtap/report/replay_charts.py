@@ -152,14 +152,14 @@ def time_sections(result: _Json) -> Iterator[Section]:
         "Requests over time",
         "Asked: requests that the plan has in each second. Sent: requests that left in it. In an open loop"
         " both are the same, also if the server is slow. In flight: the largest number at one moment.",
-        [_panel_of(title, unit, lines, end) for title, unit, lines in _load_lines(result, series)],
+        [_lines_panel(title, unit, lines, end) for title, unit, lines in _load_lines(result, series)],
         _timeline_table(timeline),
         f"counts of each {'second' if period == 1 else f'{number(period)} s'}",
     )
     groups = _panel_lines(series, end)
     for owner, (heading, about) in _HEADINGS.items():
         panels = [
-            _panel_of(lines[0].name if len(lines) == 1 else title, unit, lines, end)
+            _lines_panel(lines[0].name if len(lines) == 1 else title, unit, lines, end)
             for (panel_owner, title, unit), lines in groups.items()
             if panel_owner == owner
         ]
@@ -292,7 +292,7 @@ def _growth_per_second(
     return times, rates
 
 
-def _panel_of(title: str, unit: str, lines: Sequence[PlotSeries], end: float) -> Panel:
+def _lines_panel(title: str, unit: str, lines: Sequence[PlotSeries], end: float) -> Panel:
     words, largest = [], 0.0
     for line in lines:
         values = [v for v in line.y if v is not None]

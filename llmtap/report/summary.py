@@ -142,7 +142,7 @@ def _summary_lines(summary: _Json) -> Iterator[str]:
         yield f"labels     {line}"
     if upstream := summary.get("upstream"):
         parts = [
-            f"{series_title(name)} {series_value(upstream['values'][name], unit)}"
+            f"{series_title(name)} {series_value_text(upstream['values'][name], unit)}"
             for name, unit in (("running", "requests"), ("waiting", "requests"), ("kv_use", "share"))
             if name in upstream["values"]
         ]
@@ -232,7 +232,7 @@ def system_blocks(resources: _Json) -> Iterator[Note | Table]:
     source has no samples."""
     yield system_table(resources)
     if energy := resources.get("energy"):
-        yield Note("energy     " + " · ".join(_energy_lines(energy)))
+        yield Note("energy     " + " · ".join(_energy_parts(energy)))
     for side, processes in (resources.get("processes") or {}).items():
         if processes:
             names = ", ".join(dict.fromkeys(process["name"] for process in processes))
@@ -260,15 +260,15 @@ def system_table(resources: _Json, owner: str = "", caption: str = "") -> Table:
             ):
                 continue
             unit, rate = figures["unit"], figures.get("per_second")
-            cells = [series_value(figures.get(f), unit) for f in _SERIES_FIGURES]
+            cells = [series_value_text(figures.get(f), unit) for f in _SERIES_FIGURES]
             if figures["kind"] == "counter":
                 cells[0] = f"{number(rate, 3)}/s"
-            total = series_value(figures.get("total"), unit)
+            total = series_value_text(figures.get("total"), unit)
             rows.append([series_title(name), f"{figures['n']:,}" if "n" in figures else "-", *cells, total])
     return Table(("", "n", *_SERIES_FIGURES, "in all"), rows, caption, nowrap=True)
 
 
-def _energy_lines(energy: _Json) -> Iterator[str]:
+def _energy_parts(energy: _Json) -> Iterator[str]:
     yield f"{number(energy['joules'], 3)} J in {format_ns(energy['seconds'] * 1e9)}"
     yield f"{number(energy['power'], 3)} W on average"
     if energy.get("joules_per_token") is not None:
@@ -309,7 +309,7 @@ def series_title(name: str) -> str:
     return _SERIES_TITLES.get(name, name)
 
 
-def series_value(value: float | None, unit: str) -> str:
+def series_value_text(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     match unit:

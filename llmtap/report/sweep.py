@@ -34,7 +34,7 @@ from llmtap.report.values import (
     number,
     option_text,
     setting_text,
-    setting_value,
+    setting_value_text,
     sort_values,
     values_text,
 )
@@ -196,9 +196,9 @@ def _setting_text(name: str, value: Hashable, runs: list[Result]) -> str:
         known = [rate for rate in rates if rate is not None]
         if known and max(known) - min(known) <= _SAME_RATE * max(known):
             return f"{number(known[0], 3)} req/s"
-        return f"scale {setting_value(value)}"
+        return f"scale {setting_value_text(value)}"
     if name in ("servers", "bins", "requests"):
-        return f"{setting_value(value)} {name.removesuffix('s') if value == 1 else name}"
+        return f"{setting_value_text(value)} {name.removesuffix('s') if value == 1 else name}"
     return setting_text(name, value)
 
 
@@ -396,7 +396,7 @@ def _list_text(names: Sequence[str]) -> str:
 
 def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str]:
     """Yield the lines below the table: cautions, the best runs, meaning of the columns, common settings."""
-    yield from cautions(results)
+    yield from caution_texts(results)
     if best := best_runs_text(results, sla=sla):
         yield best
     counts, offered = {f"{result['n']:,}" for result in results}, set(map(_offered_load_text, results))
@@ -481,7 +481,7 @@ def _longest_lines(results: Sequence[Result]) -> Iterator[str]:
         )
 
 
-def cautions(results: Sequence[Result]) -> list[str]:
+def caution_texts(results: Sequence[Result]) -> list[str]:
     """Return the reasons why figures are marked as DOUBTFUL."""
     return [
         f"caution: {DOUBTFUL} {text}"

@@ -41,7 +41,7 @@ from llmtap.report.sweep import (
     Result,
     Sweep,
     best_runs_text,
-    cautions,
+    caution_texts,
     followed_figures,
     followed_requests,
     model_text,
@@ -68,9 +68,9 @@ class Quantity:
     name: str
     unit: str
     path: tuple[str, ...]
-    samples: tuple[str, ...] = ("n",)
+    samples_path: tuple[str, ...] = ("n",)
     """Path of the number of samples of the figure."""
-    offered: bool = False
+    shows_offered_load: bool = False
     """Whether to draw the offered load as an additional curve."""
 
     def value_of(self, result: Result) -> float | None:
@@ -78,7 +78,7 @@ class Quantity:
         return value if isinstance(value, int | float) else None
 
     def sample_count(self, result: Result) -> int | None:
-        value = at(result, *self.samples)
+        value = at(result, *self.samples_path)
         return value if isinstance(value, int) else None
 
     def is_doubtful(self, result: Result) -> bool:
@@ -89,7 +89,7 @@ class Quantity:
     def title(self) -> str:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
-    def text(self, value: float | None) -> str:
+    def value_text(self, value: float | None) -> str:
         """Return a value with its unit. Times below 0.1 s are shown in ms, shares in percent."""
         if value is None:
             return "-"
@@ -117,7 +117,7 @@ def _time_quantities(title: str, metric: str, *shares: str) -> tuple[Quantity, .
 
 _CHARTS: Final = (
     SweepChart("throughput", "Throughput", "What was completed in a second.",
-        (Quantity("Completed requests", "req/s", ("throughput_rps",), offered=True),
+        (Quantity("Completed requests", "req/s", ("throughput_rps",), shows_offered_load=True),
          Quantity("Tokens", "tokens/s", ("throughput_tps",)))),
     SweepChart("goodput", "Goodput and smooth goodput",
         "Goodput counts requests that met every objective, and nothing of the others. Smooth goodput is"
@@ -243,7 +243,7 @@ def _summary_blocks(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> li
     if len(sweep.lines) > 1:
         parts.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.line_dimensions)}")
     blocks: list[Block] = [Note(f"{'; '.join(parts)}.", lead=NOT_MEASURED)]
-    blocks += [Note(text, "yellow") for text in cautions(results)]
+    blocks += [Note(text, "yellow") for text in caution_texts(results)]
     if best := best_runs_text(results, sla=sla):
         blocks.append(Note(best, css="lead"))
     blocks += [Note(text.capitalize()) for text in dict.fromkeys(unreliable_texts(results))]
@@ -359,7 +359,12 @@ def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity)
     title = quantity.title
     share = quantity.unit == "share"
     y_axis = Axis(zero=True, share=share)
-    if quantity.offered and sweep.axis is not None and sweep.axis.name == "load" and len(places) > 1:
+    if (
+        quantity.shows_offered_load
+        and sweep.axis is not None
+        and sweep.axis.name == "load"
+        and len(places) > 1
+    ):
         look = _OFFERED.look
         series.append(
             PlotSeries(name=_OFFERED.name, ink=look.ink, dash=look.dash, x=places, y=places, silent=True)
@@ -372,7 +377,7 @@ def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity)
         title += " (log)"
     words = f"{quantity.name}: {_point_text(sweep, quantity, low)} to {_point_text(sweep, quantity, high)}."
     if low[0] == high[0]:
-        words = f"{quantity.name}: {quantity.text(low[0])}{' throughout' if len(points) > 1 else ''}."
+        words = f"{quantity.name}: {quantity.value_text(low[0])}{' throughout' if len(points) > 1 else ''}."
     return Panel(title, words, Plot(series, _x_axis(sweep, places), y_axis), common_settings={})
 
 
@@ -386,7 +391,7 @@ def _point_text(sweep: Sweep, quantity: Quantity, point: tuple[float, Line, Any]
     value, line, x = point
     place = [] if sweep.axis is None else [_place_text(sweep.axis, x)]
     label = [line.label] if len(sweep.lines) > 1 else []
-    return f"{quantity.text(value)} ({', '.join([*label, *place]) or line.label})"
+    return f"{quantity.value_text(value)} ({', '.join([*label, *place]) or line.label})"
 
 
 def _hover_text(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Result) -> str:
@@ -394,7 +399,7 @@ def _hover_text(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Re
     rows = [
         line.label,
         "" if sweep.axis is None else _place_text(sweep.axis, x),
-        f"{quantity.name} {quantity.text(quantity.value_of(result))}",
+        f"{quantity.name} {quantity.value_text(quantity.value_of(result))}",
         "" if n is None else f"n {n:,}" + " (too few)" * quantity.is_doubtful(result),
     ]
     return "\n".join(row for row in rows if row)

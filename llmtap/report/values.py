@@ -171,7 +171,7 @@ def option_text(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     if name not in TIMES:
-        return setting_value(value)
+        return setting_value_text(value)
     unit, scale = next((candidate for candidate in _UNITS if value >= candidate[1]), _UNITS[0])
     return f"{number(value / scale, 6)} {unit}"
 
@@ -184,8 +184,8 @@ def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
     """Return a text with each value once, numbers ascending. More than `limit` numbers become a range."""
     distinct = sort_values(dict.fromkeys(value for value in values if value is not None))
     if len(distinct) > limit and all(map(is_number, distinct)):
-        return f"{setting_value(distinct[0])} to {setting_value(distinct[-1])}"
-    return ", ".join(setting_value(value) for value in distinct)
+        return f"{setting_value_text(distinct[0])} to {setting_value_text(distinct[-1])}"
+    return ", ".join(setting_value_text(value) for value in distinct)
 
 
 def sort_values(values: Iterable[Hashable]) -> list[Any]:
@@ -194,7 +194,7 @@ def sort_values(values: Iterable[Hashable]) -> list[Any]:
     return sorted(items) if all(map(is_number, items)) else items
 
 
-def setting_value(value: Hashable) -> str:
+def setting_value_text(value: Hashable) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return number(value) if isinstance(value, int | float) else str(value)

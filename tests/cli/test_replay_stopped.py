@@ -53,7 +53,7 @@ def test_after_sighup_writes_to_the_terminal_that_is_gone_do_not_fail() -> None:
         signals = ReceivedSignals(terminal_fds=(writer,))
         signals.add(signal.SIGHUP)
         assert os.write(writer, b"x") == 1
-        assert signals.code == 129
+        assert signals.exit_code == 129
     finally:
         os.close(writer)
 
