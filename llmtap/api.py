@@ -373,8 +373,7 @@ class _SilentListener:
 
 
 def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a coroutine and return its result: in a separate thread if this thread runs an event loop, as in a
-    notebook."""
+    """Run a coroutine and return its result; use a separate thread if this one runs an event loop."""
 
     async def run() -> _T:
         return await make()

@@ -128,8 +128,7 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
 
 
 def _set_key(tables: OptionTables, key: str, value: Any, place: str) -> None:
-    """Set a key. If `key` is only a table, such as for `LLMTAP_CAPTURE`, add a mistake whose hint is a valid
-    variable of the table."""
+    """Set a key. If it is only a table (`LLMTAP_CAPTURE`), add a mistake with a valid variable as hint."""
     table, _, name = key.rstrip(".").partition(".")
     if table in _SCHEMA and (not name or (table == SLO and "." not in name)):
         first = f"{name or 'NAME'}_objectives" if table == SLO else _SCHEMA[table].__struct_fields__[0]

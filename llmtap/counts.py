@@ -18,8 +18,7 @@ class Count:
 
     help: str
     metric: str | None = None
-    """Name on `/metrics`, without the prefix `llmtap_` and the suffix `_total`; None: the count is only in
-    the admin API."""
+    """Name on `/metrics`, without the prefix `llmtap_` and the suffix `_total`; None: not on `/metrics`."""
     label: str | None = None
     """Name of the label on `/metrics`. Its values are the keys of the field's mapping, or `value`."""
     gauge: bool = False
@@ -49,8 +48,7 @@ class CountField(NamedTuple):
         return "_ns" in self.attribute
 
     def applies_to(self, vantage: str) -> bool:
-        """Return whether this kind of vantage counts the field. A vantage that does not report its
-        kind is a relay."""
+        """Return whether this kind of vantage counts the field. Without a kind, a vantage is a relay."""
         return (vantage or RELAY) in self.declaration.vantages
 
     def value(self, status: object) -> Any:

@@ -48,7 +48,7 @@ class LlmtapError(Exception):
 
 
 class ConfigError(LlmtapError):
-    """An option, setting or file of the user is wrong. `place` names it: `relay.head_bytes (llmtap.toml, line 3)`."""
+    """An option, setting or file is wrong. `place` names it: `relay.head_bytes (llmtap.toml, line 3)`."""
 
     def __init__(self, place: str, problem: str, hint: str | None = None) -> None:
         # A file name can contain line ends: escape them, so that the place is on one line.

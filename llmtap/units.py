@@ -103,8 +103,7 @@ def parse_duration_ns(value: object) -> int:
     if isinstance(value, str) and (m := _DURATION.fullmatch(value)):
         ns = float(m[1]) * _NS_PER[m[2] or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        # Check the bounds before the multiplication: its result can be too large for a float. The check also
-        # refuses NaN.
+        # Check the bounds before the multiplication, whose result can be too large. This also refuses NaN.
         ns = value * NS_PER_S if 0 <= value <= DURATION_S_MAX else -1
     else:
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {short_repr(value)}")

@@ -1,5 +1,4 @@
-"""Version of llmtap, in a module of its own: the packages of llmtap must not import it from the root, because
-the root has the Python API."""
+"""Version of llmtap. Packages of llmtap import it from here, not from the root, which has the Python API."""
 
 from typing import Final
 

@@ -344,8 +344,7 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
 
 
 def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note | Table]":
-    """Yield a table with a row for each valid cell, then notes on the fitted model, on the invalid cells, and
-    on the run."""
+    """Yield a table with a row for each valid cell, and notes on the fitted model and the invalid cells."""
     from llmtap.report.document import Note
 
     cells = [cell for cell in measured.cells if cell.problem is None]

@@ -61,8 +61,7 @@ WORKLOAD: Final = "bursty"
 RATE_RPS: Final = 0.27
 """Mean rate of BurstGPT's trace (multi-bin paper, 3.1)."""
 TOKENS_MAX: Final = 512
-"""Maximum number of tokens in a response, so that the demo does not take too long. Without it, one response
-in twenty would be longer."""
+"""Maximum number of tokens in a response. Without it, one response in twenty would take too long."""
 SEED: Final = 280
 """Random seed. With it, half a minute has several bursts; with most seeds, none or one large burst."""
 TRACE_ROWS: Final = 1_000
@@ -76,8 +75,7 @@ none, so the demo can exclude them from its counts."""
 DRAIN_S: Final = 15
 """Maximum time to wait for responses after the last request."""
 READY_S: Final = 120
-"""Maximum time to wait for the processes, which start slowly on a busy machine. A process that ends is
-reported at once."""
+"""Maximum time to wait for the processes. A process that ends is reported at once."""
 _BUSY_HINT: Final = "this machine is possibly too busy; stop other programs, and start the demo again"
 END_S: Final = 10.0
 """Maximum time for a process to end after SIGTERM."""
@@ -343,8 +341,7 @@ class _Demo:
         print_line(text, sys.stderr)
 
     async def _send_load(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
-        """Send the load, print the result and return the exit code. Raises _Interrupted if a signal arrives
-        before the first request."""
+        """Send the load, print the result, return the exit code. Raises _Interrupted if nothing was sent."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         load = Path(self.source).name if self.source else "bursts of chat requests"

@@ -38,8 +38,7 @@ _SIGNAL_EXIT: Final = 128
 
 
 def print_message(text: str) -> None:
-    """Print a message on stderr. Control characters are escaped, because the text can contain text from a
-    file or a server."""
+    """Print a message on stderr. Escape control characters, which text from files and servers can contain."""
     print(f"llmtap: {printable_lines(text)}", file=sys.stderr, flush=True)
 
 
@@ -104,8 +103,7 @@ class Outputs:
 
 
 def exit_codes(*codes: ExitCode) -> str:
-    """Return the paragraph on exit codes in a command's help. `codes`: the codes that the command can return;
-    default: all."""
+    """Return the paragraph on exit codes in a command's help. `codes`: codes to list; default: all."""
     return "Exit codes: " + "; ".join(f"{code} {code.meaning}" for code in codes or ExitCode) + "."
 
 
@@ -155,8 +153,7 @@ def print_json(value: object, to: str = STDOUT, out: Any = None) -> None:
 
 
 def print_rich(renderable: "RenderableType") -> None:
-    """Print a renderable of the package rich. In a pipe, lines are not wrapped, so that `grep` finds whole
-    lines."""
+    """Print a renderable of the package rich. In a pipe, do not wrap lines, so that `grep` finds them."""
     from rich.console import Console
 
     if sys.stdout.isatty():

@@ -274,12 +274,10 @@ def _split_list(text: str, mark: str = ",") -> list[str]:
 
 
 class SweepProgress:
-    """Shows the share of requests that are done, not of jobs: a job can have 1,000 times as many requests as
-    another."""
+    """Shows the share of requests that are done, because jobs have very different numbers of requests."""
 
     def __init__(self, bar: Any, *, lines: bool) -> None:
-        """`bar`: progress bar of the package rich. `lines`: whether to print a line
-        for each completed job."""
+        """`bar`: progress bar of the package rich. `lines`: whether to print a line for each ended job."""
         self._bar = bar
         self._prints_lines = lines
         self._task = bar.add_task("reading", total=None)

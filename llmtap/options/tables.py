@@ -183,8 +183,7 @@ class OptionTables:
         return kind if not name else None
 
     def _member_type(self, kind: Any, name: str, path: str, place: str) -> tuple[Any, str]:
-        """Return the type and the name of a member of a table. If there is no such member, add a mistake and
-        return None as the type."""
+        """Return the type and the name of a member of a table. If it does not exist, add a mistake."""
         inner = parts_of(kind)[0]
         if get_origin(inner) is dict:
             return get_args(inner)[1], name

@@ -71,8 +71,7 @@ def _heading_lines(summary: _Json) -> Iterator[str]:
 def _workload_lines(workload: _Json) -> Iterator[str]:
     arrivals = workload.get("arrivals") or {}
     if arrivals.get("rate_rps") is not None:
-        # The rate in the summary is of the exchanges that ended, in the time until the last one ended. So
-        # also show the rate of arrivals.
+        # Show the rate of arrivals too: the summary's rate is of the exchanges that ended.
         span = f"{_duration_text(arrivals['seconds'])}, first to last"
         parts = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
         if arrivals["gap_cv"] is not None:

@@ -192,8 +192,7 @@ class Compliance:
         }
 
     def css(self, row: Mapping[str, Any]) -> str:
-        """Return the CSS class of a row's status. An optional requirement that a test does not meet is not
-        "bad"."""
+        """Return the CSS class of a row's status. An optional requirement that is not met is not "bad"."""
         optional = self.tests and row["level"] in ("MAY", "OPTIONAL", "procedure")
         bad = "unsure" if optional else "bad"
         return {"met": "good", "not met": bad}.get(row["status"], "unsure")
@@ -247,8 +246,7 @@ class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Index of the line of a sweep to which the series belongs. A reader of the page can hide the line."""
     dash: str = "solid"
     step: Literal["", "hv", "vh"] = ""
-    """Form of steps; empty: a line. `hv`: a value applies from its x to the next x; `vh`: from the previous x
-    to its x."""
+    """Form of steps; empty: no steps. `hv`: a value applies from its x to the next, `vh`: from the previous."""
     symbols: Sequence[str] | None = None
     """Symbol of each point, or one symbol for all points."""
     scattered: bool = False
@@ -462,8 +460,7 @@ def _x_axis(chart: _Chart) -> Axis:
         return Axis(title, "category")
     if chart.get("log_x") and all(x > 0 for x in xs):
         return Axis(f"{title} (log)", "log")
-    # Begin the axis at 0, unless the values are far from 0 and close to each other: an axis from 0 would draw
-    # all of them at the right edge.
+    # Begin the axis at 0, unless this would draw all values at its right edge.
     zero = bool(xs) and chart["kind"] != "histogram" and min(xs) >= 0 and min(xs) < 0.5 * max(xs)
     return Axis(title, zero=zero)
 

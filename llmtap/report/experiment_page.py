@@ -65,8 +65,7 @@ def _document(experiment: _Json) -> ReportDocument:
 
 
 def _verdict_box(experiment: _Json, arm: str) -> VerdictBox:
-    """Return the effects of the arm on the median TTFT and on refusals, and the doubts about the
-    comparison."""
+    """Return the effects of the arm on median TTFT and refusals, and the doubts about the comparison."""
     items = []
     ratio = experiment["sample_ratio"]
     if ratio["alarm"]:

@@ -17,8 +17,7 @@ _FULL: Final = "█"
 _NARROW: Final = "▏"
 """Bar of a part that is shorter than one character."""
 _HOUR_MIN_S: Final = 3_300
-"""Shortest window that a sentence calls an hour. The window has twelve slices of five minutes, of which the
-newest is not complete."""
+"""Shortest window that a sentence calls an hour: twelve slices of 5 min, the newest not complete."""
 _Json = Mapping[str, Any]
 
 

@@ -45,8 +45,7 @@ _GAP: Final = 2
 
 
 def terminal(blocks: Iterable[Block]) -> RenderableType:
-    """Return the blocks for a rich Console. Omit charts, tiles, and tables that have neither rows nor a
-    caption."""
+    """Return the blocks for a rich Console. Omit charts, tiles, and tables without rows and caption."""
     parts: list[RenderableType] = []
 
     def line(text: str, style: str = "") -> None:
@@ -121,8 +120,7 @@ def tables_that_fit(table: Table, width: int) -> list[Table]:
 
 
 def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
-    """Return the document as Markdown, without a final line end. `special`: characters before which texts get
-    a backslash."""
+    """Return the document as Markdown, without a final line end. `special`: characters to escape."""
 
     def text(source: str) -> str:
         shown = printable(source.replace("\n", " "))

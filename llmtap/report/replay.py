@@ -335,8 +335,7 @@ def _baseline_blocks(result: _Json) -> Iterator[Block]:
     rows = []
     for name in _PAIRS:
         pair = pairs[name]
-        # Omit rows without pairs. If all answers kept their lengths, also omit `e2e_same_length`: it would
-        # repeat the row `e2e`.
+        # Omit rows without pairs, and `e2e_same_length` if it would repeat the row `e2e`.
         if not pair["n"] or (name == "e2e_same_length" and pair["n"] == pairs["e2e"]["n"]):
             continue
         sides = [pair[side][figure] for figure in ("p50", "p95") for side in ("then", "now")]

@@ -69,8 +69,7 @@ def basis_texts(result: _Json, *terms: str, samples: str = "") -> list[str]:
 
 
 def selftest_text(selftest: _Json | None) -> str:
-    """Return the errors of TTFT and ITL that the self-test measured, with its load and duration; empty if it
-    was not run."""
+    """Return the errors of TTFT and ITL in the self-test, and its load; empty if it was not run."""
     if not selftest:
         return ""
     load, parts = selftest["load"], []
@@ -118,8 +117,7 @@ def _retries_text(retries: _Json) -> str:
 
 
 def _arrivals_text(plan: _Json) -> str:
-    """Return the arrival process as the user wrote it, its name if the user wrote it differently, its rate
-    and its parameters."""
+    """Return the arrival process as the user wrote it, with its rate and its parameters."""
     if "arrivals" not in plan:
         return ""
     if not (arrivals := plan["arrivals"]):

@@ -92,8 +92,7 @@ def event_columns(explained: Explained) -> tuple[str, ...]:
 
 
 def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[str, ...]]:
-    """Yield the row of each event, with the columns of `event_columns`. The column `ms` is the time since the
-    request was sent."""
+    """Yield the row of each event, with the columns of `event_columns`. `ms` is the time since submit."""
     line = explained.exchange.timeline
     times_ns = list(line.events.t_ns) if explained.has_times else []
     for i, e in enumerate(explained.events):

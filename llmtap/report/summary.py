@@ -276,8 +276,7 @@ def _energy_parts(energy: _Json) -> Iterator[str]:
 
 
 def system_warnings(resources: _Json) -> Iterator[str]:
-    """Yield warnings: missing samples of power, stolen CPU time, and failed scrapes, which make figures
-    doubtful."""
+    """Yield warnings on missing samples of power, stolen CPU time, and failed scrapes of the server."""
     missing = at(resources, "energy", "seconds_missing") or 0
     if missing:
         yield f"power is not known of {format_ns(missing * 1e9)}: more energy was used than this figure"

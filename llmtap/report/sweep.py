@@ -71,8 +71,7 @@ class Dimension:
         return None if value is None else self.texts[value]
 
     def axis_value(self, result: Result) -> Any:
-        """Return the place of a run on the axis: the value of the setting, or for `load` the offered rate in
-        requests/s."""
+        """Return a run's place on the axis: the value of the setting; for `load`, the offered requests/s."""
         if self.name == "load":
             return at(result, "load", "offered_rps")
         return settings_of(result).get(self.name)
@@ -207,8 +206,7 @@ _UNSERVED: Final = {
     "late": ("given up", "had no token in time", ("ttft",)),
     "late_midway": ("given up", "had a token too late and were served no further", ("ttft", "tbt")),
 }
-"""For each reason why requests were not served: title of the column, meaning, and the options that set the
-limit."""
+"""By reason why requests were not served: title of the column, meaning, and options that set the limit."""
 BEST: Final = "\N{BLACK STAR}"
 DOUBTFUL: Final = "?"
 """Mark after each figure of a run whose latency model has a caution on its fit."""
@@ -559,8 +557,7 @@ def model_text(result: Result) -> str | None:
 
 
 def _unseen_r2(unseen: Mapping[str, Any] | None) -> float | None:
-    """Return the lowest R^2 of the parts of a fit on data that the fit did not use; None if the R^2 of a part
-    is unknown."""
+    """Return the lowest R^2 of the parts of a fit on data that it did not use; None if one is unknown."""
     if not unseen:
         return None
     values = [unseen["r2"]] if "r2" in unseen else [at(part, "r2") for part in unseen.values()]
