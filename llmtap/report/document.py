@@ -246,7 +246,7 @@ class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Index of the line of a sweep to which the series belongs. A reader of the page can hide the line."""
     dash: str = "solid"
     step: Literal["", "hv", "vh"] = ""
-    """Form of steps; empty: no steps. `hv`: a value applies from its x to the next, `vh`: from the previous."""
+    """Form of steps, if any. `hv`: a value applies from its x to the next x; `vh`: from the previous x."""
     symbols: Sequence[str] | None = None
     """Symbol of each point, or one symbol for all points."""
     scattered: bool = False
