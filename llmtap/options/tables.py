@@ -117,21 +117,17 @@ class OptionTables:
 
         for name, keys in content.items():
             if name not in self.schema:
-                what = (
-                    f"there is no table {name!r}"
-                    if isinstance(keys, dict)
-                    else f"{name!r} is outside a table"
-                )
-                report(name, what, nearest_hint(name, self.schema))
+                is_table = isinstance(keys, dict)
+                problem = f"there is no table {name!r}" if is_table else f"the key {name!r} is not in a table"
+                report(name, problem, nearest_hint(name, self.schema))
                 continue
             if not isinstance(keys, dict):
-                report(
-                    name, f"{name!r} is outside a table", f"write a line [{name}] above the keys of the table"
-                )
+                hint = f"write a line [{name}] above the keys of the table"
+                report(name, f"{name!r} is the name of a table, not a key", hint)
                 continue
             tables = {name: keys}
             if not is_struct(self.schema[name]):
-                tables = {f"{name}.{one}": content for one, content in keys.items()}
+                tables = {f"{name}.{one}": value for one, value in keys.items()}
             for table, table_content in tables.items():
                 self._put_table(table, table_content, places, report)
 
@@ -139,14 +135,14 @@ class OptionTables:
         kind = self.kind_of(table)
         if kind is None:
             first, _, name = table.partition(".")
-            report(
-                table,
-                f"there is no table {table!r}",
-                nearest_hint(name, list(self.schema[first]), f"{first}."),
-            )
+            hint = nearest_hint(name, list(self.schema[first]), f"{first}.")
+            report(table, f"there is no table {table!r}", hint)
             return
         if not isinstance(content, dict):
-            report(table, f"{table!r} is outside a table", f"write [{table.partition('.')[0]}.NAME] above it")
+            named = f"[{table.partition('.')[0]}.NAME]"
+            report(
+                table, f"the key {table!r} is not in a table {named}", f"write a line {named} above the key"
+            )
             return
         values = self.values.setdefault(table, {})
         for name, value in content.items():
