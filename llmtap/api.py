@@ -81,10 +81,7 @@ class Result:
         return self.figures[name]
 
     def require(self, *conditions: str) -> list[RequirementState]:
-        """Return whether the result meets requirements such as `"ttft_p99<=500ms error_rate<=1%"`.
-
-        Raises ConfigError for a condition that is not valid.
-        """
+        """Judge the result by requirements such as `"ttft_p99<=500ms error_rate<=1%"`. Raises ConfigError."""
         return [
             RequirementState(row.requirement, row.value, row.state, row.reason)
             for row in Requirements.parse(conditions, "require").judge(self.json)

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 def compare(
     places: Sequence[str], others: Sequence[str], outputs: Outputs, tolerances: "Tolerances | None"
 ) -> None:
-    """Compare the result `places[0]` with the results `others`, write or print the report, and exit.
-
-    `tolerances`: those of `--fail-if-worse`. Raises ConfigError.
-    """
+    """Compare the result `places[0]` with `others`, and write or print the report. Raises ConfigError."""
     if len(places) != 1:
         hint = "give one result, then --compare RESULT for each other result; a file for JSON is --json=FILE"
         raise ConfigError("--compare", f"expected one result before --compare, got {len(places)}", hint)

@@ -418,10 +418,8 @@ class _Demo:
 
     async def _unless_interrupted(self, awaitable: Awaitable[T]) -> T:
         """Return the result of `awaitable`. Raises _Interrupted if a signal arrives before the result."""
-        task, interruption = (
-            asyncio.ensure_future(awaitable),
-            asyncio.ensure_future(self._interruption.wait()),
-        )
+        task = asyncio.ensure_future(awaitable)
+        interruption = asyncio.ensure_future(self._interruption.wait())
         try:
             await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
             if self._interruption.is_set():

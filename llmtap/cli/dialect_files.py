@@ -21,10 +21,7 @@ _FIXTURE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 
 def read_fixture(file: str, data: bytes) -> tuple[Fixture, Saved] | None:
-    """Return a fixture and its saved answer if `data` is the JSON file of a fixture; else None.
-
-    Raises ConfigError if the fixture is malformed, or its answer cannot be read.
-    """
+    """Return a fixture and its answer if `data` is the JSON of a fixture; else None. Raises ConfigError."""
     try:
         fixture = fixture_of(json.loads(data))
     except msgspec.ValidationError as exc:

@@ -37,10 +37,7 @@ _FIGURES: Final = {
 
 
 class LogFigure(Struct, frozen=True):
-    """A percentile of two logs `a` and `b` in seconds, and the interval `low` to `high` of b - a.
-
-    `n_a` and `n_b`: number of values. The interval is None for metrics of `GAPS`.
-    """
+    """A percentile of the logs `a` and `b` in seconds, the interval of b - a, and the numbers of values."""
 
     tag: str
     figure: str
@@ -91,10 +88,7 @@ def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
 
 
 def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
-    """Compare each log after the first with the first log, by tag: difference = other - first.
-
-    Write the requested outputs, or print the comparison.
-    """
+    """Compare the first log with each other log by tag, and write or print the differences other - first."""
     (first, base), *others = [(place, _read_log(place, unit)) for place in places]
     comparisons = [LogComparison(first, place, list(_log_figures(base, other))) for place, other in others]
     rows = [

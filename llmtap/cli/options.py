@@ -57,10 +57,7 @@ class SettingsOptions(Struct, frozen=True, kw_only=True):
     check: Annotated[bool, opt("Check the configuration and start nothing.")] = False
 
     def key_values(self, options: Struct) -> dict[str, Any]:
-        """Return the values of the configuration keys that flags of `options` and of this struct set.
-
-        Raises ConfigError for an invalid `--set`.
-        """
+        """Return the values of the configuration keys that flags set, also those of `options`."""
         return {**keys_given(options, self), **read_pairs("--set", self.assign)}
 
     def read(self, options: Struct) -> "LoadedSettings":

@@ -12,10 +12,7 @@ EXCHANGES_MAX: Final = 200_000
 
 
 def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) -> None:
-    """Pair the captures FRONT and BACK, or one capture with both sides, and write or print the report.
-
-    Raises ConfigError.
-    """
+    """Pair the exchanges of one or two captures, and write or print the report. Raises ConfigError."""
     from llmtap.capture.read.reader import read
     from llmtap.pairing.summary import pair_captures
     from llmtap.report.pairs import pairs_html, pairs_markdown, render_pairs

@@ -366,10 +366,7 @@ class SeveralValues(TyperCommand):
 
 
 def figures_place(csv: str) -> str:
-    """Return the path of the CSV file of figures for a CSV file of requests: `a.figures.csv` for `a.csv`.
-
-    Raises ConfigError for standard output.
-    """
+    """Return the CSV file of figures (`a.figures.csv`) for that of requests (`a.csv`). Raises ConfigError."""
     if csv == STDOUT:
         raise ConfigError(
             "--csv",

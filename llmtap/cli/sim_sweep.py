@@ -64,10 +64,7 @@ class AxesReader:
             self._set_axis("router", names_in(text, "--router", "router", ROUTERS), "--router")
 
     def set_numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
-        """Set the values of an axis from a text of numbers, separated by commas. Raises ConfigError.
-
-        The numbers must be above 0, except a seed, which can be 0.
-        """
+        """Set an axis from numbers between commas: above 0, or a seed of at least 0. Raises ConfigError."""
         if text is None:
             return
         option = f"--{name}"

@@ -73,10 +73,7 @@ def read_text(kind: Any, text: str) -> Any:
 
 
 def from_text(kind: Any, text: str) -> Any:
-    """Return a text as the value that decoded TOML would have: a bool, None, list, dict, or else the text.
-
-    Numbers, durations and sizes stay texts, which `convert` accepts.
-    """
+    """Return a text as decoded TOML would have it, except that numbers, durations and sizes stay texts."""
     parts = parts_of(kind)
     origins = [get_origin(part) or part for part in parts]
     if text in choices_of(kind):
@@ -263,10 +260,7 @@ def _limit_text(number: float) -> str:
 def nearest_hint(
     name: str, known: Collection[str], prefix: str = "", *, list_known: bool = True
 ) -> str | None:
-    """Return a hint with the known name that is most similar to `name`.
-
-    If no name is similar, list all known names if `list_known` is true and they are few; else return None.
-    """
+    """Return a hint with the most similar known name, or with `list_known` all names if they are few."""
     near = difflib.get_close_matches(name, known, 1, 0.7)
     if near:
         return f"did you mean '{prefix}{near[0]}'?"

@@ -81,10 +81,7 @@ def percentile_titles(metrics: Mapping[str, Any], known: Mapping[str, str]) -> d
 
 
 def eq4_text(smooth: Mapping[str, Any]) -> str:
-    """Return a clause with the smooth goodput by the deadlines d_i = V i (smooth goodput paper, eq. 4).
-
-    Empty for a result of an old version, which does not have this rate.
-    """
+    """Return a clause on the smooth goodput by d_i = V i (smooth goodput paper, eq. 4); empty if unknown."""
     rate = smooth.get("tokens_per_second_eq4")
     return "" if rate is None else f"; with d_i = V i (eq. 4): {number(rate, 3)}/s"
 
