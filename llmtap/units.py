@@ -56,7 +56,7 @@ def decode_special(kind: type, value: object) -> object:
     """Decode durations and sizes from another process of llmtap: plain ints in ns or bytes."""
     if kind in (Duration, Bytes) and isinstance(value, int):
         return kind(value)
-    raise NotImplementedError(f"cannot decode a {kind.__name__}; only durations and sizes")
+    raise NotImplementedError(f"cannot decode a {kind.__name__}: expected Duration or Bytes")
 
 
 def read_special(kind: type, value: object) -> object:
@@ -67,21 +67,21 @@ def read_special(kind: type, value: object) -> object:
         return Duration(parse_duration_ns(value))
     if kind is Bytes:
         return Bytes(parse_bytes(value))
-    raise NotImplementedError(f"cannot decode a {kind.__name__}; only durations and sizes")
+    raise NotImplementedError(f"cannot decode a {kind.__name__}: expected Duration or Bytes")
 
 
 def encode_special(value: object) -> object:
     """Encode durations and sizes as plain ints."""
     if isinstance(value, Duration | Bytes):
         return int(value)
-    raise NotImplementedError(f"cannot encode a {type(value).__name__}; only durations and sizes")
+    raise NotImplementedError(f"cannot encode a {type(value).__name__}: expected Duration or Bytes")
 
 
 def encode_seconds(value: object) -> object:
     """Encode durations in seconds, for public JSON."""
     if isinstance(value, Duration):
         return to_seconds(value)
-    raise NotImplementedError(f"cannot encode a {type(value).__name__}; only durations")
+    raise NotImplementedError(f"cannot encode a {type(value).__name__}: expected Duration")
 
 
 def short_repr(value: object) -> str:

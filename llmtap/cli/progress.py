@@ -21,7 +21,7 @@ from llmtap.units import NS_PER_S
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-EVERY_NS: Final = 10 * NS_PER_S
+LINE_INTERVAL_NS: Final = 10 * NS_PER_S
 """Minimum time between two log lines."""
 WARM_UP_AUTO: Final = "100 requests or more, 10,000 tokens or more, until latency is stable"
 """Text about the length of the automatic warm-up."""
@@ -109,7 +109,7 @@ class ProgressLines:
     def _is_due(self) -> bool:
         """Return whether it is time for the next line. If it is, the wait for the line after it begins."""
         now_ns = SystemClock.mono_ns()
-        is_due = now_ns - self._printed_ns >= EVERY_NS
+        is_due = now_ns - self._printed_ns >= LINE_INTERVAL_NS
         if is_due:
             self._printed_ns = now_ns
         return is_due

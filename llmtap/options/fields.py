@@ -92,7 +92,7 @@ def option_of(name: str, kind: Any, default: Any) -> Option:
 
 
 def flags_given(*structs: msgspec.Struct) -> list[str]:
-    """Return the flags of these structs whose values are not the defaults, in their order."""
+    """Return the flags of the options in these structs that differ from their defaults, in their order."""
     options = ((struct, option) for struct in structs for option in options_of(type(struct)))
     return [o.flag for struct, o in options if o.meaning and getattr(struct, o.name) != o.default]
 

@@ -29,7 +29,7 @@ SYMBOLS: Final = ("circle", "square", "diamond", "triangle", "cross", "x")
 ROWS_MAX: Final = 25
 """Maximum number of rows of a series in a table. If there are more points, evenly spaced ones are shown."""
 _LOG_AXIS_RATIO: Final = 20
-"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+"""An axis is logarithmic from this ratio of its largest to its smallest value, so that both are visible."""
 _HATCHES: Final = ("", "/", ".", "x", "-", "|", "+")
 SHARES_RANGE: Final = (0, 1.02)
 """Range of an axis of shares. It ends above 1, so that a line at 1 is visible."""
