@@ -48,12 +48,13 @@ __all__ = [
     "simulate",
 ]
 
-_READER: Final = frozenset({"Capture", "CaptureError", "read"})
+_CAPTURE_NAMES: Final = frozenset({"Capture", "CaptureError", "read"})
 
 
 def __getattr__(name: str) -> object:
-    # Import the API on first use: it needs Arrow (200 ms, 40 MB), and the relay, which does not need the API,
-    # also imports this package.
+    # Import the API only when it is used: it imports Arrow, which takes 200 ms and 40 MB. The relay also
+    # imports this package, but does not need the API.
     if name in __all__:
-        return getattr(import_module("llmtap.capture.read.reader" if name in _READER else "llmtap.api"), name)
+        module = "llmtap.capture.read.reader" if name in _CAPTURE_NAMES else "llmtap.api"
+        return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The Python API of loads and simulations: `llmtap.replay`, `llmtap.compare` and `llmtap.simulate`.
 
-Each function has the options of the command of the same name and returns a typed result. `json` of the result
-is the public JSON of the command. `to_pandas()` needs pandas. Errors are ConfigError and LlmtapError of
+Each function has the options of a command of `llmtap` and returns a typed result, whose attribute `json` is
+the public JSON of the command. `to_pandas()` needs pandas. Errors are ConfigError and LlmtapError of
 `llmtap.errors`. The API for captures is `llmtap.read`.
 """
 
@@ -37,16 +37,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class FigureValue:
-    """A figure of a result."""
+    """A figure of a result, such as `ttft_p99`, and whether it is valid."""
 
     name: str
     """Name, as in a requirement: `ttft_p99`, `error_rate`."""
     value: float
-    """Value in seconds, as a share from 0 to 1, or as a number."""
+    """Value: seconds for a duration, 0 to 1 for a share, or a number."""
     n: int | None
-    """Number of samples."""
+    """Number of samples; None if the figure has no samples."""
     better: str
-    """Whether `lower` or `higher` values are better."""
+    """Which values are better: `lower` or `higher`."""
     validity: str
     """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str
@@ -55,10 +55,11 @@ class FigureValue:
 
 @dataclass(frozen=True, slots=True)
 class RequirementState:
-    """A judged requirement."""
+    """A requirement of `Result.require`, and whether the result meets it."""
 
     requirement: str
     value: float | None
+    """Value of the figure; None if the result does not have it."""
     state: str
     """Result of the judgement: `met`, `missed` or `not_valid`."""
     reason: str
@@ -74,7 +75,7 @@ class Result:
     @property
     def figures(self) -> dict[str, FigureValue]:
         """All figures of the result, by name."""
-        return {figure.name: figure for figure in _figures(self.json)}
+        return {figure.name: figure for figure in _figure_values(self.json)}
 
     def __getitem__(self, name: str) -> FigureValue:
         return self.figures[name]
@@ -111,12 +112,13 @@ class ReplayResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """The comparison of results with the first result."""
+    """The comparison of results with the first of them, as `compare` returns it."""
 
     json: Mapping[str, Any]
     changes: Sequence[Change]
+    """Changes of all figures, from the first result to each other result."""
     judged: Sequence[JudgedChange]
-    """Changes that `fail_if_worse` judged; empty without this argument."""
+    """Changes of the figures in `fail_if_worse`, with the verdict; empty without this argument."""
     same_load: bool
     """Whether the loads of all results are the same."""
 
@@ -184,10 +186,10 @@ class ReplayOptions(TypedDict, total=False):
 
 
 def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> ReplayResult:
-    """Send a trace, a capture or a workload to a server, like `llmtap replay`. Raises ConfigError.
+    """Send the requests of a trace, a capture or a workload to a server, like `llmtap replay`.
 
     `options`: see `ReplayOptions`. If the calling thread runs an event loop, as in a notebook, the replay
-    runs in a separate thread.
+    runs in a separate thread. Raises ConfigError.
     """
     from llmtap.capture.store.rows import to_batch
     from llmtap.load.replay.perform import Replay, add_shape_and_turn
@@ -199,11 +201,11 @@ def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> 
     exchanges: list[Exchange] = []
 
     def start_recording(outcome: "LoadResult") -> "Callable[[int, Exchange], None]":
-        def keep(row: int, x: "Exchange") -> None:
+        def record(row: int, x: "Exchange") -> None:
             add_shape_and_turn(x, row, plan.requests)
             exchanges.append(x)
 
-        return keep
+        return record
 
     result = _run_coroutine(Replay(plan, load, _SilentListener(), start_recording=start_recording).run)
     batch, failed = to_batch(exchanges, capture="", level="shape")
@@ -215,7 +217,7 @@ def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> 
 
 
 def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
-    """Return the load of `replay`. Raises ConfigError naming the option."""
+    """Return the load that `replay` sends. Raises ConfigError, which names the invalid option."""
     from llmtap.load.options import ENDPOINTS, LoadPlan
     from llmtap.load.replay.options import read_headers
     from llmtap.load.stop_conditions import StopConditions, parse_stop_when
@@ -223,7 +225,7 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
 
     fields: dict[str, object] = dict(options)
     endpoint = options.get("endpoint", "chat")
-    timeout_ns = _duration("timeout", options.get("timeout", "10m"))
+    timeout_ns = _parse_duration("timeout", options.get("timeout", "10m"))
     if endpoint not in ENDPOINTS:
         raise ConfigError("endpoint", f"expected one of chat, completions, responses, got {endpoint!r}")
     headers = options.get("headers") or {}
@@ -239,7 +241,7 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
             "temperature": 0.0,
             "timeout": timeout_ns,
             "drain": Duration(timeout_ns + NS_PER_S),
-            "duration": None if duration is None else _duration("duration", duration),
+            "duration": None if duration is None else _parse_duration("duration", duration),
             "stop_when": StopConditions() if stop_when is None else parse_stop_when(stop_when),
             "slo": None if slo is None else Objectives.parse(slo, "slo").text,
             "capture": None if capture is None else str(capture),
@@ -247,9 +249,9 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
     )
 
 
-def _check_options(options: Mapping[str, object], declared: type, function: str) -> None:
-    """Raise TypeError for an option that is not declared, like a call with an unknown keyword."""
-    for name in options.keys() - declared.__annotations__.keys():
+def _check_options(options: Mapping[str, object], options_type: type, function: str) -> None:
+    """Raise TypeError for an option that is not in the TypedDict, like a call with an unknown keyword."""
+    for name in options.keys() - options_type.__annotations__.keys():
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
@@ -258,10 +260,10 @@ def compare(
     labels: Sequence[str] | None = None,
     fail_if_worse: str | Iterable[str] | None = None,
 ) -> ComparisonResult:
-    """Compare results of replays with the first one, like `llmtap report --compare`. Raises ConfigError.
+    """Compare results of replays with the first of them, like `llmtap report --compare`. Raises ConfigError.
 
-    A result is a ReplayResult, its JSON, or a file written by `--json`. `fail_if_worse`: one or several
-    tolerances, such as `"ttft_p99:5%"`, or `"all"`. This needs the extra `bench`.
+    A result is a ReplayResult, its JSON, or a file that `llmtap replay --json` wrote. `fail_if_worse`: one or
+    several tolerances, such as `"ttft_p99:5%"`, or `"all"`. It needs the extra `bench` of the package.
     """
     from llmtap.load.replay.comparison import compare_replays
     from llmtap.load.replay.saved_replay import SavedReplay
@@ -294,7 +296,7 @@ def compare(
 
 
 class SimulationOptions(TypedDict, total=False):
-    """Keyword options of `simulate`. An option with several values is an axis of the sweep."""
+    """Keyword options of `simulate`. If an option has several values, each value is simulated."""
 
     scale: float | Sequence[float] | None
     rate: float | Sequence[float] | None
@@ -302,9 +304,9 @@ class SimulationOptions(TypedDict, total=False):
     servers: int | Sequence[int] | None
     seed: int | Sequence[int] | None
     serving: Mapping[str, Any] | None
-    """Options of the iteration-level schedulers, which `llmtap sim run --readings` lists."""
+    """Options of the iteration-level schedulers; `llmtap sim run --readings` lists them."""
     readings: Mapping[str, Any] | None
-    """Options that the multi-bin batching paper leaves open, which `llmtap sim run --readings` lists."""
+    """Choices that the paper on multi-bin batching leaves open; `llmtap sim run --readings` lists them."""
     latency: str | Path | None
     slo: str | None
     jobs: int | None
@@ -316,11 +318,10 @@ def simulate(
     scheduler: str | Sequence[str] = "continuous_batching",
     **options: Unpack[SimulationOptions],
 ) -> SimulationResults:
-    """Simulate a trace with one or more schedulers in virtual time, like `llmtap sim run`. Raises
-    ConfigError.
+    """Simulate a trace with one or more schedulers in virtual time, like `llmtap sim run`.
 
-    Every combination of the given values is run. With more than one process (`jobs`), call this function
-    below `if __name__ == "__main__":`. `options`: see `SimulationOptions`.
+    Every combination of the given values is simulated. With more than one process (`jobs`), call this
+    function below `if __name__ == "__main__":`. `options`: see `SimulationOptions`. Raises ConfigError.
     """
     from dataclasses import replace
 
@@ -336,12 +337,12 @@ def simulate(
 
     _check_options(options, SimulationOptions, "simulate")
     sweep_axes = AxesReader()
-    sweep_axes.schedulers(_option_text(scheduler))
+    sweep_axes.set_schedulers(_option_text(scheduler))
     for name, kind in (("scale", float), ("rate", float), ("requests", int), ("servers", int), ("seed", int)):
         values = options.get(name)
-        sweep_axes.numbers(name, None if values is None else _option_text(values), kind)
+        sweep_axes.set_numbers(name, None if values is None else _option_text(values), kind)
     for option, settings in (("--serving", options.get("serving")), ("--reading", options.get("readings"))):
-        sweep_axes.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
+        sweep_axes.set_options([f"{name}={value}" for name, value in (settings or {}).items()], option)
     axes = sweep_axes.all_axes(None, "")
     latency = options.get("latency")
     common = replace(
@@ -350,7 +351,7 @@ def simulate(
     )
     outcome = run_sweep(SweepPlan(str(trace), None, axes, None, common), workers=options.get("jobs", 1))
     if outcome.failed:
-        raise LlmtapError("a simulation failed; the messages above give the reason")
+        raise LlmtapError("a simulation failed; the messages on stderr give the reason")
     return SimulationResults([Result(one) for one in outcome.summaries], outcome.notes)
 
 
@@ -369,8 +370,7 @@ class _SilentListener:
 
 
 def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a coroutine to its end. If this thread runs an event loop, as in a notebook,
-    use a separate thread."""
+    """Run a coroutine and return its result; use a separate thread if this one runs an event loop."""
 
     async def run() -> _T:
         return await make()
@@ -382,13 +382,13 @@ def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
     results: list[_T] = []
     errors: list[BaseException] = []
 
-    def work() -> None:
+    def run_in_thread() -> None:
         try:
             results.append(asyncio.run(run()))
         except BaseException as exc:
             errors.append(exc)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=run_in_thread)
     thread.start()
     thread.join()
     if errors:
@@ -396,7 +396,7 @@ def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
     return results[0]
 
 
-def _figures(result: Mapping[str, Any]) -> Iterator[FigureValue]:
+def _figure_values(result: Mapping[str, Any]) -> Iterator[FigureValue]:
     for figure in every_figure(result):
         value, validity = figure.value(result), validity_of(figure, result)
         assert value is not None
@@ -405,7 +405,7 @@ def _figures(result: Mapping[str, Any]) -> Iterator[FigureValue]:
         )
 
 
-def _duration(name: str, value: str | float) -> Duration:
+def _parse_duration(name: str, value: str | float) -> Duration:
     try:
         return Duration(parse_duration_ns(value))
     except ValueError as exc:
@@ -421,12 +421,13 @@ def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping
 
     loaded = load_result(result)
     if loaded is None:
-        raise ConfigError("compare", f"{result} is not a result of llmtap replay")
+        hint = "write one with llmtap replay --json FILE"
+        raise ConfigError("compare", f"the file '{result}' is not a result of llmtap replay", hint)
     return loaded
 
 
 def _option_text(values: Any) -> str:
-    """Return one or several values as a text, in the form that options of the commands have."""
+    """Return one or several values as the text of a command's option: separated by commas."""
     if isinstance(values, str):
         return values
     return ",".join(map(str, values if isinstance(values, Sequence) else [values]))

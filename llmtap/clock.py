@@ -1,10 +1,10 @@
-"""Clocks for measurements: real clocks (`SystemClock`, `AdapterClock`) and one that is set (`ManualClock`).
+"""Clocks for measurements: real clocks (`SystemClock`, `AdapterClock`) and a clock that a caller moves.
 
-`ManualClock` is used in tests, and for recorded packets, where the file has the time. This module also
+This `ManualClock` is used in tests, and for recorded packets, whose file has their times. This module also
 returns the resident memory of this process, which relays and the meter report together with their CPU time.
 All code that measures reads time from these classes; only `native/reading.c` reads a clock itself. Durations
 are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
-Wall time is for dates. Only a WallAnchor converts between them.
+Wall time is for dates. Only a WallAnchor converts monotonic time to wall time.
 """
 
 import resource
@@ -39,7 +39,7 @@ class SystemClock:
 
 
 class AdapterClock:
-    """The clocks of this machine, with the clock of a network card as the wall clock.
+    """The clocks of this machine, with the clock of a network card (which stamps packets) as the wall clock.
 
     Args:
         fd: file descriptor of the network card's /dev/ptpN.
@@ -49,10 +49,11 @@ class AdapterClock:
     thread_cpu_ns = staticmethod(time.thread_time_ns)
 
     def __init__(self, fd: int) -> None:
-        self._id = ~fd << 3 | 3  # FD_TO_CLOCKID of linux/posix-timers.h
+        # The clock id of an open device: FD_TO_CLOCKID of linux/posix-timers.h.
+        self._clock_id = ~fd << 3 | 3
 
     def wall_ns(self) -> int:
-        return time.clock_gettime_ns(self._id)
+        return time.clock_gettime_ns(self._clock_id)
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class ManualClock:
 
     now_ns: int = 0
     wall_offset_ns: int = 1_700_000_000_000_000_000
+    """Wall time minus monotonic time."""
     cpu_ns: int = 0
 
     def mono_ns(self) -> int:
@@ -79,16 +81,16 @@ class ManualClock:
 
 @dataclass(frozen=True, slots=True)
 class WallAnchor:
-    """Readings of the monotonic and the wall clock at the same time, to convert between both times."""
+    """Readings of the monotonic and the wall clock at the same time, to convert monotonic to wall time."""
 
     mono_ns: int
     wall_ns: int
     width_ns: int
-    """Time between the first and the last reading. The error of a conversion is not larger than this."""
+    """Time between the monotonic readings before and after the wall reading: the largest possible error."""
 
     @classmethod
     def sample(cls, clock: Clock, tries: int = 5) -> "WallAnchor":
-        """Return the anchor with the smallest error out of several tries (each reads mono, wall, mono)."""
+        """Return the anchor with the smallest `width_ns` of several tries."""
         best: WallAnchor | None = None
         for _ in range(tries):
             before = clock.mono_ns()
@@ -109,4 +111,4 @@ def resident_bytes() -> int:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): the value is in KiB.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): ru_maxrss is in KiB.

@@ -1,11 +1,11 @@
 """Read the settings of `llmtap proxy`, `meter` and `watch` from all their sources, and check them.
 
-Sources, each before those that it overrides: flags, `LLMTAP_` environment variables, the TOML file, two
-`OTEL_` variables, defaults. The file has a table for each field of `Settings` (`[relay]`, `[tenants]`) and
-for each class of tenants (`[slo.NAME]`). `relay.idle_timeout` is also `LLMTAP_RELAY_IDLE_TIMEOUT`,
-`slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`. The result is a `Settings`, or a ConfigError with all mistakes
-and their places. `llmtap slo generate` uses the objectives of the same file. The other commands (`replay`,
-`sim`, `bench`) have options of their own.
+The sources, from the highest to the lowest priority: flags, `LLMTAP_` environment variables, the TOML file,
+two `OTEL_` variables, defaults. The file has a table for each field of `Settings` (`[relay]`, `[tenants]`)
+and for each class of tenants (`[slo.NAME]`). The variable of the key `relay.idle_timeout` is
+`LLMTAP_RELAY_IDLE_TIMEOUT`, that of `slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`. The result is a
+`Settings`, or a ConfigError with all mistakes and their places. `llmtap slo generate` uses the objectives of
+the same file. The other commands (`replay`, `sim`, `bench`) have options of their own.
 """
 
 import hashlib
@@ -66,24 +66,23 @@ ALL_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     f"{DIALECTS}.NAME.rules[]": Rule,
     f"{DIALECTS}.NAME.rules[].verdicts[]": VerdictRule,
 }
-"""All tables of the file, by name. `[]` in a name means each table of a list."""
+"""The struct of each table of the file, by the table's name. `[]` in a name means each table of a list."""
 
 
-def keys() -> dict[str, str]:
+def help_by_key() -> dict[str, str]:
     """Return the help text of every key, by `table.name`."""
     options = ((table, option) for table, kind in ALL_TABLES.items() for option in options_of(kind))
     return {f"{table}.{option.name}": option.meaning for table, option in options}
 
 
-class Loaded(NamedTuple):
+class LoadedSettings(NamedTuple):
     """Settings, and the mistakes in their sources. A key with a wrong value has its default."""
 
     settings: Settings
     mistakes: Mistakes
 
     def settings_or_raise(self, *problems: Iterable[ConfigError]) -> Settings:
-        """Return the settings. Raises one ConfigError with all these problems and all
-        mistakes in the sources."""
+        """Return the settings. Raises one ConfigError with all mistakes in the sources and all `problems`."""
         for errors in problems:
             self.mistakes.add(errors)
         raise_all(self.mistakes.errors)
@@ -93,15 +92,15 @@ class Loaded(NamedTuple):
 def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     """Return the settings from a file (or None), the environment, and flags such as `{"relay.listen": ...}`.
 
-    Raises ConfigError, which lists all mistakes: the key, the place where it was set, and the nearest key.
+    Raises one ConfigError, which lists all mistakes: the key, the place where it was set, and a similar key.
     """
     return read_settings(file, environ, flags).settings_or_raise()
 
 
-def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loaded:
-    """Return the settings and all mistakes, like `load_settings` but without raising them.
+def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> LoadedSettings:
+    """Return the settings and all mistakes: like `load_settings`, but the mistakes are not raised.
 
-    Raises ConfigError only for a file that is not TOML.
+    Raises ConfigError only for a file that cannot be read or is not TOML.
     """
     tables = OptionTables(_SCHEMA)
     mistakes = tables.mistakes
@@ -123,14 +122,13 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
     for key, value in flags.items():
         if value is not None:
             _set_key(tables, key, value, "command line")
-    made = tables.read()
-    mistakes.add(errors_of_check(check_slos, made[SLO]))
-    return Loaded(Settings(**made, dialects=dialects), mistakes)
+    structs = tables.read()
+    mistakes.add(errors_of_check(check_slos, structs[SLO]))
+    return LoadedSettings(Settings(**structs, dialects=dialects), mistakes)
 
 
 def _set_key(tables: OptionTables, key: str, value: Any, place: str) -> None:
-    """Set a key. If only a table is named, such as by `LLMTAP_CAPTURE`, add an error with an
-    example of a variable."""
+    """Set a key. If it is only a table (`LLMTAP_CAPTURE`), add a mistake with a valid variable as hint."""
     table, _, name = key.rstrip(".").partition(".")
     if table in _SCHEMA and (not name or (table == SLO and "." not in name)):
         first = f"{name or 'NAME'}_objectives" if table == SLO else _SCHEMA[table].__struct_fields__[0]

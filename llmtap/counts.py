@@ -1,7 +1,7 @@
 """Declaration of a count that llmtap reports about itself: a field of a status, annotated with `Count`.
 
 The process that counts increments the field. `/metrics`, the admin API and its schema loop over `fields_of`,
-so a new counter is one annotated field and its increments. A status is a msgspec struct or a dataclass.
+so a new counter needs only one annotated field and its increments. A status is a struct or a dataclass.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,13 @@ class Count:
 
     help: str
     metric: str | None = None
-    """Name on `/metrics`, without the prefix `llmtap_` and the suffix `_total`; None: it
-    is not on `/metrics`."""
+    """Name on `/metrics`, without the prefix `llmtap_` and the suffix `_total`; None: not on `/metrics`."""
     label: str | None = None
     """Name of the label on `/metrics`. Its values are the keys of the field's mapping, or `value`."""
     gauge: bool = False
-    """Whether it is a current value (gauge), which `/metrics` omits when the process has ended."""
+    """Whether this is a current value (gauge), which `/metrics` omits after the process has ended."""
     value: str | None = None
-    """Value of the label for this field, if several fields form one metric."""
+    """Value of `label` for this field, if several fields form one metric."""
     vantages: tuple[str, ...] = (RELAY, MIDDLEWARE, PASSIVE)
     """Kinds of vantage that count this field. Other kinds do not show it."""
 
@@ -35,7 +34,9 @@ class CountField(NamedTuple):
 
     attribute: str
     kind: Any
-    about: Count
+    """Type of the field, without its annotation."""
+    declaration: Count
+    """The `Count` of the field."""
 
     @property
     def name(self) -> str:
@@ -47,21 +48,20 @@ class CountField(NamedTuple):
         return "_ns" in self.attribute
 
     def applies_to(self, vantage: str) -> bool:
-        """Return whether this kind of vantage counts the field. A vantage that does not report its
-        kind is a relay."""
-        return (vantage or RELAY) in self.about.vantages
+        """Return whether this kind of vantage counts the field. Without a kind, a vantage is a relay."""
+        return (vantage or RELAY) in self.declaration.vantages
 
     def value(self, status: object) -> Any:
-        """Return the value in the form of the API."""
+        """Return the field's value as the admin API shows it: seconds for `_ns`, None for an empty text."""
         value = getattr(status, self.attribute)
         return value / 1e9 if self.in_seconds else None if value == "" else value
 
     def samples(self, status: object, *labels: str) -> dict[tuple[str, ...], float]:
-        """Return the values in the form of `/metrics`, by label values. These begin with `labels`."""
+        """Return the values for `/metrics` by their label values; the first of these are `labels`."""
         value = self.value(status)
         if isinstance(value, Mapping):
             return {(*labels, key): number for key, number in value.items()}
-        return {labels if self.about.value is None else (*labels, self.about.value): value}
+        return {labels if self.declaration.value is None else (*labels, self.declaration.value): value}
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Exceptions and exit codes of llmtap, and helpers: several errors in one, missing packages, printable text.
+"""Exceptions and exit codes of llmtap, and helpers for error messages.
 
 A ConfigError is a mistake of the user, such as an invalid option or an unreadable file. Its message names the
-place and may have a hint, and the command ends with ExitCode.USAGE. Any other LlmtapError ends a command with
-ExitCode.FAILED (`cli/main.py`). A PeerProtocolError is a fault of a client or server, and becomes the outcome
+place and can have a hint, and the command ends with ExitCode.USAGE. Any other LlmtapError ends a command with
+ExitCode.FAILED (`cli/main.py`). A PeerProtocolError is a fault of a client or server; it decides the outcome
 of one exchange. A bug in llmtap is reported by an `assert`.
 """
 
@@ -32,8 +32,7 @@ class ExitCode(IntEnum):
 
     @classmethod
     def of_run(cls, *, failed: bool = False, missed: bool = False, not_valid: bool = False) -> "ExitCode":
-        """Return the exit code of a run. A failed load comes before a missed gate, this before invalid
-        figures.
+        """Return the exit code of a run: of the first condition that holds, in the order of the arguments.
 
         Set `missed` only if the figure of the gate is valid: a figure that is not valid cannot miss a bound.
         """
@@ -49,10 +48,10 @@ class LlmtapError(Exception):
 
 
 class ConfigError(LlmtapError):
-    """A setting is wrong. `place` names it (`relay.head_bytes in /etc/llmtap.toml`)."""
+    """An option, setting or file is wrong. `place` names it: `relay.head_bytes (llmtap.toml, line 3)`."""
 
     def __init__(self, place: str, problem: str, hint: str | None = None) -> None:
-        # Escape line ends, so that the place is on one line: a file name may contain them.
+        # A file name can contain line ends: escape them, so that the place is on one line.
         place = printable(place)
         super().__init__(f"{place}: {problem}" + (f"\nhint: {hint}" if hint else ""))
         self.place = place
@@ -68,12 +67,12 @@ class ConfigError(LlmtapError):
 
 
 def printable(text: str) -> str:
-    """Escape characters that are not printable, because text from outside must not control a terminal."""
+    """Escape the unprintable characters of a text: text from other programs must not control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 def raise_all(errors: Iterable[ConfigError]) -> None:
-    """Raise one ConfigError with a message that lists all these errors. Without errors, do nothing."""
+    """Raise one ConfigError whose message lists all these errors. Do nothing if there are no errors."""
     error_list = list(errors)
     if error_list:
         first = ConfigError(error_list[0].place, error_list[0].problem, error_list[0].hint)
@@ -83,7 +82,7 @@ def raise_all(errors: Iterable[ConfigError]) -> None:
 
 
 def errors_of_check(check: Callable[..., object], *args: object) -> Iterator[ConfigError]:
-    """Yield each mistake that a check raises."""
+    """Call `check(*args)`, and yield each mistake in the ConfigError that it raises."""
     try:
         check(*args)
     except ConfigError as exc:
@@ -96,7 +95,7 @@ def install_hint(name: str) -> str:
 
 
 class PeerProtocolError(LlmtapError):
-    """A client or server violated HTTP. `status`: status code to send if it was the client."""
+    """A client or server violated HTTP. `status`: status code of the error response if the client did."""
 
     def __init__(self, problem: str, status: int = 400) -> None:
         super().__init__(problem)

@@ -1,9 +1,9 @@
 """Set up Python's `logging` in a process of llmtap: lines of `key=value` on stderr; stdout is for data.
 
 Each process of the proxy, the meter and the watcher calls `set_up` with the `[log]` table of the
-configuration at its start; supervisor and meter call it again at a reload. Modules log with
-`logging.getLogger`. There is no line per chunk, and no line contains a prompt, the value of a header or a
-key, at any level.
+configuration at its start; supervisor and meter call it again when they reload the configuration. Modules log
+with `logging.getLogger`. There is no line per chunk, and at no level does a line contain a prompt, the value
+of a header or an API key.
 """
 
 import logging
@@ -15,7 +15,7 @@ import msgspec
 from llmtap.options.fields import opt
 
 _RECORD_CHARS_MAX: Final = 16_384
-"""Maximum length of a record with its traceback: an exception may quote what a peer sent."""
+"""Maximum length of a log line with its traceback: an exception can quote long text that a peer sent."""
 
 
 class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,6 +25,8 @@ class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _Formatter(logging.Formatter):
+    """Formats a log record as `key=value` pairs in one line."""
+
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03d"
 
@@ -43,9 +45,9 @@ class _Formatter(logging.Formatter):
 
 def set_up(setup: LogSetup) -> None:
     """Send this process's log lines to stderr."""
-    # Do not collect the thread, the process and the place in the code for a line: no line shows them. This
-    # makes a line a fifth cheaper, and there is a line for each exchange. Source: "Optimization" in the HOWTO
-    # of Python's logging.
+    # Do not look up the thread, process and source line of a log call: no log line shows them. This saves a
+    # fifth of the time of a log call, and there is one for each exchange. Source: "Optimization" in the
+    # logging HOWTO of Python.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     handler = logging.StreamHandler(sys.stderr)

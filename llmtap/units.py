@@ -11,14 +11,15 @@ from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
 NEVER: Final = (1 << 63) - 1
-"""Time later than any other, which means that an event is not planned."""
+"""Time later than any other: the time of an event that is not planned."""
 DURATION_S_MAX: Final = 1_000_000_000
 """Longest duration that is accepted, 31 years: as nanoseconds it fits into 63 bits."""
 BYTES_MAX: Final = 1 << 63
-"""Upper bound (exclusive) of a size that is accepted."""
+"""Upper bound (exclusive) of a size that is accepted, 8 EiB: sizes fit into 63 bits."""
 _SHOWN_CHARS_MAX: Final = 60
+"""Maximum length of a value in an error message."""
 SHARE_OF_MIN: Final = 1_000
-"""Number of items from which a share is shown as a percentage. For fewer items, counts are clearer."""
+"""Minimum number of items for a share in percent. Shares of fewer items are shown as counts (`1 of 10`)."""
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h|d)?\s*")
 _NS_PER: Final = {
@@ -55,32 +56,32 @@ def decode_special(kind: type, value: object) -> object:
     """Decode durations and sizes from another process of llmtap: plain ints in ns or bytes."""
     if kind in (Duration, Bytes) and isinstance(value, int):
         return kind(value)
-    raise NotImplementedError(kind.__name__)
+    raise NotImplementedError(f"cannot decode a {kind.__name__}: expected Duration or Bytes")
 
 
 def read_special(kind: type, value: object) -> object:
-    """Decode durations and sizes that a user writes, with or without a unit."""
+    """Decode durations and sizes from a user's text or number, with or without a unit."""
     if kind in (Duration, Bytes) and isinstance(value, kind):
         return value
     if kind is Duration:
         return Duration(parse_duration_ns(value))
     if kind is Bytes:
         return Bytes(parse_bytes(value))
-    raise NotImplementedError(kind.__name__)
+    raise NotImplementedError(f"cannot decode a {kind.__name__}: expected Duration or Bytes")
 
 
 def encode_special(value: object) -> object:
     """Encode durations and sizes as plain ints."""
     if isinstance(value, Duration | Bytes):
         return int(value)
-    raise NotImplementedError(type(value).__name__)
+    raise NotImplementedError(f"cannot encode a {type(value).__name__}: expected Duration or Bytes")
 
 
 def encode_seconds(value: object) -> object:
     """Encode durations in seconds, for public JSON."""
     if isinstance(value, Duration):
         return to_seconds(value)
-    raise NotImplementedError(type(value).__name__)
+    raise NotImplementedError(f"cannot encode a {type(value).__name__}: expected Duration")
 
 
 def short_repr(value: object) -> str:
@@ -102,13 +103,12 @@ def parse_duration_ns(value: object) -> int:
     if isinstance(value, str) and (m := _DURATION.fullmatch(value)):
         ns = float(m[1]) * _NS_PER[m[2] or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        # Compare before the multiplication: a huge integer does not fit into a float. The comparison also
-        # excludes NaN.
+        # Check the bounds before the multiplication, whose result can be too large. This also refuses NaN.
         ns = value * NS_PER_S if 0 <= value <= DURATION_S_MAX else -1
     else:
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {short_repr(value)}")
     if not 0 <= ns <= DURATION_S_MAX * NS_PER_S:
-        raise ValueError(f"expected a duration of 0 to 1e9 s, got {short_repr(value)}")
+        raise ValueError(f"expected a duration from 0 to 1e9 s (31 years), got {short_repr(value)}")
     return round(ns)
 
 
@@ -117,18 +117,19 @@ def parse_bytes(value: object) -> int:
 
     Raises ValueError if the value has another form, is negative, or is BYTES_MAX or more.
     """
-    n: float = -1
     if isinstance(value, str) and (m := _SIZE.fullmatch(value)):
         n = float(m[1]) * _BYTES_PER[(m[2] or "").lower()]
     elif isinstance(value, int) and not isinstance(value, bool):
         n = value
-    if not 0 <= n < BYTES_MAX:
+    else:
         raise ValueError(f"expected a size such as 65536 or '64KiB', got {short_repr(value)}")
+    if not 0 <= n < BYTES_MAX:
+        raise ValueError(f"expected a size from 0 to under 8 EiB (2^63 bytes), got {short_repr(value)}")
     return round(n)
 
 
 def to_seconds(ns: int | float) -> float:
-    """Return nanoseconds as seconds, the unit of everything public."""
+    """Return nanoseconds as seconds, the unit of public JSON and metrics."""
     return ns / NS_PER_S
 
 
@@ -153,7 +154,7 @@ def format_bytes(n: int | float) -> str:
 def format_share(k: int, n: int) -> str:
     """Return `k` of `n` as counts (`1 of 10`) or, if `n` is at least SHARE_OF_MIN, as a share (`97.5 %`).
 
-    A share has no more digits than one item of `n` makes visible, and is 0 or 100 only if it is exact.
+    A share has at most two decimals, fewer if `n` is small, and is 0 % or 100 % only if it is exact.
     """
     if n < SHARE_OF_MIN:
         return f"{k:,} of {n:,}"

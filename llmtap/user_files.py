@@ -1,9 +1,9 @@
 """Read files of users with limits on size and nesting, find the lines of TOML keys, and decode JSON.
 
-`open_private` is the opener of files that only their owner may read. `read_file` returns bytes. `read_toml`
-returns a dict and raises ConfigError with the file, and the line if it is known. `key_lines` returns the line
-of each key, for error messages. `decode_json` decodes bytes that the caller has read; it raises
-msgspec.DecodeError even for JSON that is nested too deeply.
+`open_private` creates files that only their owner can read. `read_file` returns bytes. `read_toml` returns a
+dict and raises ConfigError with the file, and the line if it is known. `key_lines` returns the line of each
+key, for error messages. `decode_json` decodes bytes that the caller has read; it raises msgspec.DecodeError
+even for JSON that is nested too deeply.
 """
 
 import os
@@ -20,21 +20,21 @@ TOML_BYTES_MAX: Final = 512 << 10
 """Maximum size of a TOML file: `tomllib` takes 2.4 s for 1 MB of table headers."""
 T = TypeVar("T")
 DEPTH_MAX: Final = 64
-"""Maximum depth of nesting: `tomllib` takes quadratic time for a key of many parts,
-and recurses for lists."""
+"""Maximum depth of nesting in TOML: `tomllib` takes quadratic time for a key of many parts, and its recursion
+for nested lists can exceed the limit of Python."""
 
 _TOO_DEEP: Final = "is nested too deeply"
-# Tokens of TOML that are needed to find its depth. Strings and comments are matched only to skip them. Dots
-# between two of `=`, `,`, brackets and line ends join the parts of one key.
+# Tokens of TOML that `_check_depth` needs. Strings and comments are matched only to skip them. A dot joins
+# two parts of a key; each other token (`=`, `,`, a bracket or a line end) ends the key.
 _TOML_TOKEN: Final = re.compile(
     r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[.=,\n\[\]{}]', re.DOTALL
 )
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opener for `open`: a new file has mode 0600, as it holds captured requests or their measurements.
+    """Opener for `open`: a new file has mode 0600, because it holds captured requests or their measurements.
 
-    A file that exists keeps its mode.
+    An existing file keeps its mode.
     """
     return os.open(path, flags, 0o600)
 
@@ -78,12 +78,12 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
     if len(raw) > TOML_BYTES_MAX:
         raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "is this the right file?")
     try:
-        # Do the same as tomllib.load, which accepts only files: TOML is UTF-8.
-        # Editors of Windows put a byte order mark before UTF-8.
+        # Decode like tomllib.load, which accepts only an open file. `utf-8-sig` also skips the byte order
+        # mark with which editors on Windows begin a UTF-8 file.
         text = raw.decode("utf-8-sig").replace("\r\n", "\n")
         _check_depth(text, path)
         return tomllib.loads(text)
-    except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or too many digits.
+    except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or an integer with too many digits.
         problem = str(exc).partition(";")[0]
         raise ConfigError(str(path), f"is not TOML: {problem}") from None
 
@@ -92,7 +92,7 @@ _TOML_KEY: Final = re.compile(r"^[ \t]*(?:\[{1,2}([^\]\n]+)\]|([\w.\-\"' \t]+?)[
 
 
 def key_lines(path: Path) -> dict[str, int]:
-    """Return the first line of each key and table of a TOML file that can be read, by full name.
+    """Return the line number where each key and table of a TOML file first occurs, by its full name.
 
     The tables of an array are numbered: `experiment.arms[0].name`.
     """
@@ -125,7 +125,7 @@ def _check_depth(text: str, path: Path) -> None:
             parts += 1
         elif token in "=,\n[]{}":
             parts = 0
-            # Stay at 0 or above: text that is not TOML may have a closing bracket without an opening one.
+            # Invalid TOML can have a closing bracket without an opening one: keep the depth at 0 or above.
             depth = depth + 1 if token in "[{" else max(0, depth - 1) if token in "]}" else depth
         if depth > DEPTH_MAX or parts >= DEPTH_MAX:
             line = text.count("\n", 0, match.start()) + 1

@@ -1,5 +1,4 @@
-"""Version of llmtap, for modules that must not import the root of the package, because it
-has the Python API."""
+"""Version of llmtap. Packages of llmtap import it from here, not from the root, which has the Python API."""
 
 from typing import Final
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import llmtap.cli.tap  # noqa: F401  it adds the command
 from llmtap.cli.main import app
-from llmtap.config import ALL_TABLES, Settings, keys, load_settings
+from llmtap.config import ALL_TABLES, Settings, help_by_key, load_settings
 from llmtap.errors import ConfigError
 from llmtap.load.own_dialects import read_dialects
 from llmtap.log import LogSetup
@@ -82,7 +82,7 @@ ONLY_BESIDE = {
 }
 
 
-@pytest.mark.parametrize("key", sorted(key for key in keys() if key.count(".") == 1))
+@pytest.mark.parametrize("key", sorted(key for key in help_by_key() if key.count(".") == 1))
 def test_every_key_is_a_variable_of_the_environment(key: str) -> None:
     table, _, name = key.partition(".")
     default = getattr(getattr(Settings(), table), name)
@@ -304,7 +304,7 @@ def test_dialects_of_the_user_are_checked_tables(tmp_path: Path) -> None:
 
 
 def test_every_key_has_its_line_of_help() -> None:
-    told = keys()
+    told = help_by_key()
     assert len(told) == sum(len(table.__struct_fields__) for table in ALL_TABLES.values())
     assert {"slo.NAME.target", "dialects.NAME.end", "dialects.NAME.rules[].verdicts[].path"} <= told.keys()
     assert [key for key, text in told.items() if not text.strip()] == []
@@ -322,7 +322,7 @@ def test_the_command_checks_every_example(file: Path) -> None:
 def test_the_commented_example_shows_every_key_with_its_default() -> None:
     file = HOUSE / "config/llmtap.toml"
     text = file.read_text()
-    for key in keys():
+    for key in help_by_key():
         name = key.rpartition(".")[2]
         assert re.search(rf"^(# )?(.*[{{,] )?{name} =", text, re.MULTILINE), f"{key} is not shown"
     said = tomllib.loads(text)

@@ -25,13 +25,13 @@ def test_a_count_is_shown_by_the_vantages_that_keep_it(field: CountField, vantag
     book.update("r0", relay_status(**{field.attribute: number if field.kind is int else {"k": number}}), 0)
     entry, values = book.to_dict(0)["r0"], relay_values(book.states(0))
     expected = number / 1e9 if "_ns" in field.attribute else number
-    applies = (vantage or RELAY) in field.about.vantages
+    applies = (vantage or RELAY) in field.declaration.vantages
     assert isinstance(entry, dict)
     assert entry.get(field.name) == ((expected if field.kind is int else {"k": number}) if applies else None)
     assert field.name in SCHEMAS["Relay"]["properties"]
-    if field.about.metric is not None:
-        shown = values.get(field.about.metric, {})
+    if field.declaration.metric is not None:
+        shown = values.get(field.declaration.metric, {})
         assert isinstance(shown, dict)
-        labels = tuple(filter(None, ("r0", field.about.value if field.kind is int else "k")))
-        assert len(SELF[field.about.metric].labels) == len(labels)
+        labels = tuple(filter(None, ("r0", field.declaration.value if field.kind is int else "k")))
+        assert len(SELF[field.declaration.metric].labels) == len(labels)
         assert shown.get(labels) == (expected if applies else None)

@@ -1,1 +1,1 @@
-"""Commands of `llmtap`: parse options, call the other packages, print results; `main.py` loads them."""
+"""Commands of `llmtap`: parse options, call the other packages, print results. `main.py` imports them all."""

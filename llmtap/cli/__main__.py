@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. A Ctrl-C during the imports ends it with the same exit code as later."""
+    """Run the command line. A Ctrl-C during the imports gives the same exit code as a Ctrl-C after them."""
     try:
         from llmtap.cli.main import main as run
     except KeyboardInterrupt:

@@ -143,11 +143,11 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
-    def sets(self, tests: Sequence[str]) -> list[str]:
-        """Return the parameters that `--set` and `--goodput` set. Raises ConfigError."""
+    def assignments(self, tests: Sequence[str]) -> list[str]:
+        """Return the parameters that `--set` and `--goodput` set, as NAME=VALUE. Raises ConfigError."""
         from llmtap.bench.run.test import test_named
 
-        assignments = list(self.assign or ())
+        items = list(self.assign or ())
         if (objectives := read_objectives(None, self.goodput)) is not None:
             if not any("slo" in test_named(name).params.__struct_fields__ for name in tests):
                 raise ConfigError(
@@ -155,10 +155,10 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
                     f"has no effect on {', '.join(tests)}",
                     "use --goodput with `llmtap bench throughput`",
                 )
-            if any(item.partition("=")[0].strip() in ("slo", "throughput.slo") for item in assignments):
+            if any(item.partition("=")[0].strip() in ("slo", "throughput.slo") for item in items):
                 raise ConfigError("--goodput", "cannot be combined with --set slo")
-            assignments.append(f"slo={objectives}")
-        return assignments
+            items.append(f"slo={objectives}")
+        return items
 
 
 class _RunOptions(Struct, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ def _run(
 
     name = context.info_name or ""
     names = list(TESTS) if name == _ALL else [name]
-    sets = system.sets(names)
+    sets = system.assignments(names)
     file = load_bench(system.config, target=system.target, sets=sets, tests=names)
     place = system.results if system.results is not None else _new_folder(name)
     resume_command = _resume_command(place)
@@ -243,12 +243,12 @@ def _run(
             _measure_alternately(
                 systems, place, names, watcher, signals, runs=max(how.runs, 3), again=system.again, **options
             )
-        if signals.code is not None:
+        if signals.exit_code is not None:
             _exit_after_stop(place, resume_command, signals)
         raise typer.Exit(compare_folders(place / "a", [place / "b"], outputs))
 
     def write_pages(document: "BenchDocument") -> None:
-        """Write the reports into the results folder. They cover all tests in it, including earlier runs."""
+        """Write the reports on all tests in the results folder, also of earlier runs, into this folder."""
         if document.tests and document.stopped is not True:
             stored = load_document(place)
             document = structs.replace(stored, not_run=document.not_run)
@@ -266,24 +266,24 @@ def _run(
         )
         document: BenchDocument | None = None
         with suppress(Interrupted):
-            document = asyncio.run(_perform(bench_run, watcher, names, signals))
+            document = asyncio.run(_run_bench(bench_run, watcher, names, signals))
     if document is None:
         _exit_after_stop(place, resume_command, signals)
-    rows = judged_loads(document, requirements)
+    rows = judge_loads(document, requirements)
     if document.tests or not document.stopped:
         write_pages(document)
         shown = json_value(structs.replace(document, requirements=rows or UNSET))
-        outputs.write_or_show(bench_texts(shown), lambda: _show(shown, place))
+        outputs.write_or_show(bench_texts(shown), lambda: _show_report(shown, place))
     if document.stopped:
         _exit_after_stop(place, resume_command, signals)
     if requirements and not any(test.begun for test in document.not_run):
-        # If there are requirements, only these decide which figures must be valid.
+        # With requirements, only the figures that they name must be valid, not all figures of the report.
         raise typer.Exit(exit_code(None, rows))
     raise typer.Exit(exit_code_of(document.verdict, document.not_run))
 
 
-def judged_loads(document: "BenchDocument", requirements: "Requirements") -> "list[RequirementRow]":
-    """Judge the load that represents each test."""
+def judge_loads(document: "BenchDocument", requirements: "Requirements") -> "list[RequirementRow]":
+    """Judge the main load of each test, and return a row for each requirement and test."""
     return [
         row
         for report in document.tests
@@ -294,7 +294,7 @@ def judged_loads(document: "BenchDocument", requirements: "Requirements") -> "li
 
 
 def exit_code_of(verdict: "DocumentVerdict", not_run: "Sequence[NotRun]") -> ExitCode:
-    """Return the exit code of a benchmark. A test that began but could not be completed counts as failed."""
+    """Return the exit code of a benchmark. A test that began and was not completed counts as failed."""
     return ExitCode.of_run(
         failed=verdict.failed or any(test.begun for test in not_run),
         missed=bool(verdict.missed),
@@ -417,11 +417,11 @@ def init(
     )
 
 
-async def _perform(
+async def _run_bench(
     bench_run: "Bench", watcher: "ProgressLines", names: list[str], signals: ReceivedSignals
 ) -> "BenchDocument":
     def stop() -> None:
-        watcher.stopping()
+        watcher.report_stop()
         bench_run.stop()
 
     loop_signals(signals, stop)
@@ -439,8 +439,7 @@ def _measure_alternately(
     again: bool,
     **options: Any,
 ) -> None:
-    """Measure the runs of both systems in turn; each run has the opposite order of the one before. A signal
-    ends it."""
+    """Measure run 1 of both systems, then run 2 in the opposite order, and so on; stop after a signal."""
     from llmtap.bench.run.pace import Pace
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.run.session import Folder, Interrupted
@@ -463,25 +462,25 @@ def _measure_alternately(
                 **options,
             )
             try:
-                asyncio.run(_perform(bench_run, watcher, names, signals))
+                asyncio.run(_run_bench(bench_run, watcher, names, signals))
             except Interrupted:
                 pass
-            if signals.code is not None:
+            if signals.exit_code is not None:
                 return
 
 
 def _exit_after_stop(place: Path, command: str, signals: ReceivedSignals) -> NoReturn:
     print_message(f"stopped; the complete loads are in {place}. To continue:\n  {command}")
-    assert signals.code is not None
-    raise typer.Exit(signals.code)
+    assert signals.exit_code is not None
+    raise typer.Exit(signals.exit_code)
 
 
 def compare_folders(
     base: Path, others: Sequence[Path], outputs: Outputs, tolerances: "Tolerances | None" = None
 ) -> ExitCode:
-    """Compare results folders with the first one, and return the exit code.
+    """Compare results folders with the folder `base`, write or print the report, and return the exit code.
 
-    The result is not valid if the loads differ. With `tolerances`, the judged changes decide the exit code.
+    NOT_VALID if the loads differ or are not valid. With `tolerances`, the judged changes decide the code.
     """
     from llmtap.bench.report.compare import compare_results
     from llmtap.gates.regression import judge_tests, regression_code
@@ -515,8 +514,7 @@ def _new_folder(name: str) -> Path:
 
 
 def _resume_command(place: Path) -> str:
-    """Return the command line that resumes this run: the same one with the results
-    folder and without --again."""
+    """Return the command line that resumes this run: this command line with --results and without --again."""
     arguments = [arg for arg in sys.argv[1:] if arg != "--again"]
     if not any(arg == "--results" or arg.startswith("--results=") for arg in arguments):
         arguments = [*arguments, "--results", str(place)]
@@ -524,7 +522,7 @@ def _resume_command(place: Path) -> str:
 
 
 def bench_texts(document: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return, for each output option (`--json`, `--html`), a function that renders the document for it."""
+    """Return functions that render a document for `--json`, `--html` and `--markdown`, by option."""
 
     def html() -> str:
         from llmtap.report.bench import bench_html
@@ -539,7 +537,7 @@ def bench_texts(document: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
     return {"--json": lambda: json_text(document), "--html": html, "--markdown": markdown}
 
 
-def _show(document: Mapping[str, Any], folder: Path) -> None:
+def _show_report(document: Mapping[str, Any], folder: Path) -> None:
     from llmtap.bench.report.texts import minimum_text
     from llmtap.report.bench import render_bench
 

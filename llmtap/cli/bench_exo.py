@@ -1,6 +1,6 @@
 """`llmtap bench exo` (rates over a grid, as defined by exo-bench) and `llmtap bench grid` (batch times).
 
-Both run an `ExoBench` (`bench/exo/mode.py`) and print a table with notes, or write JSON or CSV.
+Both commands run an `ExoBench` (`bench/exo/mode.py`) and print a table with notes, or write JSON or CSV.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ Examples:
 
 
 def _read_numbers(flag: str, text: str) -> list[int]:
-    """Return the numbers of a text such as `512,4096`, each once. Raises ConfigError."""
+    """Return the different numbers in a text such as `512,4096`, in its order. Raises ConfigError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not (word.isascii() and word.isdigit()):
@@ -274,7 +274,7 @@ def _run_grid(
     headers: HeaderOptions,
     placement: "PlacementFilter | None" = None,
 ) -> "tuple[ExoResult, ReceivedSignals]":
-    """Check the options, and run the benchmark."""
+    """Check the options, run the benchmark, and return its result and the signals that arrived."""
     if not server.target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     from llmtap.bench.exo.mode import ExoBench, ExoOptions
@@ -294,10 +294,12 @@ async def _run(bench: "ExoBench", signals: ReceivedSignals) -> "ExoResult":
 
 
 def _exit_with(signals: ReceivedSignals, result: "ExoResult", *, not_valid: bool) -> None:
-    raise typer.Exit(signals.code or ExitCode.of_run(failed=_failed(result) > 0, not_valid=not_valid))
+    raise typer.Exit(
+        signals.exit_code or ExitCode.of_run(failed=_failed_count(result) > 0, not_valid=not_valid)
+    )
 
 
-def _failed(result: "ExoResult") -> int:
+def _failed_count(result: "ExoResult") -> int:
     """Return the number of requests that failed."""
     from llmtap.metrics.summary import ENDED_WELL
 
@@ -308,7 +310,7 @@ def _failed(result: "ExoResult") -> int:
 
 
 def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
-    """Yield a table with a row for each point of the grid (median and range of its repeats), and notes."""
+    """Yield a table with a row for each point of the grid (median and range of its runs), and notes."""
     from llmtap.bench.exo.result import table_rows
     from llmtap.report.document import Note
     from llmtap.report.values import counts_text
@@ -329,25 +331,24 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
         "clock": [row.timing for row in rows],
         "failed": [f"{row.failed:,}" if row.failed else "" for row in rows],
     }
-    yield _table({head: cells for head, cells in columns.items() if any(cells)})
+    yield _columns_table({head: cells for head, cells in columns.items() if any(cells)})
     legend = "rates in tokens/s, wall in s, energy in J; of several repeats the median and the range"
     if any(row.concurrency > 1 for row in rows):
-        legend += "; agg: the fastest one's rate x concurrency"
+        legend += "; agg: rate of the fastest request x concurrency"
     yield Note(legend, "dim")
     energy = result.system_metrics.energy
     if energy is not None:
         watts = f"{energy.average_power_w:,.1f} W"
         yield Note(f"energy  {energy.joules:,.1f} J in {energy.inference_seconds:,.1f} s: {watts}")
-    yield from _notes(result)
+    yield from _result_notes(result)
 
 
 def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note | Table]":
-    """Yield a table with a row for each valid cell, then the fitted model, the invalid
-    cells, and all notes."""
+    """Yield a table with a row for each valid cell, and notes on the fitted model and the invalid cells."""
     from llmtap.report.document import Note
 
     cells = [cell for cell in measured.cells if cell.problem is None]
-    yield _table(
+    yield _columns_table(
         {
             "batch": [f"{cell.batch:,}" for cell in cells],
             "pp": [f"{cell.prompt_tokens:,}" for cell in cells],
@@ -379,17 +380,17 @@ def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note
         if cell.problem is not None:
             name = f"batch {cell.batch:,} pp {cell.prompt_tokens:,} tg {cell.output_tokens:,}"
             yield Note(f"not valid: {name}: {cell.problem}", "yellow")
-    yield from _notes(result)
+    yield from _result_notes(result)
 
 
-def _table(columns: "dict[str, list[str]]") -> "Table":
+def _columns_table(columns: "dict[str, list[str]]") -> "Table":
     from llmtap.report.document import Table
 
     rows = zip(*columns.values(), strict=True)
     return Table(list(columns), [[cell or "-" for cell in row] for row in rows])
 
 
-def _notes(result: "ExoResult") -> "Iterator[Note]":
+def _result_notes(result: "ExoResult") -> "Iterator[Note]":
     from llmtap.report.document import Note
 
     yield from (Note(f"note: {note}") for note in result.cluster["bench"]["notes"])
@@ -400,10 +401,11 @@ def _notes(result: "ExoResult") -> "Iterator[Note]":
         worst = max(of_kind, key=lambda finding: abs(finding.figure - finding.limit))
         n = f"{len(of_kind):,} of {len(batches):,}"
         yield Note(f"warning: in {n} batches, at worst: {worst.text}", "yellow")
-    failed, spoiled = _failed(result), sorted({figure for run in result.runs for figure in run.not_valid})
-    if failed or spoiled:
+    failed = _failed_count(result)
+    invalid_figures = sorted({figure for run in result.runs for figure in run.not_valid})
+    if failed or invalid_figures:
         parts = [f"{failed:,} of {len(result.runs):,} requests failed"] if failed else []
-        parts += [f"not valid: {', '.join(spoiled)}"] if spoiled else []
+        parts += [f"not valid: {', '.join(invalid_figures)}"] if invalid_figures else []
         yield Note(f"verdict: {'; '.join(parts)}", "red")
     elif result.runs:
         yield Note("verdict: all figures are valid" + " or doubtful" * bool(findings))

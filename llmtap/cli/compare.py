@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 def compare(
     places: Sequence[str], others: Sequence[str], outputs: Outputs, tolerances: "Tolerances | None"
 ) -> None:
+    """Compare the result `places[0]` with `others`, and write or print the report. Raises ConfigError."""
     if len(places) != 1:
         hint = (
             "give one result, then --compare RESULT for each other; to write JSON to a file, use --json=FILE"
         )
-        raise ConfigError("--compare", f"got {len(places)} base results, expected one", hint)
+        raise ConfigError("--compare", f"expected one result before --compare, got {len(places)}", hint)
     need_extra("--compare", "scipy", "bench")
     results = {place: load_result(place) for place in (places[0], *others)}
     if any(result is not None for result in results.values()):

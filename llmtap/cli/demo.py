@@ -1,7 +1,7 @@
 """`llmtap demo`: simulated engine, proxy and load in one command.
 
 Sends a replay through the proxy, shows the proxy's figures in the meantime, and prints the proxy's comparison
-of the requests with and without a guardrail, which the engine simulates for one arm of an experiment. Engine
+of the two arms of an experiment: without a guardrail, and with a guardrail that the engine simulates. Engine
 and proxy are processes in separate sessions, so that Ctrl-C in the terminal reaches only the demo, which then
 ends them. The module is long because it has all parts of one command: configuration, processes, load, texts.
 """
@@ -61,24 +61,24 @@ WORKLOAD: Final = "bursty"
 RATE_RPS: Final = 0.27
 """Mean rate of BurstGPT's trace (multi-bin paper, 3.1)."""
 TOKENS_MAX: Final = 512
-"""Maximum length of a response, so that the demo does not take too long. One response in
-twenty would be longer."""
+"""Maximum number of tokens in a response. Without it, one response in twenty would take too long."""
 SEED: Final = 280
-"""Seed with which half a minute has several bursts. With most seeds, it has none or one large burst."""
+"""Random seed. With it, half a minute has several bursts; with most seeds, none or one large burst."""
 TRACE_ROWS: Final = 1_000
 """Maximum number of rows of a trace: more than can be sent during a demo."""
 REQUESTS_FACTOR: Final = 6
-"""Factor on the number of requests to draw, because bursts can exceed the mean rate. Requests that would come
-too late are not sent."""
+"""Number of requests to draw, divided by the number at the mean rate: bursts can exceed the mean rate.
+Requests after the end of the load are not sent."""
 TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
-"""Tenants that requests without a tenant get, with their relative shares. Requests of other
-clients have no tenant."""
+"""Tenants, with relative shares, for the demo's requests that have no tenant. Requests of other clients have
+none, so the demo can exclude them from its counts."""
 DRAIN_S: Final = 15
+"""Maximum time to wait for responses after the last request."""
 READY_S: Final = 120
-"""Maximum time to wait for the processes, which start slowly on a busy machine. A process that ends is
-reported at once."""
-_BUSY_HINT: Final = "this machine may be too busy; stop other programs, and start the demo again"
+"""Maximum time to wait for the processes. A process that ends is reported at once."""
+_BUSY_HINT: Final = "this machine is possibly too busy; stop other programs, and start the demo again"
 END_S: Final = 10.0
+"""Maximum time for a process to end after SIGTERM."""
 CHECK_S: Final = 0.25
 LINE_NS: Final = 5 * NS_PER_S
 """Time between two lines with figures."""
@@ -150,6 +150,7 @@ def demo(
         raise ConfigError("--seconds", "expected a duration above 0", "such as --seconds 30s")
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
+            # Like every Duration, `seconds` is in ns; its name is that of the option --seconds.
             demo_run = _Demo(Path(folder), trace, seconds, speed, reader.benefit(), keep, json)
             code = asyncio.run(demo_run.run())
     except Stopped as exc:
@@ -187,8 +188,8 @@ def demo_plan(source: str, *, speed: float, seconds: float) -> "ReplayPlan":
 
 
 class DemoStage:
-    """Context in which the engine and the proxy run. `folder` gets the proxy's
-    configuration and both logs."""
+    """Context in which the processes of the engine and the proxy run. `folder` gets the proxy's configuration
+    and the log of both processes."""
 
     def __init__(self, folder: Path, reader: Benefit) -> None:
         self._folder = folder
@@ -210,7 +211,7 @@ class DemoStage:
             ["sim", "serve", "--listen", engine, "--spread", "0.3", "--tokens", str(TOKENS_MAX)],
             ["proxy", "--config", str(config)],
         )
-        # Remove the user's LLMTAP_ variables: they are meant for another proxy.
+        # Remove the user's LLMTAP_ variables: they configure another proxy.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
         with self._log.open("ab") as log:
             for args in commands:
@@ -227,7 +228,7 @@ class DemoStage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # End the proxy first, so that the engine has no client for which it would wait.
+        # End the proxy before the engine, because the engine waits for its clients to finish.
         for child in reversed(self._children):
             child.send_signal(signal.SIGTERM)
             try:
@@ -238,7 +239,7 @@ class DemoStage:
         for sock in self._reserved_ports:
             sock.close()
 
-    def check(self) -> None:
+    def check_processes(self) -> None:
         """Raise LlmtapError if a process has ended."""
         for child in self._children:
             if child.poll() is not None:
@@ -252,8 +253,8 @@ class DemoStage:
         began_ns = SystemClock.mono_ns()
         line_ns = began_ns + LINE_NS
         for url in (f"{self.engine}/health", f"{self.admin}/readyz"):
-            while await _get(session, url) is None:
-                self.check()
+            while await _fetch(session, url) is None:
+                self.check_processes()
                 now_ns = SystemClock.mono_ns()
                 if now_ns > began_ns + READY_S * NS_PER_S:
                     raise LlmtapError(
@@ -264,11 +265,11 @@ class DemoStage:
                     print(f"waiting    for {url}, {(now_ns - began_ns) // NS_PER_S} s", file=sys.stderr)
                 await asyncio.sleep(CHECK_S / 5)
 
-    async def read(self, session: Any, path: str) -> dict[str, Any]:
-        """Return an answer of the API. Raises LlmtapError after READY_S: a busy meter may answer late."""
+    async def read_api(self, session: Any, path: str) -> dict[str, Any]:
+        """Return a document of the admin API. Raises LlmtapError if there is no answer within READY_S."""
         url, end_ns = f"{self.admin}/api/v1/{path}", SystemClock.mono_ns() + READY_S * NS_PER_S
-        while (raw := await _get(session, url)) is None:
-            self.check()
+        while (raw := await _fetch(session, url)) is None:
+            self.check_processes()
             if SystemClock.mono_ns() > end_ns:
                 raise LlmtapError(f"the demo's meter did not answer {url} within {READY_S} s: {_BUSY_HINT}")
             await asyncio.sleep(CHECK_S)
@@ -285,22 +286,24 @@ class _Demo:
 
     folder: Path
     source: str
-    seconds: Duration
+    """Trace, capture or workload; empty: the default load."""
+    duration: Duration
     speed: float
     reader: Benefit
-    keep: bool
+    keep_running: bool
     json: str | None
-    _latest: "LatestProgress" = field(init=False)
+    _listener: "LatestProgress" = field(init=False)
     _replay: "Replay | None" = None
-    _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    _interruption: asyncio.Event = field(default_factory=asyncio.Event)
     _signal: int | None = None
     _tenants: set[str] = field(default_factory=set)
+    """Tenants of the demo's own requests."""
     _began_ns: int = field(default_factory=SystemClock.mono_ns)
 
     def __post_init__(self) -> None:
         from llmtap.cli.progress import LatestProgress
 
-        self._latest = LatestProgress()
+        self._listener = LatestProgress()
 
     async def run(self) -> int:
         """Return the exit code. Raises ConfigError and LlmtapError."""
@@ -311,11 +314,11 @@ class _Demo:
         code = 0
         try:
             # Read the trace first, so that an error in it is reported before a process starts.
-            plan = await self._unless_interrupted(asyncio.to_thread(self._plan)) if self.source else None
+            plan = await self._unless_interrupted(asyncio.to_thread(self._make_plan)) if self.source else None
             with DemoStage(self.folder, self.reader) as stage:
                 async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
                     code = await self._send_load(stage, session, plan)
-                    if self.keep and not self._interrupted.is_set():
+                    if self.keep_running and not self._interruption.is_set():
                         self._print(f"Both arms: {stage.admin}/#experiment")
                         self._print("The proxy runs and the load repeats until Ctrl-C.")
                         await self._repeat_load(stage)
@@ -328,8 +331,9 @@ class _Demo:
         """Cancel the running responses, so that the summary is printed at once."""
         if self._signal is None:
             self._signal = number
-            self._interrupted.set()
+            self._interruption.set()
             if self._replay is not None:
+                # The first call stops sending, the second cancels the responses in flight.
                 self._replay.stop()
                 self._replay.stop()
 
@@ -337,7 +341,7 @@ class _Demo:
         print_line(text, sys.stderr)
 
     async def _send_load(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
-        """Send the load and print the result. Raises _Over if a signal arrives before the first request."""
+        """Send the load, print the result, return the exit code. Raises _Interrupted if nothing was sent."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         load = Path(self.source).name if self.source else "bursts of chat requests"
@@ -351,24 +355,24 @@ class _Demo:
         if note := native.missing_build():
             self._print(f"note: {note}")
         # Make the prompts while the processes start.
-        made = asyncio.gather(
+        start = asyncio.gather(
             asyncio.to_thread(self._make_replay, stage.proxy, plan), stage.wait_until_ready(session)
         )
-        self._replay = (await self._unless_interrupted(made))[0]
+        self._replay = (await self._unless_interrupted(start))[0]
         sending = asyncio.ensure_future(self._replay.run())
         try:
-            await self._watch(sending, stage, session)
+            await self._print_figures(sending, stage, session)
             result = sending.result()
         except Unsent:
             raise _Interrupted from None
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-        summary = await self._final_summary(session, stage, result["load"]["sent"])
-        await self._show(session, stage, summary, result)
+        summary = await self._wait_for_summary(session, stage, result["load"]["sent"])
+        await self._show_result(session, stage, summary, result)
         own_requests = _own_requests(summary, self._tenants)
         if own_requests.n < summary["n"]:
-            self._print("other clients sent requests, too; the figures contain them")
+            self._print("other clients also sent requests; the figures include these requests")
         problems = _measurement_problems(own_requests, result)
         for problem in problems:
             self._print(f"failed: {problem}")
@@ -380,22 +384,22 @@ class _Demo:
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         with suppress(_Interrupted, Unsent):
-            while not self._interrupted.is_set():
+            while not self._interruption.is_set():
                 self._replay = await self._unless_interrupted(
                     asyncio.to_thread(self._make_replay, stage.proxy, None)
                 )
                 await self._replay.run()
-                stage.check()
+                stage.check_processes()
 
-    def _plan(self) -> "ReplayPlan":
-        return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.seconds / NS_PER_S)
+    def _make_plan(self) -> "ReplayPlan":
+        return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.duration / NS_PER_S)
 
     def _make_replay(self, target: str, plan: "ReplayPlan | None") -> "Replay":
         from llmtap.load.options import LoadPlan
         from llmtap.load.replay.perform import Replay
 
         load = LoadPlan.of(
-            duration=self.seconds,
+            duration=self.duration,
             drain=Duration(DRAIN_S * NS_PER_S),
             url=target,
             tenant_header="x-llm-d-inference-fairness-id",
@@ -408,16 +412,17 @@ class _Demo:
             reader=self.reader,
             scrape="none",
         )
-        plan = plan or self._plan()
+        plan = plan or self._make_plan()
         self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants or [""]}
-        return Replay(plan, load, self._latest)
+        return Replay(plan, load, self._listener)
 
     async def _unless_interrupted(self, awaitable: Awaitable[T]) -> T:
-        """Return the result of `awaitable`. Raises _Over if a signal arrives before the result."""
-        task, interruption = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._interrupted.wait())
+        """Return the result of `awaitable`. Raises _Interrupted if a signal arrives before the result."""
+        task = asyncio.ensure_future(awaitable)
+        interruption = asyncio.ensure_future(self._interruption.wait())
         try:
             await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
-            if self._interrupted.is_set():
+            if self._interruption.is_set():
                 raise _Interrupted
             return task.result()
         finally:
@@ -425,14 +430,16 @@ class _Demo:
             interruption.cancel()
             await asyncio.gather(task, interruption, return_exceptions=True)
 
-    async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any) -> None:
+    async def _print_figures(
+        self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any
+    ) -> None:
         """Print a line with the proxy's figures every LINE_NS, until the load has ended."""
         next_ns = 0
         while not sending.done():
             await asyncio.wait((sending,), timeout=CHECK_S)
-            stage.check()
+            stage.check_processes()
             if SystemClock.mono_ns() >= next_ns:
-                summary = await _summary(session, stage)
+                summary = await _fetch_summary(session, stage)
                 if summary is not None and summary["n"]:
                     self._print(self._figures_line(summary))
                     next_ns = SystemClock.mono_ns() + LINE_NS
@@ -441,7 +448,7 @@ class _Demo:
         from llmtap.report.values import figure_text
 
         elapsed_s = (SystemClock.mono_ns() - self._began_ns) / 1e9
-        sent = 0 if self._latest.progress is None else self._latest.progress.sent
+        sent = 0 if self._listener.progress is None else self._listener.progress.sent
         text = [f"{elapsed_s:.0f} s", f"sent {sent:,}", f"measured {summary['n']:,}"]
         for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
             figures = summary["metrics"][name]
@@ -449,12 +456,12 @@ class _Demo:
                 text.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
         return "  ".join(text)
 
-    async def _final_summary(self, session: Any, stage: DemoStage, sent: int) -> Mapping[str, Any]:
-        """Return the summary when the meter has measured all requests, or after SETTLE_S."""
+    async def _wait_for_summary(self, session: Any, stage: DemoStage, sent: int) -> Mapping[str, Any]:
+        """Wait until the meter has measured all requests, or SETTLE_S have passed, and return its summary."""
         end_ns = SystemClock.mono_ns() + SETTLE_S * NS_PER_S
         while True:
-            stage.check()
-            summary = await _summary(session, stage)
+            stage.check_processes()
+            summary = await _fetch_summary(session, stage)
             if summary is not None:
                 unsettled = any(relay.get("unsettled", 1) for relay in summary["relays"].values())
                 settled = _own_requests(summary, self._tenants).n >= sent and not unsettled
@@ -462,20 +469,20 @@ class _Demo:
                     return summary
             await asyncio.sleep(0.1)
 
-    async def _show(
+    async def _show_result(
         self, session: Any, stage: DemoStage, summary: Mapping[str, Any], result: Mapping[str, Any]
     ) -> None:
         from llmtap.report.experiment import demo_blocks
         from llmtap.report.render import terminal
         from llmtap.report.values import counts_text
 
-        experiment = await stage.read(session, "experiment")
+        experiment = await stage.read_api(session, "experiment")
         outcomes = result["outcomes"]
         if self.json is not None:
             clients = {"n": result["n"], "outcomes": outcomes, "metrics": result["metrics"]}
             print_json({**summary, "experiment": experiment, "clients": clients}, self.json)
             return
-        exchanges = (await stage.read(session, "exchanges?limit=1000"))["exchanges"]
+        exchanges = (await stage.read_api(session, "exchanges?limit=1000"))["exchanges"]
         print_rich(terminal(demo_blocks(summary, experiment, exchanges)))
         self._print(f"clients      {counts_text(outcomes) or 'nothing was sent'}")
         if outcomes.get(_CANCELLED):
@@ -483,14 +490,14 @@ class _Demo:
             self._print(f"             {outcomes[_CANCELLED]:,} responses were cancelled {why}")
 
 
-async def _summary(session: Any, stage: DemoStage) -> Mapping[str, Any] | None:
-    """Return the summary since the start, or None if the meter does not answer."""
-    raw = await _get(session, f"{stage.admin}/api/v1/summary?window=all&by=tenant")
+async def _fetch_summary(session: Any, stage: DemoStage) -> Mapping[str, Any] | None:
+    """Return the proxy's summary of all its exchanges, or None if the meter does not answer."""
+    raw = await _fetch(session, f"{stage.admin}/api/v1/summary?window=all&by=tenant")
     return None if raw is None else msgspec.json.decode(raw, type=dict[str, Any])
 
 
-async def _get(session: Any, url: str) -> bytes | None:
-    """Return the body of a response with status 200; None for any other response, or without a response."""
+async def _fetch(session: Any, url: str) -> bytes | None:
+    """Return the body of the response if its status is 200; else, or without a response, None."""
     import aiohttp
 
     try:
@@ -509,9 +516,9 @@ class _OwnRequests:
 
 
 def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> _OwnRequests:
-    """Return the demo's own requests.
+    """Return the demo's own requests in a summary of the proxy. `tenants`: tenants of the demo's requests.
 
-    Requests of the tenant DEFAULT are left out, unless it is one of `tenants`: other clients sent them.
+    Other clients sent the requests of the tenant DEFAULT, unless it is one of `tenants`.
     """
     others = {} if DEFAULT in tenants else summary["by"]["tenant"].get(DEFAULT, {})
     outcomes = Counter(summary["outcomes"])
@@ -520,7 +527,7 @@ def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> _OwnR
 
 
 def _measurement_problems(own_requests: _OwnRequests, result: Mapping[str, Any]) -> list[str]:
-    """Return texts on faults: broken streams that clients or proxy counted, and exchanges not measured."""
+    """Return a text for each fault: broken streams that clients or proxy counted, exchanges not measured."""
     problems = [
         f"{n:,} {name} (counted by the {side})"
         for side, outcomes in (("clients", result["outcomes"]), ("proxy", own_requests.outcomes))

@@ -1,4 +1,4 @@
-"""`llmtap inspect --draft` and `--fixture`: the table of a dialect, and a fixture, from a saved answer."""
+"""`llmtap inspect --draft` and `--fixture`: make a dialect's table, or a fixture, from a saved answer."""
 
 import json
 import re
@@ -16,12 +16,12 @@ from llmtap.protocol.dialects.table.declaration import DialectTable
 from llmtap.protocol.structure import Structure, draft_table
 
 _VALUES_MAX: Final = 10_000_000
-"""Maximum number of JSON values of a file that are analysed: this takes some seconds."""
+"""Maximum number of JSON values of a file that are analysed: so many values take some seconds."""
 _FIXTURE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 
 def read_fixture(file: str, data: bytes) -> tuple[Fixture, Saved] | None:
-    """Return the description of a fixture and its answer; None if the data are not a fixture."""
+    """Return a fixture and its answer if `data` is the JSON of a fixture; else None. Raises ConfigError."""
     try:
         fixture = fixture_of(json.loads(data))
     except msgspec.ValidationError as exc:
@@ -40,8 +40,8 @@ def read_fixture(file: str, data: bytes) -> tuple[Fixture, Saved] | None:
 def write_draft(
     name: str, saved: Saved, explained: Explained, source: str, out: str | None, *, text: bool
 ) -> None:
-    """Write the table that the structure of the answer suggests. Raises ConfigError."""
-    DialectTable(name=name, source=source, end="none", plain_text="content")  # Check the name.
+    """Write a draft of a dialect's table, derived from the events of the answer. Raises ConfigError."""
+    DialectTable(name=name, source=source, end="none", plain_text="content")  # Raises for an invalid name.
     place = Path(source).name
     events = events_of(saved).events
     structure = Structure(events, _VALUES_MAX)
@@ -60,7 +60,7 @@ def write_draft(
     )
     dialect = explained.exchange.dialect
     if dialect is not None:
-        print(f"llmtap: note: {source} is read as {dialect}; it needs no table", file=sys.stderr)
+        print(f"llmtap: note: {source} needs no table: llmtap knows its dialect {dialect}", file=sys.stderr)
     text_out = "\n".join((*head, "", table))
     if out is None:
         print(text_out)
@@ -72,9 +72,9 @@ def write_draft(
 def write_fixture(
     name: str, saved: Saved, explained: Explained, source: str, out: str | None, known: Fixture | None
 ) -> None:
-    """Write `NAME.sse` and `NAME.json`. Raises ConfigError.
+    """Write the fixture `NAME.sse` (the answer) and `NAME.json` (its description). Raises ConfigError.
 
-    `known`: description of an existing fixture, for which only `NAME.json` is written.
+    `known`: fixture from which the answer was read. If its name is `name`, write only `NAME.json`.
     """
     if not _FIXTURE_NAME.fullmatch(name):
         raise ConfigError(
@@ -92,7 +92,7 @@ def write_fixture(
     for place in () if is_same else (body, description):
         if place.exists():
             raise ConfigError(
-                "--fixture", f"{place} exists", "choose another name, or another folder with --out"
+                "--fixture", f"{place} exists already", "choose another name, or another folder with --out"
             )
     made = make_fixture(name, saved, explained, Path(source).name, known if is_same else None)
     try:

@@ -84,7 +84,7 @@ def convert(
         )
     from llmtap.traces.convert import convert as convert_file
 
-    with _quiet_pipe(), _sigterm_as_exit(), _progress() as progress:
+    with _quiet_pipe(), _sigterm_as_exit(), _progress_bar() as progress:
         report = convert_file(
             source,
             target,
@@ -94,13 +94,14 @@ def convert(
             force=force,
             progress=progress,
         )
-    # Print the report on standard output, or on stderr if the trace itself goes to standard output (`-`).
+    # If OUT is `-`, the trace itself is on standard output, so the report must be on stderr.
     with _quiet_pipe():
         _show_report(report, json=json, to_stderr=target == "-")
 
 
 def _read_rules(values: list[str]) -> tuple[str, ...]:
-    """Return the rules of all options. Commas separate names, but not regular expressions."""
+    """Return the rules of all `--redact` options. A comma separates two names; in a rule `re:PATTERN`, it is
+    part of the pattern."""
     from llmtap.capture.options import OWN_RULE
 
     rules: list[str] = []
@@ -111,27 +112,27 @@ def _read_rules(values: list[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _quiet_pipe() -> Iterator[None]:
-    """Ignore a reader of standard output that closes the pipe early (`| head`)."""
+    """Exit without a message if the reader of standard output closes the pipe early (`| head`)."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes standard output again when it exits, and would report an error: redirect it to
-        # nowhere.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        # Python flushes standard output again when it exits, which would print an error. To prevent it,
+        # redirect standard output to /dev/null.
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)
         sys.exit(128 + signal.SIGPIPE)
 
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C within this context, so that incomplete files are removed."""
+    """Raise SystemExit at SIGTERM in this context, so that the conversion removes its incomplete files."""
 
-    def end(number: int, frame: object) -> None:
+    def exit_at_signal(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, exit_at_signal)
     try:
         yield
     finally:
@@ -139,7 +140,7 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
+def _progress_bar() -> Iterator[Callable[[int, int | None], None] | None]:
     """Yield a function that shows a progress bar of the bytes read, or None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -205,7 +206,7 @@ def _show_report(report: "Report", *, json: str | None, to_stderr: bool) -> None
 # ---------------------------------------------------------------- llmtap inspect
 
 FILE_BYTES_MAX = 512 << 20
-"""Maximum size of a file: two answers of a million tokens with 250 bytes each."""
+"""Maximum size of a saved response: an answer of a million tokens with 250 bytes each needs half of it."""
 
 _INSPECT_EPILOG = """\
 FILE is an event stream, an NDJSON or JSON body, a complete HTTP response (chunked framing, gzip, br
@@ -214,7 +215,7 @@ packet capture are listed; --entry selects one to explain.
 
 With --admin, FILE is the id of an exchange that the meter of a running llmtap keeps, or its X-Request-Id, the
 id of its response, or its trace id. The output divides the wait for the first token into parts, and names the
-part that is unusual beside the streams of the last hour.
+part that is unusual compared with the streams of the last hour.
 
 Examples:
 
@@ -320,13 +321,14 @@ def inspect(
             return
         if entry >= len(exchanges):
             raise ConfigError(
-                "--entry", f"there is no exchange {entry}: {name} has {len(exchanges)}, numbered from 0"
+                "--entry",
+                f"there is no exchange {entry}: {name} has {len(exchanges)} exchanges, numbered from 0",
             )
         measured, data = exchanges[entry]
         path = measured.path
-    described = read_fixture(file, data)
+    known_fixture = read_fixture(file, data)
     try:
-        saved = read_saved(data, path=path, entry=entry) if described is None else described[1]
+        saved = read_saved(data, path=path, entry=entry) if known_fixture is None else known_fixture[1]
     except SavedError as exc:
         raise ConfigError(name, str(exc), exc.hint) from None
     explained = explain(saved, known, SystemClock().thread_cpu_ns)
@@ -334,14 +336,14 @@ def inspect(
         write_draft(draft, saved, explained, name, output.out, text=reading.text)
         return
     if fixture is not None:
-        write_fixture(fixture, saved, explained, name, output.out, described and described[0])
+        write_fixture(fixture, saved, explained, name, output.out, known_fixture and known_fixture[0])
         return
     if measured is not None:
         explained = Explained(measured, explained.events, has_times=True)
     if json is not None:
         print_json(explained_to_dict(saved, explained, text=reading.text), json)
     else:
-        _show(saved, explained, text=reading.text)
+        _show_explanation(saved, explained, text=reading.text)
     for table in dialects:
         for note in notes_on(table, events_of(saved).events):
             print_message(f"note: {note}")
@@ -392,7 +394,7 @@ def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "
 
 
 def _list_exchanges(exchanges: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
-    """Print a list of the exchanges of a packet capture."""
+    """Print the exchanges of a packet capture as a table or as JSON."""
     from llmtap.errors import printable
     from llmtap.metrics.latency import chunking_of, measure, metrics_of
     from llmtap.report.values import milliseconds
@@ -434,11 +436,12 @@ def _read_file(file: str) -> bytes:
     except OSError as exc:
         raise ConfigError(name, f"cannot be read: {exc.strerror}") from None
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(name, f"is longer than {FILE_BYTES_MAX >> 20} MiB", "save a single response")
+        problem = f"is longer than {FILE_BYTES_MAX >> 20} MiB"
+        raise ConfigError(name, problem, "save a single response to a file")
     return data
 
 
-def _show(saved: Any, explained: Any, *, text: bool) -> None:
+def _show_explanation(saved: Any, explained: Any, *, text: bool) -> None:
     from llmtap.report.stream import event_cells, event_columns, fact_lines, headline
 
     print_line(headline(saved, explained))

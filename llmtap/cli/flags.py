@@ -3,9 +3,9 @@
     @command(app, epilog=EPILOG)
     def replay(load: LoadPlan, outputs: OutputOptions) -> None: ...
 
-Each field with a description, of the structs and of the structs in them, is a flag or an argument. The type
-of the field, or its `parse`, decides how the text is read. Other parameters of the function are declared as
-in typer.
+Each field with a description is a flag or an argument, also in structs inside these structs. The type of the
+field, or its `parse`, decides how the text is converted. Other parameters of the function are declared as in
+typer.
 """
 
 import functools
@@ -24,14 +24,14 @@ from llmtap.options.fields import Option, is_struct, option_of, options_of, part
 from llmtap.options.values import convert, from_text, mistakes_in
 from llmtap.units import NS_PER_S, Duration
 
-_PLAIN: Final = (bool, int, float, str, Path)
-"""Types that typer reads itself."""
+_TYPER_TYPES: Final = (bool, int, float, str, Path)
+"""Types to which typer converts a text itself."""
 _DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
-"""Largest duration of a flag: timestamps can represent it."""
+"""Maximum duration of a flag, 1,000 days, so that timestamps do not overflow."""
 
 
 def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Callable[..., Any]:
-    """Add a function to a group of commands, with the flags of its structs."""
+    """Return a decorator that adds a function to a group of commands, with the flags of its structs."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         group.command(name, **settings)(with_flags(function))
@@ -41,7 +41,7 @@ def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Cal
 
 
 def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a parameter for each flag, for typer."""
+    """Return the function with a parameter for each flag instead of its structs, as typer needs it."""
     hints = get_type_hints(function, include_extras=True)
     signature_parameters = inspect.signature(function).parameters
     structs = {name: hints[name] for name in signature_parameters if is_struct(hints[name])}
@@ -61,9 +61,10 @@ def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
-        made = {name: _make_struct(kind, values) for name, kind in structs.items()}
-        made |= {name: _value_or_default(option, values[name]) for name, option in options.items()}
-        return function(**made, **{name: values[name] for name in signature_parameters if name not in made})
+        arguments = {name: _make_struct(kind, values) for name, kind in structs.items()}
+        arguments |= {name: _value_or_default(option, values[name]) for name, option in options.items()}
+        others = {name: values[name] for name in signature_parameters if name not in arguments}
+        return function(**arguments, **others)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -71,7 +72,7 @@ def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flags_of(kind: type[msgspec.Struct]) -> Iterator[Option]:
-    """Yield the options of a struct, and of the structs in it, that are flags."""
+    """Yield the options of a struct that are flags, and the same of the structs inside it."""
     for option in options_of(kind):
         if is_struct(option.kind):
             yield from _flags_of(option.kind)
@@ -109,7 +110,7 @@ def _value_or_default(option: Option, flag_value: Any) -> Any:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Return a parameter for a flag in the form that typer reads."""
+    """Return the parameter of a function from which typer makes the flag of an option."""
     extra, (kind, default) = option.extra, _typer_type(option)
     if extra.get("argument"):
         info = typer.Argument(metavar=extra["metavar"], help=option.meaning)
@@ -126,7 +127,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _typer_type(option: Option) -> tuple[Any, Any]:
-    """Return the type of a flag for typer, and its default."""
+    """Return the type and the default of an option's flag, as typer must know them."""
     part, *others = parts_of(option.kind)
     if "shown" in option.extra:
         return str, option.extra["shown"]
@@ -134,13 +135,13 @@ def _typer_type(option: Option) -> tuple[Any, Any]:
         return (list[str], NODEFAULT) if option.default is NODEFAULT else (list[str] | None, None)
     if "parse" in option.extra:
         return str | None, None
-    if part in _PLAIN and not others:
+    if part in _TYPER_TYPES and not others:
         return (part | None, None) if option.default is None else (part, option.default)
     return (str | None, None) if option.default is None else (str, option.default_text)
 
 
 def _number_types(info: Any) -> Iterator[Any]:
-    """Yield the number types in a type, which have the limits of a flag."""
+    """Yield the number types inside a type; these have the bounds of the number."""
     if isinstance(info, Metadata):
         yield from _number_types(info.type)
     elif isinstance(info, UnionType):

@@ -1,7 +1,7 @@
-"""HdrHistogram logs (`.hlog`) in `llmtap report`: merge, show, compare, and write those of a replay's result.
+"""HdrHistogram logs (`.hlog`) in `llmtap report`: merge, show and compare logs, and write one of a replay.
 
-The format is read and written by `metrics/hdr.py`. The values of another tool's log have a unit but no known
-meaning, so they are shown by tag.
+`metrics/hdr.py` reads and writes the format. A log of another tool does not say what its values mean, so they
+are shown by the tags of the log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ from llmtap.report.values import FEW, count_with_noun, figures_text, is_marked, 
 from llmtap.traces.format import FormatError
 
 UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
+"""Nanoseconds in each unit that the values of a log can have."""
 _FIGURES: Final = {
     "mean": "mean",
     "p50": "p50",
@@ -36,7 +37,7 @@ _FIGURES: Final = {
 
 
 class LogFigure(Struct, frozen=True):
-    """A percentile of two logs in seconds, with the interval of the difference b - a."""
+    """A percentile of the logs `a` and `b` in seconds, the interval of b - a, and the numbers of values."""
 
     tag: str
     figure: str
@@ -57,8 +58,8 @@ class LogComparison(Struct, frozen=True):
     figures: list[LogFigure]
 
 
-def _read(place: str, unit: str) -> dict[str, Histogram]:
-    """Return the histograms of a log by tag. Raises ConfigError."""
+def _read_log(place: str, unit: str) -> dict[str, Histogram]:
+    """Return the histograms of a log by tag. `unit`: key of `UNITS`. Raises ConfigError."""
     try:
         with open_input(place, 1, None) as file:
             lines = iter(lambda: file.stream.readline(hdr.LOG_LINE_BYTES_MAX + 1), b"")
@@ -70,14 +71,14 @@ def _read(place: str, unit: str) -> dict[str, Histogram]:
 
 
 def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
-    """Write the requested outputs of the merged logs, or print them."""
+    """Merge logs by tag, and write the requested outputs, or print the percentiles."""
     merged: dict[str, Histogram] = {}
     for place in places:
-        for tag, histogram in _read(place, unit).items():
+        for tag, histogram in _read_log(place, unit).items():
             merged.setdefault(tag, Histogram()).merge(histogram)
     figures = {tag: {**summarise_ns(one), "hdr": hdr.encode(one)} for tag, one in merged.items()}
     rows = [[tag or "all", *figures_text(one, _FIGURES)] for tag, one in figures.items()]
-    document = _document(
+    document = _log_document(
         "HdrHistograms",
         f"{count_with_noun(len(places), 'log')}, merged by tag",
         ("ms", "n", *_FIGURES.values()),
@@ -87,9 +88,9 @@ def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
 
 
 def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
-    """Compare the first log with each other one by tag. A difference is other - first, with its interval."""
-    (first, base), *others = [(place, _read(place, unit)) for place in places]
-    comparisons = [LogComparison(first, place, list(_differences(base, other))) for place, other in others]
+    """Compare the first log with each other log by tag, and write or print the differences other - first."""
+    (first, base), *others = [(place, _read_log(place, unit)) for place in places]
+    comparisons = [LogComparison(first, place, list(_log_figures(base, other))) for place, other in others]
     rows = [
         [f"{one.tag or 'all'} {one.figure}", comparison.b, f"{one.n_a:,}", f"{one.n_b:,}"]
         + [milliseconds(value) for value in (one.a, one.b, one.difference, one.low, one.high)]
@@ -97,7 +98,7 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
         for one in comparison.figures
     ]
     heads = ("ms", "log", "n before", "n", "before", "now", "difference", "low", "high")
-    document = _document(
+    document = _log_document(
         "Comparison of HdrHistograms",
         f"differences from {first}; intervals of 95 %, for values that do not depend on each other",
         heads,
@@ -106,7 +107,7 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     _write_outputs(outputs, {"comparisons": comparisons}, document)
 
 
-def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[LogFigure]:
+def _log_figures(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[LogFigure]:
     for tag in (tag for tag in a if tag in b):
         ordered = [ordered_values(tag or "the log", list(side[tag].buckets())) for side in (a, b)]
         for figure, share in QUANTILES.items():
@@ -119,17 +120,18 @@ def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iter
 
 
 def write_log(place: Path, result: Mapping[str, Any]) -> None:
-    """Write the histograms of a replay's result as a log, a tag for each metric."""
+    """Write the histograms of a replay's result as a log with a tag for each metric. Raises ConfigError."""
     histograms = result.get("hdr_histograms") or {}
     if not histograms:
-        raise ConfigError("--hlog", "the result has no histograms", "repeat the replay with this llmtap")
+        hint = "an old version of llmtap wrote the result: repeat the replay"
+        raise ConfigError("--hlog", "the result has no histograms", hint)
     try:
         place.write_text(hdr.log_text(histograms, float(result["window"]["seconds"])), encoding="utf-8")
     except OSError as exc:
         raise ConfigError("--hlog", f"cannot write to {place}: {exc.strerror}") from None
 
 
-def _document(title: str, about: str, heads: Sequence[str], rows: list[list[str]]) -> ReportDocument:
+def _log_document(title: str, about: str, heads: Sequence[str], rows: list[list[str]]) -> ReportDocument:
     blocks: list[Block] = [Table(tuple(heads), rows, nowrap=True)]
     if is_marked(rows):
         blocks.append(Note(FEW, "yellow"))

@@ -1,6 +1,6 @@
-"""`llmtap inspect ID --admin URL`: the wait of one measured exchange for its first token, by parts.
+"""`llmtap inspect ID --admin URL`: show the parts of one measured exchange's wait for its first token.
 
-It requests the exchange and its parts from the admin API, as `llmtap top` does.
+The exchange and the parts of its wait come from the admin API, which `llmtap top` uses too.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ from llmtap.top.table import flow_lines
 from llmtap.top.views import fact_lines
 
 _WIDTH: Final = 100
+"""Maximum number of characters in a line."""
 
 
 def show_exchange(exchange_id: str, options: TopOptions, *, json: str | None) -> None:
-    """Print the newest exchange of this id and the parts of its wait, or both as JSON. Raises LlmtapError."""
+    """Print the newest exchange with this id and the parts of its wait, or JSON. Raises LlmtapError."""
     exchange, first_token = asyncio.run(_fetch(exchange_id, options))
     if json is not None:
         print_json({"exchange": exchange, "first_token": first_token}, json)
@@ -27,13 +28,13 @@ def show_exchange(exchange_id: str, options: TopOptions, *, json: str | None) ->
 
 
 _IDS: Final = ("id", "request_id", "upstream_request_id", "trace_id")
-"""Filters of the API by which an exchange can be named, in the order in which they are tried."""
+"""Filters of the API that an exchange's id can match, in the order in which they are tried."""
 
 
 async def _fetch(exchange_id: str, options: TopOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     async with Admin(options.url, options.token, options.tls()) as admin:
         try:
-            exchange = await _find(exchange_id, admin)
+            exchange = await _find_exchange(exchange_id, admin)
             first_token = exchange and (await admin.get("first_token", id=exchange["id"])).get("first_token")
         except Trouble as exc:
             hint = "" if exc.hint is None else f". Hint: {exc.hint}"
@@ -42,17 +43,20 @@ async def _fetch(exchange_id: str, options: TopOptions) -> tuple[dict[str, Any],
         raise ConfigError(
             exchange_id,
             f"{options.url} keeps no exchange with this id",
-            "it runs, or newer ones have replaced it (meter.exchanges_kept); `llmtap top --once` has a list",
+            "it has not ended, or newer exchanges have replaced it (see meter.exchanges_kept); "
+            "`llmtap top --once` lists the exchanges",
         )
     return exchange, first_token
 
 
-async def _find(exchange_id: str, admin: Admin) -> dict[str, Any] | None:
+async def _find_exchange(exchange_id: str, admin: Admin) -> dict[str, Any] | None:
     for name in _IDS:
         exchanges = (await admin.get("exchanges", **{name: exchange_id}, limit="2")).get("exchanges")
         if exchanges:
             if len(exchanges) > 1:
-                print_message(f"warning: several exchanges have the {name} {exchange_id}; this is the newest")
+                print_message(
+                    f"warning: several exchanges have the {name} {exchange_id}; the newest is shown"
+                )
             newest: dict[str, Any] = exchanges[0]
             return newest
     return None

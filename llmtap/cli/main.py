@@ -1,8 +1,8 @@
-"""The `llmtap` command: the typer `app`, loading of the command modules, and exit codes.
+"""The `llmtap` command: the typer `app`, the import of the command modules, and the exit codes of errors.
 
 Each module in `_MODULES` adds its commands to `app`. This module also defines `--version`, the order of
-commands in the help, the meaning of `--json` without a file, and the output of errors. Helpers of the
-commands are in `cli/shared.py`.
+commands in the help, the meaning of `--json` without a file, and the output of errors. Code that several
+commands use is in `cli/shared.py`.
 """
 
 import functools
@@ -49,15 +49,15 @@ _COMMANDS: Final = (
 )
 """Commands in the order of the help text."""
 _COMMANDS_WITH_PLACES: Final = ("convert", "demo", "inspect", "report", "top", "watch")
-"""Commands whose first argument is a file or a place."""
+"""Commands whose first argument can be a file, folder or URL, which `--json` must not take as its FILE."""
 
 
 class _Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read `--json` without a file as `--json=-`.
+        """Replace `--json` without a file by `--json=-`, and parse the arguments.
 
-        In commands that have an argument (a file or a place), a file name for `--json` must follow a `=`: the
-        next word is the argument.
+        In `_COMMANDS_WITH_PLACES`, the word after `--json` is always an argument of the command: a file of
+        `--json` must follow a `=`.
         """
         has_places = args[:1] and args[0] in _COMMANDS_WITH_PLACES
         last = args.index("--") if "--" in args else len(args)
@@ -130,8 +130,8 @@ def main() -> None:
         print_message(str(exc))
         sys.exit(ExitCode.FAILED)
     except OSError as exc:
-        # Code that reads or writes a file names it in a ConfigError. Other errors, such as a broken disk, end
-        # here.
+        # Code that reads or writes a file of the user raises ConfigError. This prints any other error of the
+        # operating system, such as a broken disk.
         name = "" if exc.filename is None else f"{exc.filename}: "
         print_message(f"{name}{exc.strerror or exc}")
         sys.exit(ExitCode.USAGE)

@@ -16,7 +16,7 @@ from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.options.fields import keys_given, opt
 
 if TYPE_CHECKING:
-    from llmtap.config import Loaded
+    from llmtap.config import LoadedSettings
     from llmtap.top.client import TopOptions
 
 ConfigFile = Annotated[
@@ -30,7 +30,7 @@ ConfigFile = Annotated[
 
 
 class SettingsOptions(Struct, frozen=True, kw_only=True):
-    """Options for the configuration file, and for keys that several commands of a meter can set."""
+    """Options for the configuration file, and for those of its keys that several commands can set."""
 
     admin: Annotated[
         str | None,
@@ -56,18 +56,18 @@ class SettingsOptions(Struct, frozen=True, kw_only=True):
     ] = None
     check: Annotated[bool, opt("Check the configuration and start nothing.")] = False
 
-    def keys(self, options: Struct) -> dict[str, Any]:
-        """Return the values of the keys that flags set, also those of the command. Raises ConfigError."""
+    def key_values(self, options: Struct) -> dict[str, Any]:
+        """Return the values of the configuration keys that flags set, also those of `options`."""
         return {**keys_given(options, self), **read_pairs("--set", self.assign)}
 
-    def read(self, options: Struct) -> "Loaded":
-        """Return the settings, and all mistakes in their values. `options`: the flags of the command.
+    def read(self, options: Struct) -> "LoadedSettings":
+        """Return the settings, and all mistakes in their values. `options`: the command's other flags.
 
         Raises ConfigError if the file or a flag cannot be read.
         """
         from llmtap.config import read_settings
 
-        return read_settings(self.config, os.environ, self.keys(options))
+        return read_settings(self.config, os.environ, self.key_values(options))
 
 
 ApiKeyEnv = Annotated[
@@ -95,7 +95,7 @@ NoSelftest = Annotated[
 Json = Annotated[
     str | None, opt("Result as JSON: on stdout with --json, in FILE with --json=FILE.", "[=FILE]")
 ]
-"""Option with an optional file. Without a file, `cli/main.py` adds the default, standard output."""
+"""Option `--json` with an optional file. If the file is missing, `cli/main.py` adds `-`, standard output."""
 
 
 class HeaderOptions(Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class HeaderOptions(Struct, frozen=True, kw_only=True):
     api_key_env: ApiKeyEnv = None
 
     def fields(self) -> list[tuple[str, str]]:
-        """Return the fields. Raises ConfigError; its message never contains their values."""
+        """Return the names and values of the header fields. No message of a ConfigError contains a value."""
         from llmtap.load.replay.options import read_headers
 
         return read_headers(self.header or [], self.header_file, self.api_key_env)
@@ -123,7 +123,7 @@ Goodput = Annotated[
 
 
 class GoalOptions(Struct, frozen=True, kw_only=True):
-    """Options for the goals that the figures must meet, and for further percentiles."""
+    """Options for the limits that requests and figures must meet, and for additional percentiles."""
 
     slo: Annotated[
         str | None,
@@ -141,7 +141,7 @@ class GoalOptions(Struct, frozen=True, kw_only=True):
     ] = None
 
     def objectives(self) -> str | None:
-        """Return the objectives in the form of `--slo`. Raises ConfigError."""
+        """Return the limits of `--slo` or `--goodput` in the form of `--slo`. Raises ConfigError."""
         return read_objectives(self.slo, self.goodput)
 
 
@@ -166,7 +166,7 @@ class TokenOptions(Struct, frozen=True, kw_only=True):
 
 
 class ReaderOptions(Struct, frozen=True, kw_only=True):
-    """Options for the reader of smooth goodput; None: the default."""
+    """Options for the simulated reader of user idle latency and smooth goodput; all have defaults."""
 
     reader_speed: Annotated[
         Annotated[float, Meta(gt=0, le=1e6)] | None,

@@ -1,4 +1,4 @@
-"""`llmtap report FRONT BACK --pair`: pair the captures on both sides of a gateway, or one capture of both."""
+"""`llmtap report FRONT BACK --pair`: pair the exchanges on both sides of a gateway, from 1 or 2 captures."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,18 +8,21 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import BACK, FRONT
 
 EXCHANGES_MAX: Final = 200_000
-"""Exchanges of one side that are paired at once: all are in memory, some 20 KB each."""
+"""Maximum number of exchanges of a capture to pair: all of them are in memory, about 20 KB each."""
 
 
 def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) -> None:
-    """Pair two captures, and write or print the report. Raises ConfigError."""
+    """Pair the exchanges of one or two captures, and write or print the report. Raises ConfigError."""
     from llmtap.capture.read.reader import read
     from llmtap.pairing.summary import pair_captures
     from llmtap.report.pairs import pairs_html, pairs_markdown, render_pairs
 
     if len(places) not in (1, 2):
-        hint = "such as llmtap report FRONT BACK --pair; to write JSON to a file, use --json=FILE"
-        raise ConfigError("--pair", f"needs two captures, or one of both sides, got {len(places)}", hint)
+        problem = f"expected two captures, or one capture with both sides of a gateway, got {len(places)}"
+        hint = (
+            "such as llmtap report FRONT BACK --pair; after `--json FILE`, FILE is a capture: use --json=FILE"
+        )
+        raise ConfigError("--pair", problem, hint)
     captures = [read(place, skip_broken=skip_broken) for place in places]
     for place, capture in zip(places, captures, strict=True):
         if len(capture) > EXCHANGES_MAX:
@@ -32,7 +35,7 @@ def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) 
         exchanges = list(captures[0].exchanges())
         fronts, backs = ([x for x in exchanges if x.side == side] for side in (FRONT, BACK))
         if not fronts or not backs:
-            hint = "name two captures, or a capture of a proxy with [pair]"
+            hint = "name two captures, or a capture of a proxy that has [pair] in its configuration"
             raise ConfigError(places[0], "does not have both sides of a gateway", hint)
     summary = pair_captures(fronts, backs, comparable=len(keys) == 1 and "" not in keys)
     texts = {

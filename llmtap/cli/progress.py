@@ -1,8 +1,7 @@
 """Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines.
 
-`watching_progress` yields a listener, which a command passes to a replay or a benchmark. These call the
-listener's methods. `LatestProgress` keeps the figures for `llmtap demo`. `ReplaySignals` handles Ctrl-C
-during a replay.
+`watching_progress` yields a listener. A command passes it to a replay or a benchmark, which calls its
+methods. `LatestProgress` keeps the figures for `llmtap demo`. `ReplaySignals` handles Ctrl-C during a replay.
 """
 
 import asyncio
@@ -22,8 +21,10 @@ from llmtap.units import NS_PER_S
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-EVERY_NS: Final = 10 * NS_PER_S
+LINE_INTERVAL_NS: Final = 10 * NS_PER_S
+"""Minimum time between two log lines."""
 WARM_UP_AUTO: Final = "100 requests or more, 10,000 tokens or more, until latency is stable"
+"""Text about the length of the automatic warm-up."""
 
 
 class ProgressLines:
@@ -32,7 +33,8 @@ class ProgressLines:
     def __init__(self) -> None:
         self._began_ns = self._printed_ns = SystemClock.mono_ns()
         self._under_way = 0
-        self._stop_requests = 0
+        """Number of requests in flight."""
+        self._stop_signals = 0
         self._load_ns = 0
         """Start of the current load in monotonic ns; 0 before its first report."""
         self._load_s: float | None = None
@@ -40,7 +42,7 @@ class ProgressLines:
         self._end_ns: int | None = None
         """Estimated end of the benchmark in monotonic ns; None while it is not known."""
 
-    def reading(self, done: int, of: int | None) -> None:
+    def on_reading(self, done: int, of: int | None) -> None:
         pass
 
     def on_preparing(self, done: int, of: int) -> None:
@@ -59,10 +61,10 @@ class ProgressLines:
 
     def on_sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
-        # Call this even if nothing is printed: the first call notes the start of the load.
+        # Make this text even if nothing is printed: the first call stores the start of the load.
         remaining_text = self._remaining_text(progress, planned)
         if self._is_due() or not (progress.left or progress.under_way):
-            self._print(figures(progress, planned) + remaining_text + self._end_text())
+            self._print(progress_text(progress, planned) + remaining_text + self._end_text())
 
     def on_writing(self, done: int, of: int) -> None:
         pass
@@ -70,23 +72,23 @@ class ProgressLines:
     def on_comparing(self, done: int, of: int | None) -> None:
         pass
 
-    def stopping(self) -> None:
-        """Report a request to stop. A second request cancels the responses in flight."""
-        self._stop_requests += 1
+    def report_stop(self) -> None:
+        """Print what a signal does: the first stops sending, the second cancels the responses in flight."""
+        self._stop_signals += 1
         answers = f"{self._under_way:,} answer{'' if self._under_way == 1 else 's'}"
-        if self._stop_requests == 1:
+        if self._stop_signals == 1:
             in_flight = f": {answers} in flight, signal again to cancel them" if self._under_way else ""
             self._print(f"stopping{in_flight}")
-        elif self._stop_requests == 2 and self._under_way:
+        elif self._stop_signals == 2 and self._under_way:
             self._print(f"cancelling {answers}")
 
     def step(self, name: str, message: str, seconds: float | None = None) -> None:
-        """Print that a load of a benchmark begins, which takes `seconds`, or that it was measured before."""
+        """Print the name of a benchmark's load and a message on it. `seconds`: duration of the load."""
         self._load_ns, self._load_s = 0, seconds
         self._print(f"{self._elapsed_text()} {name}: {message}")
 
     def report_remaining(self, text: str) -> None:
-        """Print the part of a benchmark that is still to be done."""
+        """Print a text on the tests and loads that remain."""
         if text:
             self._print(f"{self._elapsed_text()} to do: {text}")
 
@@ -95,18 +97,19 @@ class ProgressLines:
         self._end_ns = SystemClock.mono_ns() + round(seconds * NS_PER_S)
 
     def _end_text(self) -> str:
-        """Format the estimated time until the end of the benchmark; empty while it is not known."""
+        """Return a text with the estimated time until the end of the benchmark; empty if it is not known."""
         if self._end_ns is None:
             return ""
         left_s = max(0, self._end_ns - SystemClock.mono_ns()) // NS_PER_S
         return f"; all tests end in about {left_s // 60}:{left_s % 60:02d}"
 
-    def _print(self, words: str) -> None:
-        print_message(words)
+    def _print(self, text: str) -> None:
+        print_message(text)
 
     def _is_due(self) -> bool:
+        """Return whether it is time for the next line. If it is, the wait for the line after it begins."""
         now_ns = SystemClock.mono_ns()
-        is_due = now_ns - self._printed_ns >= EVERY_NS
+        is_due = now_ns - self._printed_ns >= LINE_INTERVAL_NS
         if is_due:
             self._printed_ns = now_ns
         return is_due
@@ -117,9 +120,9 @@ class ProgressLines:
         return f"[{seconds // 60:02d}:{seconds % 60:02d}]"
 
     def _remaining_text(self, progress: Progress, planned: int | None) -> str:
-        """Format the time until the last request is sent, from the load's duration or from the rate so far.
+        """Return a text with the time until the last request, from the load's duration or its rate so far.
 
-        The time after the last request is not included: it is unknown, because answers differ in length.
+        The time until the last answer ends is unknown, because answers differ in length.
         """
         if not progress.left or (planned is not None and progress.sent >= planned):
             return ", all sent" if progress.under_way else ""
@@ -144,13 +147,12 @@ class LatestProgress(ProgressLines):
     def on_sending(self, progress: Progress, planned: int | None) -> None:
         self.progress = progress
 
-    def _print(self, words: str) -> None:
+    def _print(self, text: str) -> None:
         pass
 
 
-class Bars(ProgressLines):
-    """Progress listener that redraws one line with a bar and figures of the current
-    step, below other lines."""
+class ProgressBar(ProgressLines):
+    """Progress listener for a terminal: a bar with figures of the current step, below the printed lines."""
 
     def __init__(self, bar: "RichProgress") -> None:
         super().__init__()
@@ -169,7 +171,7 @@ class Bars(ProgressLines):
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
 
-    def reading(self, done: int, of: int | None) -> None:
+    def on_reading(self, done: int, of: int | None) -> None:
         self._show("reading", done, of)
 
     def on_preparing(self, done: int, of: int) -> None:
@@ -182,7 +184,7 @@ class Bars(ProgressLines):
 
     def on_sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
-        text = figures(progress, None) + self._remaining_text(progress, planned) + self._end_text()
+        text = progress_text(progress, None) + self._remaining_text(progress, planned) + self._end_text()
         self._show("sending", progress.ended, planned, text)
 
     def on_writing(self, done: int, of: int) -> None:
@@ -195,12 +197,12 @@ class Bars(ProgressLines):
         super().step(name, message, seconds)
         self._hide()
 
-    def _print(self, words: str) -> None:
-        self._bar.console.print(f"llmtap: {printable(words)}", markup=False, highlight=False)
+    def _print(self, text: str) -> None:
+        self._bar.console.print(f"llmtap: {printable(text)}", markup=False, highlight=False)
 
 
-def figures(p: Progress, planned: int | None) -> str:
-    """Return a line with the figures of the progress."""
+def progress_text(p: Progress, planned: int | None) -> str:
+    """Return a line with the counts and latencies of a load so far. `planned`: number of requests to send."""
     parts = [
         f"sent {p.sent:,}" + ("" if planned is None else f" of {planned:,}"),
         f"in flight {p.under_way:,}",
@@ -233,7 +235,7 @@ def watching_progress() -> Iterator[ProgressLines]:
         TextColumn("{task.fields[text]}", markup=False),
     )
     with RichProgress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
-        yield Bars(bar)
+        yield ProgressBar(bar)
 
 
 class ReplaySignals:
@@ -248,17 +250,17 @@ class ReplaySignals:
     def __call__(self) -> bool:
         """Handle a signal. Return False if the caller must interrupt the replay at once."""
         match self._replay.stage:
-            # If the event loop is closed, the replay has failed: let the caller interrupt it.
+            # A closed event loop cannot run `_stop`: the replay has failed, so the caller must end it.
             case ReplayStage.SENDING if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stop)
                 return True
             case ReplayStage.REPORTING if not self._has_warned:
                 self._has_warned = True
                 message = b"llmtap: the load has ended; signal again to stop before the report is written\n"
-                os.write(2, message)  # No print(): the signal may have interrupted one.
+                os.write(2, message)  # Not print(): it cannot be used while the signal interrupts a print().
                 return True
         return False
 
     def _stop(self) -> None:
-        self._listener.stopping()
+        self._listener.report_stop()
         self._replay.stop()

@@ -20,10 +20,10 @@ from llmtap.cli.shared import (
     ReceivedSignals,
     SeveralValues,
     Stopped,
+    check_capture_place,
     exit_codes,
     figures_place,
     json_text,
-    need_capture,
     print_message,
     print_rich,
     read_percentiles,
@@ -95,7 +95,7 @@ def replay(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     csv, capture = load.measuring.csv, load.measuring.capture
     figures_csv_file = None if csv is None else figures_place(csv)
-    Outputs(csv=csv)
+    Outputs(csv=csv)  # Check that the file can be written.
     files = outputs.outputs(csv=figures_csv_file)
     from llmtap.cli.progress import watching_progress
     from llmtap.gates.requirements import Requirements, exit_code
@@ -125,14 +125,14 @@ def replay(
         ),
     )
     if capture is not None:
-        need_capture(capture)
+        check_capture_place(capture)
         if (place := result_place(capture)) is not None:
-            Outputs(json=str(place))
+            Outputs(json=str(place))  # Check that the file can be written.
     selftest = not options.no_selftest and load.sending.ray is None
     try:
         with stoppable() as signals:
             with watching_progress() as listener:
-                replay = Replay(plan_of(load, listener.reading), load, listener)
+                replay = Replay(plan_of(load, listener.on_reading), load, listener)
                 result = asyncio.run(_run(replay, listener, signals, selftest=selftest))
             rows = requirements.add_to(result)
             if capture is not None:
@@ -142,11 +142,11 @@ def replay(
         print_message("stopped")
         raise typer.Exit(exc.code) from None
     except NothingMeasured as exc:
-        assert signals.code is not None
+        assert signals.exit_code is not None
         print_message(str(exc))
-        raise typer.Exit(signals.code) from None
-    if signals.code is not None:
-        raise typer.Exit(signals.code)
+        raise typer.Exit(signals.exit_code) from None
+    if signals.exit_code is not None:
+        raise typer.Exit(signals.exit_code)
     code = exit_code(result["verdict"], rows, missed=result["load"]["stop_condition"] is not None)
     if code:
         raise typer.Exit(code)

@@ -152,8 +152,8 @@ class _ReportOutputs(OutputOptions, frozen=True, kw_only=True):
     csv: Annotated[
         str | None,
         opt(
-            "CSV file: of captures and traces a row for each request, with every column, and the figures in "
-            "NAME.figures.csv beside it; of the result of a replay a row for each figure.",
+            "CSV file. For captures and traces: a row for each request, with every column, and the figures "
+            "in NAME.figures.csv next to it. For the result of a replay: a row for each figure.",
             "FILE",
         ),
     ] = None
@@ -303,9 +303,9 @@ def report(
     files = Outputs(html=outputs.html, markdown=outputs.markdown)
     if source.source_format is not None or _is_trace(places):
         if source.integrity:
-            raise _only_of_captures("--integrity", places[0])
+            raise _not_for_trace("--integrity", places[0])
         if pages:
-            raise _only_of_captures(pages[0], places[0])
+            raise _not_for_trace(pages[0], places[0])
         summary = _summarise_trace(places[0], options, source.source_format)
         rows = requirements.add_to(summary)
         if outputs.csv is not None:
@@ -326,19 +326,19 @@ def report(
             render_integrity(summary)
         )
         raise typer.Exit(0 if integrity_check.ok else ExitCode.FAILED)
-    experiment_of = _recorded_experiment(capture) if "arm" in options["by"] else None
-    if pages and experiment_of is None:
-        raise ConfigError(pages[0], "the capture has no two arms to compare", "leave out the option")
+    recorded_experiment = _recorded_experiment(capture) if "arm" in options["by"] else None
+    if pages and recorded_experiment is None:
+        raise ConfigError(pages[0], "the capture does not have two arms to compare", f"leave out {pages[0]}")
     on_exchange = None
-    if experiment_of is not None:
-        on_exchange = partial(experiment_of.add, reader=options["reader"])
+    if recorded_experiment is not None:
+        on_exchange = partial(recorded_experiment.add, reader=options["reader"])
     infos = [f.info for f in capture.files]
-    with _progress(len(capture)) as progress:
+    with _progress_bar(len(capture)) as progress:
         summary = describe(infos, capture.batches(), progress=progress, on_exchange=on_exchange, **options)
     experiment_part: Any = None
-    if experiment_of is not None:
+    if recorded_experiment is not None:
         window: Any = summary["window"]
-        experiment_part = summary["experiment"] = experiment_of.to_dict(Path(places[0]).name, window)
+        experiment_part = summary["experiment"] = recorded_experiment.to_dict(Path(places[0]).name, window)
     capture_part: Any = summary["capture"]
     capture_part |= {
         "files": len(capture.files),
@@ -358,11 +358,11 @@ def report(
             files.write(experiment_texts(experiment_part))
     if outputs.json is not None:
         print_json(summary, outputs.json)
-    elif files.stdout is not None:
-        print(experiment_texts(experiment_part)[files.stdout]())
+    elif files.stdout_option is not None:
+        print(experiment_texts(experiment_part)[files.stdout_option]())
     else:
         print_rich(render_capture(summary))
-        if experiment_of is not None:
+        if recorded_experiment is not None:
             from llmtap.report.experiment_page import render_experiment
 
             print_line("")
@@ -370,7 +370,7 @@ def report(
         if verdicts:
             from llmtap.report.replay import render_verdicts
 
-            with result_errors(f"{RESULT_PATTERN} beside the capture"):
+            with result_errors(f"{RESULT_PATTERN} next to the capture"):
                 print_rich(render_verdicts(verdicts))
     exit_with(exit_code(None, rows))
 
@@ -405,26 +405,28 @@ def _report_logs(
         show_logs(places, outputs.outputs(), unit)
         return
     if len(places) != 1:
-        raise ConfigError("--compare", f"got {len(places)} base logs, expected one")
+        hint = "give one log, then --compare LOG for each other log"
+        raise ConfigError("--compare", f"expected one log before --compare, got {len(places)}", hint)
     need_extra("--compare", "scipy", "bench")
     compare_logs([places[0], *comparison.compare], outputs.outputs(), unit)
 
 
-def _only_of_captures(option: str, place: str) -> ConfigError:
-    return ConfigError(option, f"applies to captures of llmtap only, and {place} is a trace", "leave it out")
+def _not_for_trace(option: str, place: str) -> ConfigError:
+    problem = f"applies to captures of llmtap only, and {place} is a trace"
+    return ConfigError(option, problem, f"leave out {option}")
 
 
 # ---------------------------------------------------------------- captures and traces
 
 
 def _is_trace(places: list[str]) -> bool:
-    """Return whether the places are a trace: one file that is neither Parquet nor a spool of a capture."""
+    """Return whether `places` is a single trace: a file that is neither Parquet nor a spool of a capture."""
     if len(places) != 1:
         return False
     path = Path(places[0])
     try:
         if not path.is_file():
-            # A pipe can be read only once, so its type is not checked.
+            # Accept every pipe: its first bytes could not be read a second time.
             return path.is_fifo() or path.is_char_device()
         with path.open("rb") as file:
             return file.read(4) not in (b"PAR1", b"LTSP")
@@ -437,7 +439,7 @@ def _summarise_trace(path: str, options: dict[str, Any], source_format: str | No
     from llmtap.capture.read.describe import describe
     from llmtap.traces.registry import open_trace
 
-    with open_trace(path, source_format=source_format) as trace, _progress(None) as progress:
+    with open_trace(path, source_format=source_format) as trace, _progress_bar(None) as progress:
         source = trace.source
         summary = describe([source.info], source.batches, progress=progress, **options)
     capture_part: Any = summary["capture"]
@@ -446,7 +448,7 @@ def _summarise_trace(path: str, options: dict[str, Any], source_format: str | No
 
 
 def _recorded_experiment(capture: "Capture") -> "RecordedExperiment | None":
-    """Return the experiment whose arms the capture recorded; None without arms to compare."""
+    """Return the experiment in a capture; None if the capture does not have two arms to compare."""
     from llmtap.meter.recorded_experiment import COLUMNS, RecordedExperiment
 
     return RecordedExperiment.from_batches(capture.batches(COLUMNS))
@@ -465,7 +467,7 @@ def _write_csv(csv: str, batches: "Iterator[pa.RecordBatch]", summary: Mapping[s
     from llmtap.gates.figures import figures_csv
 
     figures = figures_place(csv)
-    Outputs(csv=csv)
+    Outputs(csv=csv)  # Check that the file can be written.
     try:
         write_csv(Path(csv), batches)
     except OSError as exc:
@@ -474,7 +476,7 @@ def _write_csv(csv: str, batches: "Iterator[pa.RecordBatch]", summary: Mapping[s
 
 
 @contextmanager
-def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
+def _progress_bar(rows: int | None) -> Iterator[Callable[[int], None] | None]:
     """Yield a function that shows the number of rows read, or None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -491,25 +493,25 @@ def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
 
 
 def _refuse_bench(places: list[str]) -> None:
-    """Raise ConfigError for results folders: a summary over captures of different
-    loads would be meaningless."""
+    """Raise ConfigError for results folders of benchmarks: a summary over their captures, which have
+    different loads, would be meaningless."""
     for place in (Path(path) for pattern in places for path in sorted(glob(pattern))):
         results = [place] if (place / "bench.json").is_file() else []
         results += [path.parent for path in sorted(place.glob("*/bench.json"))]
         if results:
             hint = f"use `llmtap report {shlex.quote(str(results[0]))}`, with --compare for the other results"
-            raise ConfigError("CAPTURE", f"{results[0]} has benchmark results", hint)
+            raise ConfigError("CAPTURE", f"{results[0]} has benchmark results and is not a capture", hint)
 
 
 def _show_bench(folder: Path, outputs: Outputs, requirements: "Requirements") -> None:
     from llmtap.bench.report.report import load_document
-    from llmtap.cli.bench import bench_texts, judged_loads
+    from llmtap.cli.bench import bench_texts, judge_loads
     from llmtap.gates.requirements import exit_code
     from llmtap.report.bench import render_bench
 
     with result_errors(str(folder)):
         document = load_document(folder)
-        rows = judged_loads(document, requirements)
+        rows = judge_loads(document, requirements)
         shown = json_value(msgspec.structs.replace(document, requirements=rows or msgspec.UNSET))
         outputs.write_or_show(bench_texts(shown), lambda: print_rich(render_bench(shown)))
     exit_with(exit_code(None, rows))

@@ -1,4 +1,4 @@
-"""Stored results of replays and experiments: load, show, and store beside a capture."""
+"""Stored results of replays and experiments: load a result, show it, and store it next to a capture."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -16,8 +16,7 @@ from llmtap.errors import ConfigError, ExitCode
 RESULT_BYTES_MAX: Final = 256 << 20
 """Maximum size of a file that is read as a result. A result has a few MB: one value per second and series."""
 RESULT_PATTERN: Final = "replay-*.json"
-"""Pattern of the second part of a result's file name. The first part is the name of the capture's folder and
-a dot."""
+"""Pattern of a result's file name after its first part: the name of the capture's folder and a dot."""
 _REPLAY_FIELDS: Final = frozenset({"load", "sender", "plan", "metrics", "verdict"})
 """Fields by which the result of a replay is recognised."""
 _EXPERIMENT_FIELDS: Final = frozenset({"state", "arms", "differences", "sample_ratio"})
@@ -25,14 +24,14 @@ _EXPERIMENT_FIELDS: Final = frozenset({"state", "arms", "differences", "sample_r
 
 
 def exit_with(code: ExitCode) -> None:
-    """End the command with a code other than OK."""
+    """End the command with this exit code, unless it is OK."""
     if code:
         raise typer.Exit(code)
 
 
 @contextmanager
 def result_errors(place: str) -> Iterator[None]:
-    """Raise ConfigError in place of an error that a wrong or missing field of a stored result causes."""
+    """Convert the errors that a wrong or missing field of a stored result causes into a ConfigError."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as exc:
@@ -46,15 +45,15 @@ def result_errors(place: str) -> Iterator[None]:
 
 def load_result(place: str | Path) -> dict[str, Any] | None:
     """Return the result that `llmtap replay --json` wrote to a file; None for any other file."""
-    return _load(place, _REPLAY_FIELDS)
+    return _load_json(place, _REPLAY_FIELDS)
 
 
 def load_experiment(place: str | Path) -> dict[str, Any] | None:
     """Return the result of an experiment that was stored in a file; None for any other file."""
-    return _load(place, _EXPERIMENT_FIELDS)
+    return _load_json(place, _EXPERIMENT_FIELDS)
 
 
-def _load(place: str | Path, fields: Set[str]) -> dict[str, Any] | None:
+def _load_json(place: str | Path, fields: Set[str]) -> dict[str, Any] | None:
     """Return the JSON object of a file that has these fields; None for any other file."""
     path = Path(place)
     try:
@@ -81,7 +80,7 @@ def show_experiment(outputs: Outputs, experiment: Mapping[str, Any]) -> None:
 
 
 def experiment_texts(experiment: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return the functions that make the outputs of an experiment, by option."""
+    """Return functions that return the text of an experiment's outputs, by option."""
     from llmtap.report.experiment_page import experiment_html, experiment_markdown
 
     return {
@@ -108,8 +107,8 @@ def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
 def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path | None:
     """Return the path for the result of a replay, next to the folder of its capture; None for a URL.
 
-    The result is not in the folder itself: this has only Parquet files, so that other tools can read it as
-    one dataset. The name contains the start time of `result`.
+    The result is not in the folder itself, so that the folder has only Parquet files and other tools can read
+    it as one dataset. The name contains the start time of `result`; without `result` it is incomplete.
     """
     from llmtap.capture.store.parquet import place_of
 
@@ -122,9 +121,9 @@ def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path 
 
 
 def store_result(capture: str, result: Mapping[str, Any]) -> None:
-    """Write the result next to the folder of the capture, if that is local.
+    """Write the result next to the folder of the capture; do nothing if the capture has a URL.
 
-    Raises ConfigError if it cannot be written.
+    Raises ConfigError if the file cannot be written.
     """
     place = result_place(capture, result)
     if place is not None:
@@ -132,9 +131,9 @@ def store_result(capture: str, result: Mapping[str, Any]) -> None:
 
 
 def stored_verdicts(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the names and the verdicts of the results next to these folders, oldest first.
+    """Yield the file name and the verdict of each result next to these folders, oldest first.
 
-    Results in the folders are included: earlier versions of llmtap stored them there.
+    Results inside the folders are included: earlier versions of llmtap stored them there.
     """
     for place in places:
         if not Path(place).is_dir():

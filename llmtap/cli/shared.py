@@ -1,7 +1,7 @@
-"""Shared code of commands: declarations and checks of options, output files, printing, and signals.
+"""Shared code of commands: checks of options, output files, printing, and signals.
 
-`Outputs` writes `--json`, `--html`, `--markdown` and `--csv`; `stoppable` handles Ctrl-C, SIGTERM and SIGHUP;
-names such as `Headers` declare options that several commands have.
+`Outputs` writes `--json`, `--html`, `--markdown` and `--csv`; `stoppable` handles Ctrl-C, SIGTERM and SIGHUP.
+`cli/options.py` declares the options that several commands have.
 """
 
 import difflib
@@ -29,17 +29,16 @@ if TYPE_CHECKING:
 
 STDOUT: Final = "-"
 _LINE_MAX: Final = 10_000
-"""Width for output without a terminal: longer than any row of a table."""
+"""Width of tables for output without a terminal: longer than any row."""
 _SIGNAL_EXIT: Final = 128
-"""Number that is added to the number of a signal to get the exit code, as in shells."""
+"""Exit code of a command that a signal ended, minus the number of the signal, as in shells."""
 
 
 # ---------------------------------------------------------------- messages
 
 
 def print_message(text: str) -> None:
-    """Print a message on stderr. Control characters are escaped: the text may come from a
-    file or a server."""
+    """Print a message on stderr. Escape control characters, which text from files and servers can contain."""
     print(f"llmtap: {printable_lines(text)}", file=sys.stderr, flush=True)
 
 
@@ -74,42 +73,42 @@ class Outputs:
         to_stdout = [option for option, name in named.items() if name == STDOUT]
         if len(to_stdout) > 1:
             raise ConfigError(to_stdout[1], f"cannot be written to stdout together with {to_stdout[0]}")
-        self.stdout = to_stdout[0] if to_stdout else None
+        self.stdout_option = to_stdout[0] if to_stdout else None
+        """Option whose text is printed on standard output; None: standard output has the normal report."""
         self.files = {option: Path(name) for option, name in named.items() if name not in (None, STDOUT)}
         for option, place in self.files.items():
             if not place.parent.is_dir():
                 raise ConfigError(option, f"the folder {place.parent} does not exist")
-            known = place.exists()
+            existed = place.exists()
             try:
                 place.open("ab").close()
-                if not known:
+                if not existed:
                     place.unlink()
             except OSError as exc:
                 raise _write_error(option, place, exc) from None
 
     def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Write all requested files. `texts`: by option, the function that makes the text."""
+        """Write all requested files. `texts`: functions that return the text of an option's file."""
         for option, place in self.files.items():
             write_output(option, place, texts[option]())
 
     def write_or_show(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
-        """Write the files. Then print the output that goes to stdout, or call `show` if no output goes to
-        stdout."""
+        """Write all requested files. Then print the text of the option with `-`, or without such an option
+        call `show`, which prints the normal report."""
         self.write(texts)
-        if self.stdout is None:
+        if self.stdout_option is None:
             show()
         else:
-            print(texts[self.stdout]())
+            print(texts[self.stdout_option]())
 
 
 def exit_codes(*codes: ExitCode) -> str:
-    """Return the paragraph on exit codes for a command's help. `codes`: those of
-    the command; default: all."""
+    """Return the paragraph on exit codes in a command's help. `codes`: codes to list; default: all."""
     return "Exit codes: " + "; ".join(f"{code} {code.meaning}" for code in codes or ExitCode) + "."
 
 
-def need_capture(to: str) -> None:
-    """Raise ConfigError if no capture can be written to `to`."""
+def check_capture_place(to: str) -> None:
+    """Raise ConfigError if a capture cannot be written to the folder or URL `to`."""
     from llmtap.capture.store.parquet import check_place
 
     if not to:
@@ -123,9 +122,9 @@ def need_capture(to: str) -> None:
 
 
 def write_output(option: str, place: Path, text: str, *, private: bool = False) -> None:
-    """Write a text and a line feed. Raises ConfigError that names the option.
+    """Write a text and a line feed to a file. Raises ConfigError that names the option.
 
-    `private`: only the owner may read a new file.
+    `private`: only the owner can read a new file.
     """
     try:
         with open(place, "w", encoding="utf-8", opener=open_private if private else None) as file:
@@ -154,8 +153,7 @@ def print_json(value: object, to: str = STDOUT, out: Any = None) -> None:
 
 
 def print_rich(renderable: "RenderableType") -> None:
-    """Print a renderable of the package rich. In a pipe, lines are not wrapped, so that
-    they can be searched."""
+    """Print a renderable of the package rich. In a pipe, do not wrap lines, so that `grep` finds them."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -165,7 +163,7 @@ def print_rich(renderable: "RenderableType") -> None:
 
 
 def print_table(table: "Table", out: Any = None) -> None:
-    """Print aligned columns. In a pipe, a row is one line of any length, so that it can be searched."""
+    """Print a table. In a pipe, a row is one line of any length, so that `grep` finds whole rows."""
     from rich.console import Console, Group
 
     from llmtap.report.render import rich_table, tables_that_fit
@@ -173,7 +171,7 @@ def print_table(table: "Table", out: Any = None) -> None:
     out = out or sys.stdout
     if out.isatty():
         console = Console(file=out, highlight=False)
-        parts = tables_that_fit(table, console.width) if table.keys else [table]
+        parts = tables_that_fit(table, console.width) if table.key_columns else [table]
         console.print(Group(*map(rich_table, parts)))
         return
     console = Console(width=_LINE_MAX, highlight=False)
@@ -204,11 +202,11 @@ def read_percentiles(text: str | None) -> dict[str, float]:
 
 
 def read_pairs(
-    option: str, items: Sequence[str] | None, form: str = "KEY=VALUE", *, once: bool = False
+    option: str, items: Sequence[str] | None, form: str = "KEY=VALUE", *, unique: bool = False
 ) -> dict[str, str]:
-    """Return the value of each key; if a key repeats, the last one. Raises ConfigError.
+    """Return the values of texts of the form KEY=VALUE, by key. Raises ConfigError.
 
-    `once`: a repeated key is an error.
+    If a key repeats, its final value counts, or with `unique` the repetition is an error.
     """
     pairs: dict[str, str] = {}
     for item in items or ():
@@ -216,14 +214,14 @@ def read_pairs(
         key = key.strip()
         if not separator or not key:
             raise ConfigError(option, f"expected {form}, got {item!r}")
-        if once and key in pairs:
+        if unique and key in pairs:
             raise ConfigError(f"{option} {key}", "is given twice", "give each name once")
         pairs[key] = value.strip()
     return pairs
 
 
 def need_extra(place: str, module: str, extra: str, hint: str = "") -> None:
-    """Raise ConfigError if the package `module` is missing, with the hint to install the extra."""
+    """Raise ConfigError if the Python package `module` is missing; its hint installs the extra `extra`."""
     from importlib.util import find_spec
 
     if find_spec(module) is None:
@@ -242,11 +240,11 @@ def check_known(option: str, kind: str, name: str, known: Collection[str]) -> No
 
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command, which then reports the part that is complete."""
+"""Signals after which a command stops early and reports the completed part."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal arrived; `code` is the exit code."""
+    """A signal of STOP_SIGNALS ended the command; `code` is the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -259,32 +257,33 @@ def _terminal_fds() -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class ReceivedSignals:
-    """Signals that arrived, and an optional handler that is called instead of raising Stopped."""
+    """Signals that arrived, and an optional handler that is called before Stopped is raised."""
 
     numbers: list[int] = field(default_factory=list)
+    """Signal numbers, in the order of arrival."""
     terminal_fds: tuple[int, ...] = field(default_factory=_terminal_fds)
     """File descriptors of standard output and standard error, if they are a terminal."""
     handler: Callable[[], bool] | None = None
-    """Function called when a signal arrives. If it returns False, Stopped is raised."""
+    """Function called when a signal arrives. If it returns False, Stopped is raised; if True, it is not."""
 
     def add(self, number: int) -> None:
-        """Record a signal. After SIGHUP, redirect output to the terminal to nowhere: a write
-        to it would fail."""
+        """Record a signal. After SIGHUP, redirect the terminal's output to /dev/null: the terminal is closed,
+        so writing to it would fail."""
         self.numbers.append(number)
         if number == signal.SIGHUP:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
+            devnull = os.open(os.devnull, os.O_WRONLY)
             for fd in self.terminal_fds:
-                os.dup2(nowhere, fd)
-            os.close(nowhere)
+                os.dup2(devnull, fd)
+            os.close(devnull)
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Exit code for the first signal that arrived; None if no signal arrived."""
         return _SIGNAL_EXIT + self.numbers[0] if self.numbers else None
 
 
 def loop_signals(signals: ReceivedSignals, stop: Callable[[], None]) -> None:
-    """Call `stop` in the running loop when a signal arrives."""
+    """Record each signal of STOP_SIGNALS that arrives, and then call `stop` in the running event loop."""
     import asyncio
 
     def handle(number: int) -> None:
@@ -292,18 +291,17 @@ def loop_signals(signals: ReceivedSignals, stop: Callable[[], None]) -> None:
         stop()
 
     for number in STOP_SIGNALS:
-        # Do not handle a signal that was ignored at the start (nohup, background job of a shell).
+        # A signal that is ignored at the start (nohup, background job of a shell) must stay ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, handle, number)
 
 
 @contextmanager
 def stoppable() -> Iterator[ReceivedSignals]:
-    """Raise Stopped in the main thread when a signal of STOPPING arrives.
+    """Raise Stopped in the main thread when a signal of STOP_SIGNALS arrives.
 
-    The yielded object's `handler`, if it is set, may handle the signal instead.
-
-    Later signals are ignored, so that they do not interrupt the clean-up.
+    The `handler` of the yielded object can prevent this. After Stopped is raised, further signals are
+    ignored, so that they do not interrupt the clean-up.
     """
     before: dict[int, Any] = {}
     signals = ReceivedSignals()
@@ -326,7 +324,7 @@ def stoppable() -> Iterator[ReceivedSignals]:
     try:
         yield signals
     except KeyboardInterrupt:
-        # Raise Stopped again: some libraries replace it by a plain KeyboardInterrupt.
+        # Some libraries replace Stopped by a plain KeyboardInterrupt, so raise Stopped again.
         raise Stopped(signals.numbers[0] if signals.numbers else signal.SIGINT) from None
     finally:
         if not raised:
@@ -337,7 +335,7 @@ def stoppable() -> Iterator[ReceivedSignals]:
 class SeveralValues(TyperCommand):
     """Command with options that accept several words: `--pp 512 4096` means `--pp 512,4096`."""
 
-    words: ClassVar[Mapping[str, str]] = {
+    word_patterns: ClassVar[Mapping[str, str]] = {
         "--pp": r"[\d,]+",
         "--tg": r"[\d,]+",
         "--concurrency": r"[\d,]+",
@@ -346,30 +344,29 @@ class SeveralValues(TyperCommand):
         "--percentiles": r"[\d.,]+",
         "--fail-if-worse": r"([a-z][\w.]*:)?[\d.]+%?|all",
     }
-    """Pattern of the further words of each option. Words that do not match are arguments of the command."""
-    defaults: ClassVar[Mapping[str, str]] = {"--fail-if-worse": "all"}
-    """Default value of each option that may be given without a value."""
+    """Pattern of an option's additional words. Words that do not match are arguments of the command."""
+    bare_values: ClassVar[Mapping[str, str]] = {"--fail-if-worse": "all"}
+    """Value of an option that is given without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined: list[str] = []
-        form: str | None = None
-        """Pattern of further words of the last option, if it has a value; else None."""
+        # Pattern of additional words of the option before `arg`, if this option has a value; else None.
+        pattern: str | None = None
         for i, arg in enumerate(args):
-            if form and re.fullmatch(form, arg):
+            if pattern and re.fullmatch(pattern, arg):
                 joined[-1] += f",{arg}"
                 continue
             after = args[i + 1] if i + 1 < len(args) else ""
-            if arg in self.defaults and not re.fullmatch(self.words[arg], after):
-                arg = f"{arg}={self.defaults[arg]}"
+            if arg in self.bare_values and not re.fullmatch(self.word_patterns[arg], after):
+                arg = f"{arg}={self.bare_values[arg]}"
             joined.append(arg)
             name, has_value, _ = arg.partition("=")
-            form = self.words.get(name if has_value else args[i - 1] if i else "")
+            pattern = self.word_patterns.get(name if has_value else args[i - 1] if i else "")
         return super().parse_args(ctx, joined)
 
 
 def figures_place(csv: str) -> str:
-    """Return the path of the file for the figures, in the folder of the CSV file of requests: `a.figures.csv`
-    for `a.csv`."""
+    """Return the CSV file of figures (`a.figures.csv`) for that of requests (`a.csv`). Raises ConfigError."""
     if csv == STDOUT:
         raise ConfigError(
             "--csv",

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -19,9 +19,6 @@ from llmtap.cli.main import app
 from llmtap.cli.shared import read_pairs
 from llmtap.errors import ConfigError
 from llmtap.options.fields import opt
-
-if TYPE_CHECKING:
-    pass
 
 sim = typer.Typer(
     no_args_is_help=True, help="Run the simulated engine as a server, or simulate schedulers in virtual time."
@@ -155,7 +152,7 @@ def serve(
     flags = msgspec.structs.asdict(answers)
     values = {key: str(value) for key, value in flags.items() if value is not None and key != "assign"}
     places = {key: f"--{key}" for key in values}
-    for key, value in read_pairs("--set", answers.assign, once=True).items():
+    for key, value in read_pairs("--set", answers.assign, unique=True).items():
         if key in values:
             raise ConfigError(places[key], f"cannot be combined with --set {key}")
         values[key], places[key] = value, f"--set {key}"
@@ -163,8 +160,8 @@ def serve(
     engine = load_engine(
         engine_options.scheduler,
         values,
-        serving=read_pairs("--serving", engine_options.serving, "NAME=VALUE", once=True),
-        readings=read_pairs("--reading", engine_options.reading, "NAME=VALUE", once=True),
+        serving=read_pairs("--serving", engine_options.serving, "NAME=VALUE", unique=True),
+        readings=read_pairs("--reading", engine_options.reading, "NAME=VALUE", unique=True),
         servers=engine_options.servers,
         places=places,
     )
@@ -197,13 +194,13 @@ def serve(
             scheme = "grpc" if listening.grpc_certificate is None else "grpcs"
             print(f"llmtap sim: {scheme}://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
 
-    async def drain(_app: web.Application) -> None:
-        print("llmtap sim: stopping; streams may end within 60 s, a second signal cuts them", flush=True)
+    async def announce_stop(_app: web.Application) -> None:
+        print("llmtap sim: stopping; streams have 60 s to end, a second signal closes them", flush=True)
 
-    server.app.on_shutdown.append(drain)
+    server.app.on_shutdown.append(announce_stop)
     logging.getLogger("aiohttp.server").addFilter(_shorten_malformed)
-    # Exclude all objects that exist now from garbage collection, and collect rarely: a long collection would
-    # make streams late. Answers leave no reference cycles, so there is little to collect.
+    # A long garbage collection would delay the tokens of all streams. So exclude all objects that exist now,
+    # and collect rarely: answers leave no reference cycles, so there is little to collect.
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 1_000)
@@ -213,7 +210,7 @@ def serve(
         loop=uvloop.new_event_loop(),
         access_log=None,
         handle_signals=True,
-        handler_cancellation=True,  # Free what the engine holds for a client that leaves.
+        handler_cancellation=True,  # If a client disconnects, free its slot and memory in the engine.
         print=lambda *_: announce(),
     )
 
@@ -228,7 +225,7 @@ def _shorten_malformed(record: logging.LogRecord) -> bool:
 
 
 def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
-    """Return the contents of certificate and key; None without TLS. Raises ConfigError."""
+    """Return the contents of the PEM files; None if neither file is given. Raises ConfigError."""
     from llmtap.net.tls import server_context
 
     if certificate is None or key is None:
@@ -244,7 +241,7 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
 
 @contextmanager
 def _name_option(option_name: str, address: str) -> Iterator[None]:
-    """Convert an OSError to a ConfigError naming the option, for an address that cannot be used."""
+    """Convert an OSError of an address that cannot be used to a ConfigError that names its option."""
     try:
         yield
     except OSError as exc:

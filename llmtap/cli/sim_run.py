@@ -1,4 +1,4 @@
-"""`llmtap sim run`: schedulers in virtual time.
+"""`llmtap sim run`: simulate schedulers in virtual time.
 
 `sim_sweep.py` converts the options, runs the sweep (`sim/sweep`) and shows its progress.
 """
@@ -17,9 +17,9 @@ from llmtap.cli.shared import (
     Outputs,
     SeveralValues,
     Stopped,
+    check_capture_place,
     exit_codes,
     json_text,
-    need_capture,
     print_line,
     print_message,
     print_rich,
@@ -204,7 +204,7 @@ class _FitOptions(Struct, frozen=True, kw_only=True):
 
 
 class _CapacityOptions(Struct, frozen=True, kw_only=True):
-    """Options for the goals of a run and for the search of the capacity."""
+    """Options for the limits that a run must meet, and for the search of the highest request rate."""
 
     capacity: Annotated[
         float | None,
@@ -300,14 +300,14 @@ def run(
     if not trace:
         raise ConfigError("TRACE", "is missing", "`llmtap sim run --help` shows the arguments")
     sweep_axes = AxesReader()
-    sweep_axes.schedulers(axes.scheduler)
-    sweep_axes.routers(axes.router)
+    sweep_axes.set_schedulers(axes.scheduler)
+    sweep_axes.set_routers(axes.router)
     if axes.scale is not None and axes.rate is not None:
         raise ConfigError("--rate", "cannot be combined with --scale")
     for name, text in (("scale", axes.scale), ("rate", axes.rate)):
-        sweep_axes.numbers(name, text, float)
+        sweep_axes.set_numbers(name, text, float)
     for name, text in (("requests", axes.requests), ("servers", axes.servers), ("seed", axes.seed)):
-        sweep_axes.numbers(name, text, int)
+        sweep_axes.set_numbers(name, text, int)
     if goals.capacity is not None and not 0 <= goals.capacity < 1:
         raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {goals.capacity:g}")
     if goals.capacity is None and goals.capacity_by is not None:
@@ -315,7 +315,7 @@ def run(
     bounds = names_in(goals.capacity_by or "request", "--capacity-by", "bound", CAPACITY_BY)
     if runs.table is not None and runs.table.suffix not in SUFFIXES:
         raise ConfigError("--table", f"{runs.table} ends neither in .csv nor in .parquet")
-    sweep_axes.settings(axes.reading or [], "--reading")
+    sweep_axes.set_options(axes.reading or [], "--reading")
     edges_or_bins = "bin_edges" if axes.bins and "," in axes.bins else "bins"
     for name, text, flag_name in (
         (edges_or_bins, axes.bins, "--bins"),
@@ -323,9 +323,9 @@ def run(
         ("predictor", axes.predictor, "--predictor"),
     ):
         if text is not None:
-            sweep_axes.settings([f"{name}={text}"], flag_name)
-    sweep_axes.settings(axes.serving or [], "--serving")
-    sweep_axes.settings(axes.vary or [], "--vary")
+            sweep_axes.set_options([f"{name}={text}"], flag_name)
+    sweep_axes.set_options(axes.serving or [], "--serving")
+    sweep_axes.set_options(axes.vary or [], "--vary")
     whole = sweep_axes.all_axes(named, axes.preset or "")
     memory = None if fit.fit_kv_blocks is None else sweep_axes.kv_memory(whole, fit.fit_kv_blocks)
     fitted = fit_model(
@@ -359,7 +359,7 @@ def run(
     outputs = Outputs(json=runs.json, html=runs.html)
     if runs.capture is not None:
         if runs.ray in (None, "local"):
-            need_capture(runs.capture)
+            check_capture_place(runs.capture)
         elif "://" not in runs.capture and not Path(runs.capture).is_absolute():
             raise ConfigError(
                 "--capture",
@@ -391,9 +391,9 @@ def run(
                 for label, one in zip(labels, results, strict=True)
                 for row in requirements.add_to(one, label)
             ]
-            if not results:  # A page needs at least one result.
+            if not results:  # Do not write the HTML page: it needs at least one result.
                 outputs.files.pop("--html", None)
-                outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
+                outputs.stdout_option = None if outputs.stdout_option == "--html" else outputs.stdout_option
             if runs.table is not None:
                 write_runs(runs.table, results)
             figure = figure_of(axes.preset, results)
@@ -401,7 +401,9 @@ def run(
                 "--json": lambda: json_text(results),
                 "--html": lambda: _page_html(results, sla=sla, figure=figure),
             }
-            outputs.write_or_show(texts, lambda: _show(results, outcome.notes, sla=sla, figure=figure))
+            outputs.write_or_show(
+                texts, lambda: _show_results(results, outcome.notes, sla=sla, figure=figure)
+            )
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
         stored_text = f"are in {runs.results}: the same command continues from there"
@@ -425,7 +427,7 @@ def _page_html(runs: Sequence[Mapping[str, Any]], *, sla: bool, figure: "SweepFi
     return sweep_html(runs, sla=sla, figure=figure)
 
 
-def _show(
+def _show_results(
     runs: Sequence[Mapping[str, Any]], notes: Sequence[str], *, sla: bool, figure: "SweepFigure | None"
 ) -> None:
     from llmtap.report.gates import requirement_rows, requirements_blocks

@@ -1,8 +1,8 @@
 """Turn the options of `llmtap sim run` into the axes of a sweep, run it, and show progress.
 
-Used by `cli/sim.py`: `AxesReader` checks and collects the axes, `run_sweep` returns the summaries of all
-runs. This module also prints the lists of `--readings` and `--presets`. Progress is a bar in a terminal, else
-a line for each completed job.
+Used by `cli/sim_run.py` and `api.py`: `AxesReader` checks and collects the axes, `run_sweep` returns the
+summaries of all runs. This module also prints the lists of `--readings` and `--presets`. Progress is a bar in
+a terminal, else a line for each completed job.
 """
 
 import sys
@@ -34,16 +34,18 @@ _MAXIMA: Final = {
     "requests": 1_000_000_000,
     "servers": 10_000,
     "scale": 1_000_000_000,
-    "rate": 1_000_000_000,  # More than one per ns would all arrive at one time.
+    "rate": 1_000_000_000,  # One request per ns: with more, all requests would arrive at the same time.
     "seed": (1 << 63) - 1,
 }
-_LISTING: Final = "`llmtap sim run --readings` lists the readings and options of serving"
+"""Maximum value of each axis of numbers."""
+_LIST_HINT: Final = "`llmtap sim run --readings` lists the readings and options of serving"
 _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynamic")
 _OTHER_OPTION: Final = {
     "--reading": (SERVING, "an option of serving", "--serving"),
     "--serving": (READINGS, "a reading", "--reading"),
 }
-"""For each option: the names that belong to the other option, a description of them, and the other option."""
+"""By option: the names that belong to the other option, their description, and the other option. A name that
+is given to the wrong option gets an error with this hint."""
 
 
 class AxesReader:
@@ -53,17 +55,16 @@ class AxesReader:
         self._axes: dict[str, tuple[Any, ...]] = {}
         self._options: dict[str, str] = {}
 
-    def schedulers(self, text: str | None) -> None:
+    def set_schedulers(self, text: str | None) -> None:
         if text is not None:
-            self._set("scheduler", names_in(text, "--scheduler", "scheduler", SCHEDULERS), "--scheduler")
+            self._set_axis("scheduler", names_in(text, "--scheduler", "scheduler", SCHEDULERS), "--scheduler")
 
-    def routers(self, text: str | None) -> None:
+    def set_routers(self, text: str | None) -> None:
         if text is not None:
-            self._set("router", names_in(text, "--router", "router", ROUTERS), "--router")
+            self._set_axis("router", names_in(text, "--router", "router", ROUTERS), "--router")
 
-    def numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
-        """Set the values of an axis from numbers, separated by commas. They must be above 0; a
-        seed may be 0."""
+    def set_numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
+        """Set an axis from numbers between commas: above 0, or a seed of at least 0. Raises ConfigError."""
         if text is None:
             return
         option = f"--{name}"
@@ -82,10 +83,10 @@ class AxesReader:
             values.append(value)
         if not values:
             raise ConfigError(option, "expected at least one value")
-        self._set(name, values, option)
+        self._set_axis(name, values, option)
 
-    def settings(self, words: Sequence[str], option: str) -> None:
-        """Set options of `ModelOptions` or `Serving` from NAME=VALUE.
+    def set_options(self, words: Sequence[str], option: str) -> None:
+        """Set options of `ModelOptions` or `Serving` from texts NAME=VALUE. Raises ConfigError.
 
         `--vary` has several values: NAME=VALUE,VALUE, or separated by `|` if the values contain commas.
         """
@@ -96,7 +97,7 @@ class AxesReader:
             name = name.strip().replace("-", "_")
             if not separator or not name:
                 shape = "NAME=VALUE,VALUE" if several else "NAME=VALUE"
-                raise ConfigError(option, f"expected {shape}, got {word!r}", _LISTING)
+                raise ConfigError(option, f"expected {shape}, got {word!r}", _LIST_HINT)
             if name in other_names:
                 raise ConfigError(
                     option, f"{name} is {description}", f"use {other_option} {name}={text.strip()}"
@@ -110,10 +111,10 @@ class AxesReader:
                     read({name: value})
             except ValueError as exc:
                 if option != f"--{name}":
-                    raise ConfigError(option, str(exc), _LISTING) from None
+                    raise ConfigError(option, str(exc), _LIST_HINT) from None
                 vary = f"for several values: --vary {word}" if "," in text else None
                 raise ConfigError(option, str(exc).removeprefix(f"{name}: "), vary) from None
-            self._set(name, values, option)
+            self._set_axis(name, values, option)
 
     def all_axes(self, preset: Preset | None, preset_name: str) -> dict[str, tuple[Any, ...]]:
         """Return all axes. Axes that were not given come from the preset, or have their defaults.
@@ -164,22 +165,22 @@ class AxesReader:
         return axes
 
     def kv_memory(self, axes: dict[str, tuple[Any, ...]], blocks: int) -> KvMemory:
-        """Return the memory of `--fit-kv-blocks`.
+        """Return the KV memory that `--fit-kv-blocks` describes.
 
-        The simulated servers get the same memory, unless another size was given for them.
+        The simulated servers get the same memory, unless `axes` has another size.
         """
         sizes = axes.get("block", (str(Serving().block),))
         if len(sizes) > 1:
             raise ConfigError(
                 "--fit-kv-blocks",
-                "requires one size of the blocks, got several",
+                f"requires one block size, got {', '.join(sizes)}",
                 "such as --serving block=16",
             )
         block_tokens = int(sizes[0])
         axes.setdefault("kv_tokens", (str(blocks * block_tokens),))
         return KvMemory(blocks, block_tokens)
 
-    def _set(self, name: str, values: Sequence[Any], option: str) -> None:
+    def _set_axis(self, name: str, values: Sequence[Any], option: str) -> None:
         before = self._options.get(name)
         if before is not None:
             problem = "twice" if before == option else f"also by {before}"
@@ -189,7 +190,7 @@ class AxesReader:
 
 
 def names_in(text: str, option: str, kind: str, known: Collection[str]) -> tuple[str, ...]:
-    """Return the known names in a text, separated by commas. Raises ConfigError."""
+    """Return the names in a text, separated by commas. Raises ConfigError if a name is not in `known`."""
     names = tuple(dict.fromkeys(_split_list(text)))
     for name in names:
         check_known(option, kind, name, known)
@@ -214,8 +215,8 @@ def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Preset | None) ->
 
 
 def objectives_text(slo: str | None, preset: Preset | None, goodput: str | None = None) -> str:
-    """Return the objectives of `--slo`, `--goodput` or the preset, in the form of
-    `--slo`; empty without any."""
+    """Return the objectives of `--slo`, `--goodput` or the preset, in the form of `--slo`; empty if there are
+    none. Raises ConfigError."""
     if slo is not None and not slo.strip():
         raise ConfigError("--slo", "expected an objective", "such as --slo 'ttft:1s tbc_max:200ms'")
     if slo is None and goodput is None and preset is not None:
@@ -231,11 +232,10 @@ def fit_model(
     chunk: int | None = None,
     memory: KvMemory | None = None,
 ) -> JobOptions:
-    """Return options of jobs with the model fitted to a grid or a capture, and the report on the fit.
+    """Return options of jobs with the latency model fitted to the grid or capture `place`, and its report.
 
-    Without `place`, the options are the defaults.
-
-    `chunk`: tokens per iteration of the captured server, if it has chunked prefill. `memory`: its KV memory.
+    If `place` is None, the options are the defaults. `chunk`: tokens per iteration of the captured server, if
+    it has chunked prefill. `memory`: KV memory of this server. Raises ConfigError.
     """
     is_grid = place is not None and place.endswith(".csv") and source_format is None
     options = {"--fit-chunk": chunk, "--fit-kv-blocks": memory, "--latency-from": source_format}
@@ -271,43 +271,42 @@ def _split_list(text: str, mark: str = ",") -> list[str]:
 
 
 class SweepProgress:
-    """Shows progress by requests, not by jobs: some jobs have a thousand times as many requests as others."""
+    """Shows the share of requests that are done, because jobs have very different numbers of requests."""
 
     def __init__(self, bar: Any, *, lines: bool) -> None:
-        """`bar`: progress bar of the package rich. `lines`: whether to print a line
-        for each completed job."""
+        """`bar`: progress bar of the package rich. `lines`: whether to print a line for each ended job."""
         self._bar = bar
-        self._lines = lines
+        self._prints_lines = lines
         self._task = bar.add_task("reading", total=None)
-        self._jobs = self._ended_jobs = self._effort = 0
+        self._job_count = self._ended_jobs = self._ended_effort = 0
 
-    def reading(self, done: int, of: int | None) -> None:
+    def on_reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._task, completed=done, total=of)
 
     def on_planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
-        self._jobs, self._ended_jobs, self._effort = len(jobs), 0, 0
+        self._job_count, self._ended_jobs, self._ended_effort = len(jobs), 0, 0
         self._bar.reset(self._task, total=sum(job.effort for job in jobs), description="simulating")
         if done_before:
             self._print(f"{done_before:,} done before and taken from the results, {len(jobs):,} left")
 
     def on_progress(self, job: SweepJob, arrived: int) -> None:
-        self._bar.update(self._task, completed=self._effort + job.effort * arrived // job.count)
+        self._bar.update(self._task, completed=self._ended_effort + job.effort * arrived // job.count)
 
     def on_ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         self._ended_jobs += 1
-        self._effort += job.effort
-        progress = f"{self._ended_jobs:,} of {self._jobs:,}"
-        self._bar.update(self._task, completed=self._effort, description=progress)
+        self._ended_effort += job.effort
+        progress = f"{self._ended_jobs:,} of {self._job_count:,}"
+        self._bar.update(self._task, completed=self._ended_effort, description=progress)
         outcome = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
         self._print(f"{progress}: {job.name} ({attempt.id}): {outcome}")
 
     def _print(self, text: str) -> None:
-        if self._lines:
+        if self._prints_lines:
             print_message(text)
 
 
 @contextmanager
-def _progress(*, loud: bool) -> Iterator[SweepProgress]:
+def _progress_bar(*, loud: bool) -> Iterator[SweepProgress]:
     """Yield a progress display: a bar on a terminal; without a terminal, lines if `loud`, else nothing."""
     from rich.console import Console
     from rich.progress import Progress
@@ -325,15 +324,18 @@ class SweepPlan:
     source_format: str | None
     axes: dict[str, tuple[Any, ...]]
     preset: Preset | None
-    common: JobOptions
+    common_options: JobOptions
 
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
+    """Results of `run_sweep`."""
+
     summaries: list[dict[str, Any]]
     """Summaries of the completed jobs, in the order of the grid."""
     notes: list[str]
     failed: bool
+    """Whether a job failed; messages on stderr give the reasons."""
 
 
 def run_sweep(
@@ -345,26 +347,26 @@ def run_sweep(
     loud: bool = False,
     on_begin: Callable[[SweepRunner], None] = lambda runner: None,
 ) -> SweepOutcome:
-    """Run all jobs of a sweep.
+    """Run all jobs of a sweep, and print the errors of failed jobs.
 
     Args:
         results: file to which each result is appended, and from which completed jobs are taken.
         workers: number of processes; None: number of CPUs.
-        loud: whether to print a line for each completed job if there is no terminal.
-        on_begin: function that gets the runner, for example to count its attempts after an interruption.
+        loud: whether to print a line for each completed job if stderr is not a terminal.
+        on_begin: function that gets the runner before the jobs run, for example to count its attempts later.
     """
     with ExitStack() as stack:
-        listener = stack.enter_context(_progress(loud=loud))
+        listener = stack.enter_context(_progress_bar(loud=loud))
         results_file = None
         if results is not None:
             results_file = Results(results)
             stack.callback(results_file.close)
-        source = GridSource(plan.trace, source_format=plan.source_format, progress=listener.reading)
+        source = GridSource(plan.trace, source_format=plan.source_format, progress=listener.on_reading)
         sweeper = SweepRunner(source.traces, listener, results=results_file, workers=workers, ray=ray)
         on_begin(sweeper)
-        planned = SweepGrid(source, plan.common).jobs(plan.axes, plan.preset, sweeper.run)
+        planned = SweepGrid(source, plan.common_options).jobs(plan.axes, plan.preset, sweeper.run)
         if "seed" in plan.axes and all(job.seed is None for job in planned):
-            source.remarks.append("seed has no effect: nothing is drawn")
+            source.remarks.append("seed has no effect: nothing in this sweep is random")
         attempts = sweeper.run(planned)
     finished = [attempts[job.id] for job in planned]
     failed = [(job, a.error) for job, a in zip(planned, finished, strict=True) if a.error is not None]
@@ -387,7 +389,7 @@ def show_readings() -> None:
 
 
 def show_presets() -> None:
-    """Print the presets."""
+    """Print the presets and the workloads."""
     rows = []
     for name, preset in PRESETS.items():
         axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())

@@ -1,8 +1,8 @@
 """Commands `llmtap proxy`, `llmtap meter` (measure live traffic), `llmtap top`, `slo generate`, `key-hash`.
 
-They read the configuration (`config.py`) and start the processes (`supervisor/`), the terminal view (`top/`),
-or the generation of alert rules (`export/rules.py`). `llmtap watch` is in `watch.py` and uses `announce` from
-here.
+The commands read the configuration (`config.py`) and start the processes (`supervisor/`), the terminal view
+(`top/`), or the generation of alert rules (`export/rules.py`). `llmtap watch` is in `watch.py`, and uses
+`announce` of this module.
 """
 
 import os
@@ -56,10 +56,10 @@ class _ProxyOptions(Struct, frozen=True, kw_only=True):
 @command(app, short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
 def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     """Forward requests and responses with unchanged bodies, and timestamp every chunk of a response."""
-    from llmtap.config import fingerprint, keys, load_settings
+    from llmtap.config import fingerprint, help_by_key, load_settings
 
     if options.list_keys:
-        for key, text in keys().items():
+        for key, text in help_by_key().items():
             print(f"{key:32} {text}")
         return
     check, loaded = configuration.check, configuration.read(options)
@@ -73,8 +73,8 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
 
-    # With `--check`, the caller may be a running proxy that will replace itself by this program, and asks
-    # whether the configuration allows it. Otherwise, a proxy may use this configuration, before a SIGHUP.
+    # A running proxy can use the capture folder without a mistake: the proxy that runs `--check` before it is
+    # replaced by this program (`parent`), or any proxy if a user runs `--check` (`in_use`).
     parent = take_handover(os.environ, os.getppid()) if check else None
     in_use = check and parent is None
     supervisor = None if parent is None else parent.pid
@@ -98,20 +98,20 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
 
-    def load() -> "Settings":
-        return load_settings(configuration.config, os.environ, configuration.keys(options))
+    def reload_settings() -> "Settings":
+        return load_settings(configuration.config, os.environ, configuration.key_values(options))
 
-    def started(listen: str, admin: str) -> None:
+    def on_started(listen: str, admin: str) -> None:
         first_line = f"{scheme}://{listen} -> {settings.relay.upstream}"
         if settings.pair.upstream:
             first_line += f"   back: http://{settings.pair.listen} -> {settings.pair.upstream}"
         announce(first_line, admin, settings)
 
-    raise typer.Exit(asyncio.run(Supervisor(settings, load, started).run()))
+    raise typer.Exit(asyncio.run(Supervisor(settings, reload_settings, on_started).run()))
 
 
 def announce(first_line: str, admin: str, settings: "Settings") -> None:
-    """Print the first line of a proxy, a meter or a watch, and a note if the compiled code is missing."""
+    """Print the first line of `proxy`, `meter` or `watch`, and a note if the compiled code is missing."""
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
     line = f"{first_line}   metrics: {scheme}://{admin}/metrics"
     if settings.capture.to is not None:
@@ -122,7 +122,7 @@ def announce(first_line: str, admin: str, settings: "Settings") -> None:
 
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
-    """Return the target of the capture and its spool folder, as texts without secrets."""
+    """Return the folder or URL of the capture and its spool folder, as texts without secrets."""
     from llmtap.capture.store.parquet import place_of
     from llmtap.capture.store.store import spool_folder
 
@@ -258,7 +258,8 @@ def key_hash(config: ConfigFile = None) -> None:
     lines = [getpass("API key: ")] if sys.stdin.isatty() else sys.stdin.read().splitlines()
     keys = list(filter(None, map(str.strip, lines)))
     if not keys:
-        raise ConfigError("stdin", "contains no key", 'try: printf %s "$OPENAI_API_KEY" | llmtap key-hash')
+        hint = 'such as: printf %s "$OPENAI_API_KEY" | llmtap key-hash'
+        raise ConfigError("stdin", "contains no API key", hint)
     for key in keys:
         name = tenants.name_of_key(without_bearer(key.encode()))
         print_line(f"{name}  {options.names[name]}" if name in options.names else name)
@@ -299,14 +300,14 @@ def top(
     """Show the tenants, models, experiments, live streams, exchanges and state of a running llmtap."""
     options = token.connection(admin, window=window, interval=interval)
     if options.is_unencrypted():
-        print_message("the token travels in clear text: https keeps it to those two")
+        print_message("warning: the token is sent unencrypted; to encrypt it, use an https URL for --admin")
     if once or json is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        _print(options, json=json)
+        _print_screen(options, json=json)
     else:
-        _watch(options)
+        _run_view(options)
 
 
-def _print(options: "TopOptions", *, json: str | None) -> None:
+def _print_screen(options: "TopOptions", *, json: str | None) -> None:
     from llmtap.top.plain import fetch_documents, print_once
 
     data = fetch_documents(options)
@@ -316,11 +317,11 @@ def _print(options: "TopOptions", *, json: str | None) -> None:
         print_once(options.url, data, terminal=sys.stdout.isatty())
 
 
-def _watch(options: "TopOptions") -> None:
-    need_extra("llmtap top", "textual", "top", "; --once does without")
+def _run_view(options: "TopOptions") -> None:
+    need_extra("llmtap top", "textual", "top", "; `llmtap top --once` does not need it")
     from llmtap.top.plain import fetch_documents
 
-    fetch_documents(options)  # Check the address now: the screen of the view would hide the message.
+    fetch_documents(options)  # Check the address before the full-screen view, which would hide the error.
     from llmtap.top.app import TopApp
 
     TopApp(options).run()

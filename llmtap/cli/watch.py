@@ -1,7 +1,7 @@
 """`llmtap watch`: measure plaintext HTTP/1.1 traffic from its packets, without a proxy.
 
-Packets come from a network interface (`supervisor/watching.py`), or from a file with `--read`, whose summary
-is printed.
+Packets come from a network interface (`supervisor/watching.py`), or from the file of `--read`. The command
+prints a summary of the file.
 """
 
 import io
@@ -48,7 +48,8 @@ def _read_ports(texts: list[str]) -> list[int]:
     ports = []
     for text in ",".join(texts).split(","):
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
-            raise ConfigError("--port", f"expected a port, got {text!r}", "such as --port 8000,8001")
+            hint = "such as --port 8000,8001"
+            raise ConfigError("--port", f"expected a port number from 1 to 65535, got {text!r}", hint)
         ports.append(int(text))
     return ports
 
@@ -120,7 +121,7 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         if check:
             print(f"ok (config {fingerprint(settings)})")
         else:
-            _read_packets(settings, options.read, json=options.json)
+            _measure_file(settings, options.read, json=options.json)
         return
     if options.json is not None:
         raise ConfigError(
@@ -136,17 +137,17 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
     )
 
-    def started(listen: str, admin: str) -> None:
+    def on_started(listen: str, admin: str) -> None:
         announce(f"{first_line}   relay: {listen}" if listen else first_line, admin, settings)
 
-    raise typer.Exit(run(settings, started))
+    raise typer.Exit(run(settings, on_started))
 
 
-# ---------------------------------------------------------------- a file
+# ---------------------------------------------------------------- packet capture files
 
 
-def _read_packets(settings: "Settings", name: str, *, json: str | None) -> None:
-    """Measure a packet capture, and print its summary. Raises ConfigError."""
+def _measure_file(settings: "Settings", name: str, *, json: str | None) -> None:
+    """Measure a packet capture file, and print its summary. Raises ConfigError."""
     from llmtap.meter.process import OfflineMeter
     from llmtap.report.summary import render_summary
     from llmtap.supervisor.run import fresh_meter_setup
@@ -173,7 +174,7 @@ def _read_packets(settings: "Settings", name: str, *, json: str | None) -> None:
 
 
 def read_packets(vantage: "FileVantage", name: str) -> None:
-    """Read a capture file, or standard input for `-`. Raises ConfigError."""
+    """Read all packets of a capture file (`-`: standard input) into `vantage`. Raises ConfigError."""
     from llmtap.vantage.passive.file_vantage import PcapError
 
     where = "standard input" if name == "-" else name
@@ -189,7 +190,7 @@ def read_packets(vantage: "FileVantage", name: str) -> None:
 
 
 def _open_packets(name: str) -> AbstractContextManager[BinaryIO]:
-    """Open a file. If stderr is a terminal, show a progress bar of the bytes read."""
+    """Open a packet capture file. If stderr is a terminal, show a progress bar of the bytes read."""
     if name == "-":
         return nullcontext(sys.stdin.buffer)
     if not sys.stderr.isatty():
@@ -205,6 +206,6 @@ def _open_packets(name: str) -> AbstractContextManager[BinaryIO]:
 
 @contextmanager
 def _buffered_file(file: AbstractContextManager[BinaryIO]) -> Iterator[BinaryIO]:
-    """Read in large pieces, because each read redraws the progress bar."""
+    """Yield the file with a buffer of 1 MiB, because each read redraws the progress bar."""
     with file as raw:
         yield cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, raw), 1 << 20))

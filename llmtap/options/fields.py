@@ -22,18 +22,19 @@ _BOUNDS: Final = ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern")
 
 
 def opt(text: str, metavar: str | None = None, *flags: str, **more: Any) -> Meta:
-    """Declare an option: its description, and what cannot be derived from the name and the type.
+    """Declare an option: its description, and all properties that its name and type do not show.
 
     `metavar`: word for the value in the help of a command; None: the type. `flags`: flags, if not `--name`.
     `more`: bounds of a number or a length (`ge`, `max_length`), and:
 
-    - `at_least`, `at_most`: bounds of a duration (ns) or of a size (bytes). `hint`: hint of the error.
+    - `at_least`, `at_most`: bounds of a duration (ns) or of a size (bytes). `hint`: hint of their error.
     - `secret=True`: no message shows the value.
-    - `parse`: function from the text of a flag (or the texts, of a flag that repeats) to the value. It raises
-      ConfigError. `shown`: text of the default, which the help shows and `parse` gets if the flag is absent;
-      without it, an absent flag is the default.
-    - `argument=True`: an argument of the command. `hidden=True`: not in the help. `envvar`: a variable.
-    - `key`: key of the configuration that the flag sets, which the description names (`keys_given`).
+    - `parse`: function that converts the text of a flag (a list of texts, if the flag can be repeated) to the
+      value, or raises ConfigError. `shown`: text of the default in the help; `parse` also converts it if the
+      flag is absent. Without `shown`, the value of an absent flag is the default of the field.
+    - `argument=True`: an argument of the command. `hidden=True`: not in the help. `envvar`: environment
+      variable that also sets the option.
+    - `key`: key of the configuration that the flag sets (`keys_given`). It is appended to the description.
     """
     if "key" in more:
         text += f" [key: {more['key']}]"
@@ -48,13 +49,14 @@ class Option(NamedTuple):
     kind: Any
     """Type of the value, as annotated."""
     default: Any
-    """NODEFAULT if it is required."""
+    """Default of the field; NODEFAULT if the option is required."""
     meaning: str
     extra: dict[str, Any]
+    """Arguments of `opt`, except the description and the bounds of a number or a length."""
 
     @property
     def flag(self) -> str:
-        """The first flag, such as `--rate`; the word of an argument."""
+        """The first flag, such as `--rate`; for an argument of a command, its metavar."""
         if self.extra.get("argument"):
             return str(self.extra["metavar"])
         flags = self.extra.get("flags") or (f"--{self.name.replace('_', '-')}",)
@@ -62,12 +64,12 @@ class Option(NamedTuple):
 
     @property
     def default_text(self) -> str | None:
-        """The default as a flag or a table may have it; None for None."""
+        """The default as a user writes it for a flag or in a table; None if there is no default."""
         return None if self.default in (None, NODEFAULT) else value_text(self.default)
 
     @property
     def meaning_with_choices(self) -> str:
-        """The meaning, followed by the words that a value may be, unless the meaning contains them."""
+        """The meaning, followed by the allowed words of a `Literal`, unless the meaning contains them."""
         choices = choices_of(self.kind)
         if not choices or all(choice in self.meaning for choice in choices):
             return self.meaning
@@ -83,26 +85,26 @@ def options_of(kind: type[msgspec.Struct]) -> Iterator[Option]:
 
 
 def option_of(name: str, kind: Any, default: Any) -> Option:
-    """Return the option that a type describes."""
+    """Return the option of a field with this annotated type."""
     metas = [one for one in get_args(kind)[1:] if isinstance(one, Meta)]
     meta = metas[-1] if metas else Meta()
     return Option(name, kind, default, meta.description or "", meta.extra or {})
 
 
 def flags_given(*structs: msgspec.Struct) -> list[str]:
-    """Return the flags of these structs whose values are not the defaults, in their order."""
+    """Return the flags of the options in these structs that differ from their defaults, in their order."""
     options = ((struct, option) for struct in structs for option in options_of(type(struct)))
     return [o.flag for struct, o in options if o.meaning and getattr(struct, o.name) != o.default]
 
 
 def keys_given(*structs: msgspec.Struct) -> dict[str, Any]:
-    """Return the values of the options that set a key of the configuration, by key; None: not given."""
+    """Return the values of the options that set a key of the configuration, by key (None: not given)."""
     options = ((struct, option) for struct in structs for option in options_of(type(struct)))
     return {key: getattr(struct, o.name) for struct, o in options if (key := o.extra.get("key"))}
 
 
 def parts_of(kind: Any) -> list[Any]:
-    """Return the type without `Annotated`; for a union, return its types without None."""
+    """Return the types that a value can have: of a union its members except None, else the type itself."""
     while get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) in (Union, types.UnionType):
@@ -121,13 +123,13 @@ def is_struct(kind: Any) -> bool:
 
 
 def choices_of(kind: Any) -> list[str]:
-    """Return the words that a value may be."""
+    """Return the allowed words of a `Literal`, without the empty one."""
     words = [word for part in parts_of(kind) if get_origin(part) is Literal for word in get_args(part)]
     return [word for word in words if word]
 
 
 def value_text(value: Any) -> str:
-    """Return a value as text that is read as the same value."""
+    """Return a value as text that `read_text` converts to the same value."""
     if isinstance(value, Duration):
         for unit, scale in (("h", 60 * _MINUTE_NS), ("m", _MINUTE_NS)):
             if value and value % scale == 0:

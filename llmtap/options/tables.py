@@ -1,9 +1,9 @@
-"""Collect values of options by key from several sources, and make the structs or report all mistakes.
+"""Collect the values of option keys from several sources, make structs from them, and report all mistakes.
 
 A schema names the tables: `{"relay": RelayOptions, "slo": dict[str, SloOptions]}`. A table is a struct, a
 `dict[str, struct]` whose keys are names of tables (`[slo.gold]`), or a mapping of names to structs. The table
-"" has the keys without one. A key is `relay.idle_timeout`, `slo.gold.target` or `sut.hardware.count`; the
-last source that sets it wins.
+"" has the keys that belong to no table. A key is `relay.idle_timeout`, `slo.gold.target` or
+`sut.hardware.count`; if several sources set it, the value of the last source is used.
 """
 
 import re
@@ -27,38 +27,40 @@ class Mistakes:
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
-        """Where each key was set, and where each table begins."""
+        """Place where each key was set and each table begins: a flag, a variable, or a file with its line."""
         self.errors: list[ConfigError] = []
-        self.wrong: set[str] = set()
+        self.wrong_keys: set[str] = set()
         """Keys whose values have mistakes."""
 
     def set_place(self, key: str, place: str) -> None:
-        self.places = {n: at for n, at in self.places.items() if not n.startswith((f"{key}.", f"{key}["))}
+        """Set the place of a key, and forget the places inside its previous value, such as `KEY[0]`."""
+        self.places = {k: p for k, p in self.places.items() if not k.startswith((f"{key}.", f"{key}["))}
         self.places[key] = place
 
     def add(self, errors: Iterable[ConfigError]) -> None:
-        """Add mistakes, without those that follow from the missing value of a wrong key."""
-        wrong: set[str] = set()
+        """Add mistakes, except those that only follow from a key that already has a mistake."""
+        wrong_keys: set[str] = set()
         for error in errors:
-            if not any(_names_key(f"{error.place} {error.problem}", key) for key in self.wrong):
+            if not any(_names_key(f"{error.place} {error.problem}", key) for key in self.wrong_keys):
                 self.errors.append(self.with_place(error))
             if key := _KEY.match(error.place):
-                wrong.add(key[0])
-        self.wrong |= wrong
+                wrong_keys.add(key[0])
+        self.wrong_keys |= wrong_keys
 
     def with_place(self, error: ConfigError) -> ConfigError:
-        """Return a mistake with the place where its key was set."""
+        """Return a mistake together with the place where its key, or the table of the key, was set."""
         name = error.place
         while name and name not in self.places:
             name = name[: max(name.rfind("."), name.rfind("["), 0)]
         if not name:
             return error
-        at = self.places[name]
-        # If the place is a flag, its name shows the key, so do not add the key.
-        place = at if at.startswith("--") else f"{error.place} ({at})" if at else error.place
+        source = self.places[name]
+        # A flag such as `--rate` already shows which key is wrong, so omit the key.
+        place = source if source.startswith("--") else f"{error.place} ({source})" if source else error.place
         return ConfigError(place, error.problem, error.hint)
 
 
+# A key with its table, such as `relay.listen`: at least two names with a dot between them.
 _KEY: Final = re.compile(r"[^.\s\[]+(\.[^.\s\[]+)+")
 
 
@@ -69,22 +71,22 @@ def _names_key(text: str, key: str) -> bool:
 class OptionTables:
     """Values of options by table, and their mistakes."""
 
-    def __init__(self, schema: Schema, *, strict: bool = False, listing: str | None = None) -> None:
-        """`strict`: whether a number in a file is refused as a text. `listing`: hint for an unknown key if no
-        known key is similar."""
+    def __init__(self, schema: Schema, *, strict: bool = False, list_hint: str | None = None) -> None:
+        """`strict`: refuse a number that a file has as a text (`"5"`). `list_hint`: hint for an unknown key
+        without a similar known key, such as the command that lists all keys."""
         self.schema = schema
         self.mistakes = Mistakes()
         self.values: dict[str, dict[str, Any]] = {}
         """Values that were set, by table: `relay`, `slo.gold`."""
         self._strict = strict
-        self._listing = listing
+        self._list_hint = list_hint
 
     def put(self, key: str, value: Any, place: str) -> None:
-        """Set a key; a text is read by the type of the key."""
-        table, rest = self._split(key)
+        """Set the value of a key, or add its mistakes. A text is converted to the type of the key."""
+        table, rest = self._split_key(key)
         kind = self.kind_of(table)
         if kind is None or not rest or not all(rest):
-            self._unknown(key, place, table)
+            self._add_unknown_key(key, place, table)
             return
         path, values = table, self.values.setdefault(table, {})
         for i, name in enumerate(rest):
@@ -106,7 +108,7 @@ class OptionTables:
         values[name] = value
 
     def put_file(self, file: Path, content: Mapping[str, Any]) -> None:
-        """Set all keys of a TOML file with this content."""
+        """Set all keys of a TOML file, whose decoded content is `content`, or add their mistakes."""
         places = {name: f"{file}, line {line}" for name, line in key_lines(file).items()}
         self.mistakes.places |= places
 
@@ -115,41 +117,37 @@ class OptionTables:
 
         for name, keys in content.items():
             if name not in self.schema:
-                what = (
-                    f"there is no table {name!r}"
-                    if isinstance(keys, dict)
-                    else f"{name!r} is outside a table"
-                )
-                report(name, what, nearest_hint(name, self.schema))
+                is_table = isinstance(keys, dict)
+                problem = f"there is no table {name!r}" if is_table else f"the key {name!r} is not in a table"
+                report(name, problem, nearest_hint(name, self.schema))
                 continue
             if not isinstance(keys, dict):
-                report(
-                    name, f"{name!r} is outside a table", f"write a line [{name}] above the keys of the table"
-                )
+                hint = f"write a line [{name}] above the keys of the table"
+                report(name, f"{name!r} is the name of a table, not a key", hint)
                 continue
             tables = {name: keys}
             if not is_struct(self.schema[name]):
-                tables = {f"{name}.{one}": about for one, about in keys.items()}
-            for table, about in tables.items():
-                self._put_table(table, about, places, report)
+                tables = {f"{name}.{one}": value for one, value in keys.items()}
+            for table, table_content in tables.items():
+                self._put_table(table, table_content, places, report)
 
-    def _put_table(self, table: str, about: Any, places: Mapping[str, str], report: Any) -> None:
+    def _put_table(self, table: str, content: Any, places: Mapping[str, str], report: Any) -> None:
         kind = self.kind_of(table)
         if kind is None:
             first, _, name = table.partition(".")
+            hint = nearest_hint(name, list(self.schema[first]), f"{first}.")
+            report(table, f"there is no table {table!r}", hint)
+            return
+        if not isinstance(content, dict):
+            named = f"[{table.partition('.')[0]}.NAME]"
             report(
-                table,
-                f"there is no table {table!r}",
-                nearest_hint(name, list(self.schema[first]), f"{first}."),
+                table, f"the key {table!r} is not in a table {named}", f"write a line {named} above the key"
             )
             return
-        if not isinstance(about, dict):
-            report(table, f"{table!r} is outside a table", f"write [{table.partition('.')[0]}.NAME] above it")
-            return
         values = self.values.setdefault(table, {})
-        for name, value in about.items():
+        for name, value in content.items():
             if name not in kind.__struct_fields__:
-                hint = self._nearest(table, name)
+                hint = self._similar_key_hint(table, name)
                 report(f"{table}.{name}", f"there is no key '{table}.{name}'", hint)
                 continue
             value = value.isoformat() if isinstance(value, datetime) else value
@@ -157,8 +155,8 @@ class OptionTables:
                 self.mistakes.places[f"{table}.{name}"] = place
             values[name] = value
 
-    def _split(self, key: str) -> tuple[str, list[str]]:
-        """Return the name of the table of a key, and the rest."""
+    def _split_key(self, key: str) -> tuple[str, list[str]]:
+        """Split a key into the name of its table, and the parts of its name inside the table."""
         first, *rest = key.split(".")
         if first not in self.schema:
             return ("", [first, *rest]) if "" in self.schema else (key, [])
@@ -171,6 +169,7 @@ class OptionTables:
         return f"{first}.{'.'.join(rest[:1])}".rstrip("."), rest[1:]
 
     def kind_of(self, table: str) -> type[msgspec.Struct] | None:
+        """Return the struct of a table, or None if the schema has no such table."""
         first, _, name = table.partition(".")
         kind = self.schema.get(first)
         if isinstance(kind, Mapping):
@@ -180,7 +179,7 @@ class OptionTables:
         return kind if not name else None
 
     def _member_type(self, kind: Any, name: str, path: str, place: str) -> tuple[Any, str]:
-        """Return the type and the name of a member of a table; None if there is none, which is reported."""
+        """Return the type and the name of a member of a table. If it does not exist, add a mistake."""
         inner = parts_of(kind)[0]
         if get_origin(inner) is dict:
             return get_args(inner)[1], name
@@ -188,7 +187,7 @@ class OptionTables:
             self.mistakes.errors.append(
                 ConfigError(
                     place,
-                    f"{path} has one value and is no table, so it has no key {name!r}",
+                    f"{path} has a single value and is not a table, so it has no key {name!r}",
                     f"set {path} itself",
                 )
             )
@@ -196,55 +195,55 @@ class OptionTables:
         types = {field.name: field.type for field in msgspec.structs.fields(inner)}
         known = name.replace("-", "_")
         if known not in types:
-            self._unknown(f"{path}.{name}".lstrip("."), place, path, types)
+            self._add_unknown_key(f"{path}.{name}".lstrip("."), place, path, types)
         return types.get(known), known
 
-    def _unknown(self, key: str, place: str, table: str, names: Iterable[str] | None = None) -> None:
+    def _add_unknown_key(self, key: str, place: str, table: str, names: Iterable[str] | None = None) -> None:
         name = key.rpartition(".")[2]
-        hint = self._nearest(table, name, names) or self._listing
+        hint = self._similar_key_hint(table, name, names) or self._list_hint
         self.mistakes.errors.append(ConfigError(place, f"there is no key {key!r}", hint))
 
-    def _nearest(self, table: str, name: str, names: Iterable[str] | None = None) -> str | None:
-        """Return the hint for the nearest key of the same table, or the same name in another table."""
+    def _similar_key_hint(self, table: str, name: str, names: Iterable[str] | None = None) -> str | None:
+        """Return a hint with a similar key of the same table, or with the same name in another table."""
         kind = self.kind_of(table)
         known = list(names if names is not None else () if kind is None else kind.__struct_fields__)
-        own_table_hint = nearest_hint(name, known, f"{table}.".lstrip("."), few=not self._listing)
+        own_table_hint = nearest_hint(name, known, f"{table}.".lstrip("."), list_known=not self._list_hint)
         other_tables = (
             other for other, kind in self.schema.items() if is_struct(kind) and name in kind.__struct_fields__
         )
         return own_table_hint or next((f"did you mean '{other}.{name}'?" for other in other_tables), None)
 
     def read(self) -> dict[str, Any]:
-        """Return the structs by table, those of named tables as dicts. Wrong keys have their defaults; a
-        table that lacks a required key is left out. The mistakes are in `mistakes`."""
-        made: dict[str, Any] = {}
+        """Return the struct of each table, and for `[slo.NAME]` a dict of structs by NAME. A wrong key has
+        its default. A table that lacks a required key is None or not in its dict. Adds to `mistakes`."""
+        structs: dict[str, Any] = {}
         for name, kind in self.schema.items():
             if is_struct(kind):
-                made[name] = self._convert(name, kind, self.values.get(name, {}))
+                structs[name] = self._to_struct(name, kind, self.values.get(name, {}))
             else:
-                tables = {t: held for t, held in self.values.items() if t.startswith(f"{name}.")}
-                read = ((t.partition(".")[2], self._convert(t, self.kind_of(t), tables[t])) for t in tables)
-                made[name] = {one: options for one, options in read if options is not None}
-        return made
+                tables = [t for t in self.values if t.startswith(f"{name}.")]
+                named = {
+                    t.partition(".")[2]: self._to_struct(t, self.kind_of(t), self.values[t]) for t in tables
+                }
+                structs[name] = {one: options for one, options in named.items() if options is not None}
+        return structs
 
-    def _convert(self, table: str, kind: Any, values: dict[str, Any]) -> Any:
-        """Return the options without the keys that are wrong; None if a required key is missing."""
+    def _to_struct(self, table: str, kind: Any, values: dict[str, Any]) -> Any:
+        """Return a table as its struct, with defaults for wrong keys; None if a required key is missing."""
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         good = dict(values)
         for name, value in values.items():
             key = f"{table}.{name}".lstrip(".")
-            if wrong := list(mistakes_in(value, fields[name].type, key, strict=self._strict)):
-                self.mistakes.add(map(self._with_set_keys, wrong))
+            if errors := list(mistakes_in(value, fields[name].type, key, strict=self._strict)):
+                self.mistakes.add(map(self._with_set_keys, errors))
                 del good[name]
         required = {name for name, field in fields.items() if field.required}
-        wrong_keys = {key.rpartition(".")[2] for key in self.mistakes.wrong if key.startswith(f"{table}.")}
-        self.mistakes.add(
-            missing_key_error(table, name) for name in sorted(required - values.keys() - wrong_keys)
-        )
+        wrong = {key.rpartition(".")[2] for key in self.mistakes.wrong_keys if key.startswith(f"{table}.")}
+        self.mistakes.add(missing_key_error(table, name) for name in sorted(required - values.keys() - wrong))
         while not required - good.keys():
             try:
                 return convert(kind, good)
-            except msgspec.ValidationError as exc:  # each value is valid, but their combination is not
+            except msgspec.ValidationError as exc:  # Each value is valid, but not their combination.
                 text, _, path = str(exc).partition(" - at `$")
                 problem = text[0].lower() + text[1:]
                 self.mistakes.add([self._with_set_keys(ConfigError(table + path.rstrip("`"), problem))])
@@ -258,12 +257,13 @@ class OptionTables:
             if not wrong_names:
                 break
             for name in wrong_names:
-                # Leave out the invalid key, so that the next attempt converts the other ones.
+                # Leave out the invalid keys, so that the next attempt converts the other keys.
                 del good[name]
         return None if required else kind()
 
     def _with_set_keys(self, error: ConfigError) -> ConfigError:
-        """Return a mistake of a table with the keys that were set in it, which do not fit together."""
+        """Return a mistake of a whole table with the keys that were set in the table as its place: each value
+        is valid, but not their combination."""
         keys = [key for key in self.mistakes.places if key.startswith(f"{error.place}.")]
         if error.place in self.mistakes.places or not keys:
             return error

@@ -1,8 +1,8 @@
-"""Read and check one value of an option by its type: a text, or a value of decoded TOML or JSON.
+"""Convert and check one value of an option by its type: a text, or a value of decoded TOML or JSON.
 
-A text is a value of a flag, of the environment, of `--set` or of a request header. Numbers, durations
-(`500ms`) and sizes (`64KiB`) are read by the type. `on` and `off` are truth values, `none` is the missing
-value of a type without texts. Lists and tables are JSON; a list of plain words may be words with commas.
+A text is a value of a flag, of the environment, of `--set` or of a request header. The type decides whether
+it is a number, a duration (`500ms`) or a size (`64KiB`). `on` and `off` are true and false; `none` means no
+value, unless the type allows any text. Lists and tables are JSON; a list can also be words between commas.
 """
 
 import difflib
@@ -39,15 +39,15 @@ from llmtap.user_files import decode_json
 S = TypeVar("S", bound=msgspec.Struct)
 _BOOLS: Final = {"true": True, "on": True, "false": False, "off": False}
 _WORDS: Final = re.compile(r"[^\[\]{}()\"'\\|]*")
-"""Matches a text that may be split at commas into words; a regular expression, for example, is not split."""
-_NAMED_MAX: Final = 12
+"""Matches a list without brackets and quotes, which is split at commas. A regular expression is not split."""
+_HINT_NAMES_MAX: Final = 12
 """Maximum number of names that a hint lists if none of them is similar."""
 
 
 def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
-    """Return options with the given texts; `noun` is the word for an option.
+    """Return a struct of options with values from texts; `noun` is the word for an option in messages.
 
-    Raises ValueError, which names the option, or the nearest to an unknown one.
+    Raises ValueError, which names the wrong option, and for an unknown option also a similar one.
     """
     known = {option.name: option for option in options_of(kind)}
     values: dict[str, Any] = {}
@@ -73,8 +73,7 @@ def read_text(kind: Any, text: str) -> Any:
 
 
 def from_text(kind: Any, text: str) -> Any:
-    """Return the value that TOML has for this text in a field of type `kind`; a number is not converted
-    yet."""
+    """Return a text as decoded TOML would have it, except that numbers, durations and sizes stay texts."""
     parts = parts_of(kind)
     origins = [get_origin(part) or part for part in parts]
     if text in choices_of(kind):
@@ -96,20 +95,20 @@ def from_text(kind: Any, text: str) -> Any:
 
 
 def convert(kind: Any, value: Any, *, strict: bool = False) -> Any:
-    """Convert a value without mistakes to its type."""
-    return msgspec.convert(_with_raw(kind, value), kind, strict=strict, dec_hook=read_special)
+    """Convert a value to its type, after `mistakes_in` found no mistake in it."""
+    return msgspec.convert(_encode_raw_parts(kind, value), kind, strict=strict, dec_hook=read_special)
 
 
-def _with_raw(kind: Any, value: Any) -> Any:
-    """Encode the values that the type wants as JSON (`msgspec.Raw`)."""
+def _encode_raw_parts(kind: Any, value: Any) -> Any:
+    """Return the value with each part whose type is `msgspec.Raw` encoded as JSON."""
     inner = parts_of(kind)[0] if parts_of(kind) else kind
     if inner is msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(value))
     if isinstance(value, dict) and get_origin(inner) is dict:
-        return {name: _with_raw(get_args(inner)[1], one) for name, one in value.items()}
+        return {name: _encode_raw_parts(get_args(inner)[1], one) for name, one in value.items()}
     if isinstance(value, dict) and is_struct(inner):
         members, _ = _table_members(inner)
-        return {name: _with_raw(members.get(name), one) for name, one in value.items()}
+        return {name: _encode_raw_parts(members.get(name), one) for name, one in value.items()}
     return value
 
 
@@ -118,8 +117,8 @@ def mistakes_in(
 ) -> Iterator[ConfigError]:
     """Yield the mistakes in a value: in each item of a list and in each key of a table.
 
-    `strict`: whether a number is refused as a text. `given`: text that the user wrote, if it differs from the
-    content.
+    `strict`: refuse a number that is written as a text (`"5"`). `secret`: show no value in a message.
+    `given`: text that the user wrote, if it differs from the content.
     """
     secret = secret or _is_secret(kind)
     inside = list(_values_inside(content, kind, place))
@@ -211,11 +210,12 @@ def _extras_of(kind: Any) -> list[dict[str, Any]]:
 
 
 def _is_finite(value: Any, kind: Any) -> bool:
+    """Return False for infinity and NaN, also as the text of a number. Other values are checked elsewhere."""
     if isinstance(value, str) and not any(part in (int, float) for part in parts_of(kind)):
         return True
     try:
         return math.isfinite(float(value))
-    except (TypeError, ValueError, OverflowError):  # not a number, or an integer too large for a float
+    except (TypeError, ValueError, OverflowError):  # Not a number, or an integer too large for a float.
         return True
 
 
@@ -257,12 +257,14 @@ def _limit_text(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,g}"
 
 
-def nearest_hint(name: str, known: Collection[str], prefix: str = "", *, few: bool = True) -> str | None:
-    """Return the hint that names the nearest of the known names, or all if they are `few` enough."""
+def nearest_hint(
+    name: str, known: Collection[str], prefix: str = "", *, list_known: bool = True
+) -> str | None:
+    """Return a hint with the most similar known name, or with `list_known` all names if they are few."""
     near = difflib.get_close_matches(name, known, 1, 0.7)
     if near:
         return f"did you mean '{prefix}{near[0]}'?"
-    return f"expected one of {', '.join(known)}" if few and 0 < len(known) <= _NAMED_MAX else None
+    return f"expected one of {', '.join(known)}" if list_known and 0 < len(known) <= _HINT_NAMES_MAX else None
 
 
 def missing_key_error(table: str, name: str) -> ConfigError:

@@ -46,15 +46,15 @@ from llmtap.report.values import (
 UNMET_SHOWN: Final = 6
 """Number of unmet requirements that a terminal shows for each test; pages and Markdown have all."""
 LOADS_SHOWN: Final = 3
-"""Number of loads that are named for a figure that is not valid; the JSON has all of them."""
+"""Number of loads that a report names for a figure that is not valid; the JSON has all of them."""
 _TITLES_MAX: Final = 3
-"""Number of tests that the title of a page names."""
+"""Maximum number of tests that the title of a page names; for more tests, it has their number."""
 _ASSETS: Final = ("replay_page.css", "bench_page.css")
 _Json = Mapping[str, Any]
 
 
 def finding_texts(findings: Sequence[_Json]) -> list[str]:
-    """Return a line for each kind of finding of each test, with its first load and the number of others."""
+    """Return a line for each kind of finding of each test: its first load, and the number of other loads."""
     by_kind: dict[tuple[str, str], list[_Json]] = {}
     for finding in findings:
         by_kind.setdefault((finding["test"], finding["what"]), []).append(finding)
@@ -66,7 +66,7 @@ def finding_texts(findings: Sequence[_Json]) -> list[str]:
 
 
 def compliance_text(report: _Json) -> str:
-    """Return the compliance of a test with the methodology.
+    """Return the compliance of a test with the methodology as text.
 
     Example: `conditionally compliant (61 of 61 MUST, 2 of 2 conditions, 14 of 16 SHOULD); lacking: 4.6.3-2`.
     """
@@ -80,9 +80,9 @@ def compliance_text(report: _Json) -> str:
 
 
 def deviation_texts(document: _Json) -> list[str]:
-    """Return each deviation from the methodology once, with the tests that have it.
+    """Return a text for each deviation from the methodology, with the tests that have it.
 
-    Deviations are those that the reports note, and unmet requirements.
+    A deviation is noted in the report of a test, or is a requirement that the test does not meet.
     """
     tests_by_text: dict[str, list[str]] = {}
     for report in document.get("tests") or ():
@@ -102,17 +102,17 @@ def deviation_texts(document: _Json) -> list[str]:
 
 def _counts_text(compliance: _Json) -> str:
     kinds = {"must": "MUST", "conditions": "conditions", "should": "SHOULD"}
-    # Results of earlier versions have no conditions.
+    # Results that earlier versions of llmtap stored have no conditions.
     counts = ((title, compliance[name]) for name, title in kinds.items() if name in compliance)
     return ", ".join(f"{count['satisfied']} of {count['n']} {title}" for title, count in counts)
 
 
-def _tables(holder: _Json, *, breaks: bool = False) -> list[Table]:
+def _tables_of(holder: _Json, *, breaks: bool = False) -> list[Table]:
     return [Table(t["heads"], t["rows"], t["caption"], breaks) for t in holder.get("tables") or ()]
 
 
 def validity_table(report: _Json) -> Table | None:
-    """Return a table of the figures that are not valid or doubtful in some loads; None without such."""
+    """Return a table of the figures that are not valid or doubtful in some loads; None if all are valid."""
     rows = []
     for figure in (at(report, "verdict", "figures") or {}).values():
         for state, loads in figure["loads"].items():
@@ -157,7 +157,7 @@ def _test_blocks(report: _Json) -> Iterator[Note | Table]:
     yield from headline_notes(report)
     if settings := report.get("configuration"):
         yield Note(" · ".join(f"{name}: {value}" for name, value in settings.items()))
-    yield from _tables(report)
+    yield from _tables_of(report)
     if validity := validity_table(report):
         yield validity
     yield from (Note(f"note: {note}") for note in report.get("notes") or ())
@@ -179,7 +179,7 @@ def bench_html(document: _Json) -> str:
     """Return the HTML page of a benchmark."""
     reports: Sequence[_Json] = document.get("tests") or ()
     sections = [
-        Section(report["test"], f"{report['section']} {report['title']}", list(_test_page(report)))
+        Section(report["test"], f"{report['section']} {report['title']}", list(_test_page_blocks(report)))
         for report in reports
     ]
     if reports:
@@ -187,7 +187,7 @@ def bench_html(document: _Json) -> str:
         sections.append(Section("compliance", "Compliance", _compliance_blocks(reports)))
         sections.append(Section("again", "To do it again", list(_reproduction_blocks(document))))
     setup = [[name, str(document.get(name))] for name in ("seed", "warmup", "quick", "made")]
-    blocks = [*identification(document), TermTable(setup)]
+    blocks = [*identification_blocks(document), TermTable(setup)]
     sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", blocks)]))
     titles = ", ".join(report["title"] for report in reports)
     if len(reports) > _TITLES_MAX:
@@ -200,7 +200,7 @@ def bench_html(document: _Json) -> str:
 
 def headline_notes(report: _Json) -> Iterator[Note]:
     """Yield the sentences on the main result of a test; most tests have none."""
-    # Results of earlier versions have no headline.
+    # Results that earlier versions of llmtap stored have no headline.
     yield from (Note("", "bold", lead=sentence) for sentence in report.get("headline") or ())
 
 
@@ -275,7 +275,7 @@ def _main_tiles(report: _Json) -> Iterator[Tile]:
             if row[0].endswith(label)
         ]
         if values:
-            name, value = values[-1]  # The rows are ordered by load: show the highest.
+            name, value = values[-1]  # The rows are in the order of their loads: show the highest load.
             about = f"{head}, {name}" if head not in ("", "Value") else name
             yield Tile(report["title"], value.partition(" (")[0], about, report["test"])
 
@@ -283,11 +283,12 @@ def _main_tiles(report: _Json) -> Iterator[Tile]:
 BOUNDARIES: Final = {
     "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
 }  # fmt: skip
+"""Names of the boundaries of a system under test in reports, by the name in a bench file."""
 NOT_DECLARED: Final = "not declared"
 
 
-def identification(document: _Json) -> list[Block]:
-    """Return the declarations of the system under test (IETF draft, C.2, 1)."""
+def identification_blocks(document: _Json) -> list[Block]:
+    """Return blocks with the declarations of the system under test (IETF draft, C.2, item 1)."""
     sut, target = document.get("sut") or {}, document.get("target") or {}
     tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
     declarations = {
@@ -309,14 +310,14 @@ def identification(document: _Json) -> list[Block]:
 
 
 def _declared_text(section: _Json, names: Sequence[str]) -> str:
-    """Return the named fields that have a value in the declarations, as `name: value, ...`."""
+    """Return those of the named fields that a section of the declarations has, as `name: value, ...`."""
     return ", ".join(
         f"{name.replace('_', ' ')}: {section[name]}" for name in names if section.get(name) is not None
     )
 
 
 def hardware_text(sut: _Json) -> str:
-    """Return the accelerators, such as `H100 SXM x 8`, and memory and CPU of the host if declared."""
+    """Return the accelerators, such as `H100 SXM x 8`, and the host's memory and CPU if they are declared."""
     hardware = sut.get("hardware") or {}
     accelerator, count = hardware.get("accelerator"), hardware.get("count")
     if not accelerator:
@@ -336,10 +337,10 @@ def guardrails_text(sut: _Json) -> str:
     return ", ".join([*filters, *(guardrails.get("names") or ())])
 
 
-def _test_page(report: _Json) -> Iterator[Block]:
+def _test_page_blocks(report: _Json) -> Iterator[Block]:
     if charts := report.get("charts"):
         yield chart_figure(report["test"], charts)
-    tables = _tables(report, breaks=True)
+    tables = _tables_of(report, breaks=True)
     if validity := validity_table(report):
         tables.append(validity)
     if tables:
@@ -347,11 +348,11 @@ def _test_page(report: _Json) -> Iterator[Block]:
     notes = [*(report.get("notes") or ()), *(f"Deviation: {one}" for one in report.get("deviations") or ())]
     if notes:
         yield ItemList(notes, "notes")
-    yield DetailsBlock("Set-up of this test", configuration(report))
+    yield DetailsBlock("Set-up of this test", configuration_blocks(report))
 
 
-def configuration(report: _Json) -> list[Block]:
-    """Return the configuration of a test, its parameters and its arms (IETF draft, C.2, 2)."""
+def configuration_blocks(report: _Json) -> list[Block]:
+    """Return blocks with the configuration, parameters and arms of a test (IETF draft, C.2, item 2)."""
     rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
     rows += [(name, plain_text(value)) for name, value in (report.get("params") or {}).items()]
     arms = [[name, arm.get("about") or "-"] for name, arm in (report.get("arms") or {}).items()]
@@ -449,7 +450,7 @@ def _comparison_blocks(test: _Json) -> Iterator[Note | Table]:
     yield from (_unmet_note(row, row["status"]) for row in unmet)
     if not test["tables"]:
         yield Note("nothing could be compared: no load in common, or too few requests")
-    yield from _tables(test)
+    yield from _tables_of(test)
     yield from (Note(f"note: {note}") for note in test["notes"])
 
 
@@ -496,7 +497,7 @@ def _compare_document(comparison: _Json) -> ReportDocument:
         ],
         _systems_table(comparison),
         [
-            Section(test["test"], _heading_text(test), list(_comparison_page(test)))
+            Section(test["test"], _heading_text(test), list(_comparison_page_blocks(test)))
             for test in comparison["tests"]
         ],
     )
@@ -519,8 +520,8 @@ def _systems_table(comparison: _Json) -> list[Block]:
     return [Table(heads, rows, "Systems")]
 
 
-def _comparison_page(test: _Json) -> Iterator[Block]:
-    yield from _tables(test, breaks=True)
+def _comparison_page_blocks(test: _Json) -> Iterator[Block]:
+    yield from _tables_of(test, breaks=True)
     if not test["tables"]:
         yield Note("Nothing could be compared: no load in common, or too few requests.")
     yield ItemList(test["notes"], "notes")

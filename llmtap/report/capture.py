@@ -26,8 +26,8 @@ _GROUP_COLUMNS: Final = (
 )  # fmt: skip
 _NAME_CHARS: Final = 40
 _MISSING_SHARE_MAX: Final = 0.01
-"""Share of missing exchanges above which figures may be biased: the missing exchanges may be of one kind,
-such as long ones, or those of the busiest minute."""
+"""Share of missing exchanges above which figures are possibly biased: the missing exchanges can be of one
+kind, such as long ones, or those of the busiest minute."""
 _UNREADABLE_SHOWN: Final = 20
 _OPEN_SHOWN: Final = 3
 _Json = Mapping[str, Any]
@@ -71,8 +71,7 @@ def _heading_lines(summary: _Json) -> Iterator[str]:
 def _workload_lines(workload: _Json) -> Iterator[str]:
     arrivals = workload.get("arrivals") or {}
     if arrivals.get("rate_rps") is not None:
-        # Show the rate of arrivals, although the summary has a rate: the summary counts exchanges that ended,
-        # until the last end.
+        # Show the rate of arrivals too: the summary's rate is of the exchanges that ended.
         span = f"{_duration_text(arrivals['seconds'])}, first to last"
         parts = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
         if arrivals["gap_cv"] is not None:
@@ -122,7 +121,7 @@ _SILENCE_HEADS: Final = (
 
 
 def _silence_blocks(silences: _Json) -> Iterator[Note | Table]:
-    """Yield how many streams went on after silences of several lengths, and a time-out for clients."""
+    """Yield a table of the streams that continued after silences of several lengths, and time-outs."""
     kinds = {title: silences[kind] for kind, title in _WAITS.items() if at(silences, kind, "n")}
     if not kinds:
         return

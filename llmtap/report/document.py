@@ -1,14 +1,14 @@
 """Document model of reports: blocks such as notes, tables and charts, sections, and a whole document.
 
-Modules that report on a result (`replay.py`, `bench.py`, `sweep_page.py` and others) make these from public
-JSON. `render.py` renders notes and tables for a terminal, and documents as Markdown and HTML. Texts are
-plain, and renderers escape them. `plot.js` draws each `Plot` on a page.
+Modules that report on a result (`replay.py`, `bench.py`, `sweep_page.py` and others) make these blocks from
+public JSON. `render.py` renders notes and tables for a terminal, and documents as Markdown and HTML. Texts
+are plain, and renderers escape them. `plot.js` draws each `Plot` on a page.
 
-`chart_figure` and `chart_table` make a plot and a table from a chart that is declared in public JSON, for
-benchmarks and comparisons; charts of replays and sweeps are made in `replay_charts.py` and `sweep_page.py`. A
-declaration has `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` if it
-has intervals), `marks` (named places on the x axis), `log_x`, `log_y`. Series differ by colour and also by
-dash or pattern, for readers who cannot distinguish the colours.
+The public JSON of benchmarks and comparisons declares charts; `chart_figure` and `chart_table` make plots and
+tables from them. `replay_charts.py` and `sweep_page.py` make the charts of replays and sweeps. A declaration
+has `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` if it has
+intervals), `marks` (named places on the x axis), `log_x`, `log_y`. Series differ by colour and also by dash
+or pattern, for readers who cannot distinguish the colours.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,19 +21,20 @@ import msgspec
 from llmtap.report.values import is_words, number, plain_text
 
 _SENTENCE_CHARS_MIN: Final = 40
-"""Length from which a cell with a space counts as a sentence, which may be broken into lines."""
+"""Length from which a cell with a space counts as a sentence, which a page can break into lines."""
 COLOURS: Final = 7
 """Number of colours for series in the style sheet, from --c0."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle", "cross", "x")
 ROWS_MAX: Final = 25
 """Maximum number of rows of a series in a table. If there are more points, evenly spaced ones are shown."""
-_WIDE: Final = 20
-"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+_LOG_AXIS_RATIO: Final = 20
+"""An axis is logarithmic from this ratio of its largest to its smallest value, so that both are visible."""
 _HATCHES: Final = ("", "/", ".", "x", "-", "|", "+")
 SHARES_RANGE: Final = (0, 1.02)
 """Range of an axis of shares. It ends above 1, so that a line at 1 is visible."""
 _BARS: Final = frozenset({"bars", "histogram"})
+"""Kinds of charts that have bars instead of lines."""
 _Chart = Mapping[str, Any]
 
 
@@ -48,13 +49,17 @@ class Note:
     lead: str = ""
     """Words before the text, which are emphasized."""
     css: str = ""
+    """CSS class of the paragraph on a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemList:
+    """A list of texts with a bullet before each."""
+
     kind: ClassVar = "items"
     items: Sequence[str]
     css: str = ""
+    """CSS class of the list on a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +71,20 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
     breaks: bool = False
-    """Whether sentences in cells may be broken into lines on a page."""
+    """Whether a page can break sentences in cells into lines."""
     footnote: str = ""
     nowrap: bool = False
     """Whether a terminal cuts long lines instead of wrapping them."""
     label: str = ""
     """Accessible name of the table's region on a page, which scrolls; default: the caption."""
-    keys: int = 0
-    """Number of leading columns that are repeated in each part, if the table is divided
-    for a narrow terminal."""
+    key_columns: int = 0
+    """Number of leading columns that each part repeats, if the table is divided for a narrow terminal."""
     styles: Mapping[str, str] = field(default_factory=dict)
     """Style of a cell in a terminal (a name of the package rich), by the text of the cell."""
 
     @property
     def classes(self) -> list[str]:
-        """The `class` attribute of each column on a page, with a space before it; empty
-        for columns of figures."""
+        """The `class` attribute of each column on a page, after a space; empty for columns of figures."""
         columns = list(zip_longest(*self.rows, fillvalue=""))
         attributes = [
             " class=text"
@@ -96,7 +99,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TableGroup:
-    """Tables in one region of a page that scrolls. If `label` is empty, each table has a separate region."""
+    """Tables in one region of a page that scrolls, or in separate regions if `label` is empty."""
 
     kind: ClassVar = "tables"
     tables: Sequence[Table]
@@ -105,34 +108,46 @@ class TableGroup:
 
 @dataclass(frozen=True, slots=True)
 class TermTable:
+    """Rows of a term and its meaning or value."""
+
     kind: ClassVar = "terms"
     rows: Sequence[Sequence[str]]
     heads: Sequence[str] = ()
-    marked: frozenset[int] = frozenset()
+    bold_rows: frozenset[int] = frozenset()
     """Indices of rows that are set in bold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
+    """A main figure with its title."""
+
     title: str
     value: str
     about: str
+    """Small text below the value."""
     href: str = ""
+    """Key of the section to which the title is a link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
+    """Main figures, side by side. A terminal does not show them."""
+
     kind: ClassVar = "tiles"
     tiles: Sequence[Tile]
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictBox:
+    """The verdict on a result, with reasons. Its colour depends on `good` and `caution`."""
+
     kind: ClassVar = "verdict"
     good: bool
     lead: str
+    """Words before the text, which are emphasized."""
     text: str = ""
     items: Sequence[str] = ()
+    """Reasons for the verdict."""
     caution: bool = False
 
 
@@ -147,6 +162,8 @@ class DetailsBlock:
 
 @dataclass(frozen=True, slots=True)
 class Preformatted:
+    """Text that is shown unchanged, such as a command line."""
+
     kind: ClassVar = "pre"
     text: str
 
@@ -175,8 +192,7 @@ class Compliance:
         }
 
     def css(self, row: Mapping[str, Any]) -> str:
-        """Return the CSS class of a row's status. In reports on tests, an unmet optional
-        requirement is not "bad"."""
+        """Return the CSS class of a row's status. An optional requirement that is not met is not "bad"."""
         optional = self.tests and row["level"] in ("MAY", "OPTIONAL", "procedure")
         bad = "unsure" if optional else "bad"
         return {"met": "good", "not met": bad}.get(row["status"], "unsure")
@@ -188,7 +204,7 @@ def colour_name(i: int) -> str:
 
 
 class Look(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Style in which a line or bars are drawn, both in the plot and in its legend."""
+    """Style of a line or of bars, in the plot and in its legend."""
 
     ink: str
     """Name of a colour in the page's style sheet."""
@@ -199,11 +215,15 @@ class Look(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LegendKey(msgspec.Struct, frozen=True):
+    """A series in the legend of a plot."""
+
     name: str
     look: Look
 
 
 class Axis(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An axis of a plot."""
+
     title: str = ""
     kind: Literal["linear", "log", "category"] = "linear"
     zero: bool = False
@@ -215,16 +235,18 @@ class Axis(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A line, points or bars of a plot."""
+
     name: str
     x: Sequence[Any]
     y: Sequence[float | None]
     ink: str
+    """Name of a colour in the page's style sheet."""
     line: int | None = None
     """Index of the line of a sweep to which the series belongs. A reader of the page can hide the line."""
     dash: str = "solid"
     step: Literal["", "hv", "vh"] = ""
-    """Draw steps instead of a line. `hv`: a value holds from its x to the next x; `vh`: from the x before to
-    its x."""
+    """Form of steps, if any. `hv`: a value applies from its x to the next x; `vh`: from the previous x."""
     symbols: Sequence[str] | None = None
     """Symbol of each point, or one symbol for all points."""
     scattered: bool = False
@@ -235,9 +257,9 @@ class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     high: Sequence[float | None] | None = None
     """`low` and `high`: ends of the interval of each point; None: unknown."""
     texts: Sequence[str] | None = None
-    """Text shown beside the pointer for each point; default: the name, and `hover` of the plot."""
+    """Text next to the mouse pointer for each point; default: the name, and `hover` of the plot."""
     silent: bool = False
-    """Whether no text is shown beside the pointer."""
+    """Whether no text is shown next to the mouse pointer."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -248,17 +270,18 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Data of a chart, which `plot.js` draws."""
+
     series: list[PlotSeries]
     x: Axis
     y: Axis
     hover: str = ""
-    """Template of the text beside the pointer for a point, with `{x}` and `{y}`."""
+    """Template of the text next to the mouse pointer for a point, with `{x}` and `{y}`."""
     marks: list[Mark] = []
     overlay: bool = False
-    """Whether the bars of several series are drawn over each other; default: beside each other."""
+    """Whether the bars of several series are drawn over each other; default: next to each other."""
     timed: bool = False
-    """Whether the x axis is the time of the run. If a reader zooms into one such plot, all
-    of them are zoomed."""
+    """Whether the x axis is the time of the run. If a reader zooms into one such plot, all of them zoom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,19 +292,22 @@ class Panel:
     words: str
     plot: Plot
     legend: Sequence[LegendKey] = ()
-    of: Mapping[str, str] | None = None
-    """Values of the dimensions of a sweep that all lines of the panel have in common. The page hides the
-    panel if the reader chooses another value."""
+    common_settings: Mapping[str, str] | None = None
+    """Settings of a sweep that all lines of the panel have in common. The page hides the panel if the reader
+    chooses another value of such a setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class FigureBlock:
+    """Plots next to each other with a caption, and their values as tables."""
+
     kind: ClassVar = "figure"
     key: str
+    """Id of the figure on a page. The id of a plot is this key and the index of its panel."""
     heading: str
     panels: Sequence[Panel]
     tables: Sequence[Table]
-    rests: Sequence[str] = ()
+    basis: Sequence[str] = ()
     """Parts of the caption that name the basis of the figures: samples, load, window."""
     legend: Sequence[LegendKey] = ()
     captioned: bool = True
@@ -291,6 +317,7 @@ class FigureBlock:
 
     @property
     def words(self) -> str:
+        """The texts of all panels, each once, for the common caption."""
         return " ".join(dict.fromkeys(panel.words for panel in self.panels))
 
 
@@ -302,6 +329,8 @@ Block = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """A part of a report under a heading. `key` is its id on a page."""
+
     key: str
     heading: str
     blocks: list[Block]
@@ -321,17 +350,23 @@ class LineChoice:
 
 @dataclass(frozen=True, slots=True)
 class ReportDocument:
+    """A whole report, which `render.py` renders as Markdown or as an HTML page."""
+
     title: str
     summary: Sequence[Block] = ()
     settings: Sequence[Block] = ()
+    """Blocks about the load and the software; they are a separate section of a page."""
     sections: Sequence[Section] = ()
     settings_linked: bool = True
+    """Whether the navigation of the page has a link to `settings`."""
     lines: Sequence[LineChoice] = ()
+    """Lines of a sweep, which all its plots have."""
     choices: Sequence[tuple[str, str, Sequence[tuple[str, bool]]]] = field(default=())
     """Menus of a sweep's page: title, name of the dimension, and its values, each with whether it is selected
     at first."""
 
     def figures(self) -> Iterator[FigureBlock]:
+        """Yield all figures of the sections."""
         for section in self.sections:
             yield from (block for block in section.blocks if isinstance(block, FigureBlock))
 
@@ -346,17 +381,18 @@ def term_blocks(rows: Sequence[Sequence[str]]) -> list[Block]:
 
 def is_wide(values: Sequence[Any]) -> bool:
     """Return whether the values need a logarithmic axis: all are positive, and largest / smallest >= 20."""
-    return bool(values) and all(v > 0 for v in values) and max(values) >= _WIDE * min(values)
+    return bool(values) and all(v > 0 for v in values) and max(values) >= _LOG_AXIS_RATIO * min(values)
 
 
 def chart_figure(key: str, charts: Sequence[_Chart]) -> FigureBlock:
-    """Return a figure with the charts beside each other, and all their values as tables."""
+    """Return a figure with the declared charts next to each other, and their values as tables."""
     return FigureBlock(
         key, "", list(map(chart_panel, charts)), list(map(chart_table, charts)), captioned=False
     )
 
 
 def chart_panel(chart: _Chart) -> Panel:
+    """Return the panel of a declared chart, with a legend if it has several series."""
     series = [_chart_series(chart, one, i) for i, one in enumerate(chart["series"])]
     legend = [LegendKey(one.name, Look(one.ink, one.dash, bar=one.bars, hatch=one.hatch)) for one in series]
     hover = f"{chart['x_title']}: {{x}}\n{chart['y_title']}: {{y}}".removeprefix(": ")
@@ -372,6 +408,7 @@ def chart_panel(chart: _Chart) -> Panel:
 
 
 def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
+    """Return the values of a declared chart, with at most `rows_max` points of each series."""
     ends = [end for one in chart["series"] for end in (*(one.get("low") or ()), *(one.get("high") or ()))]
     intervals = any(end is not None for end in ends)
     rows = []
@@ -423,8 +460,7 @@ def _x_axis(chart: _Chart) -> Axis:
         return Axis(title, "category")
     if chart.get("log_x") and all(x > 0 for x in xs):
         return Axis(f"{title} (log)", "log")
-    # Begin the axis at 0 unless the values are far from 0 and close to each other: then all would be drawn at
-    # the right edge.
+    # Begin the axis at 0, unless this would draw all values at its right edge.
     zero = bool(xs) and chart["kind"] != "histogram" and min(xs) >= 0 and min(xs) < 0.5 * max(xs)
     return Axis(title, zero=zero)
 

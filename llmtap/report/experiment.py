@@ -1,7 +1,7 @@
 """Turn the JSON of an A/B experiment into lines for `llmtap top`, and into the result of `llmtap demo`.
 
-Takes the public JSON of `/api/v1/experiment`, in which `meter/experiments.py` has compared the arms; there
-are no statistical tests here. The lines (`experiment_lines`) have the state, the sample ratio, the
+The input is the public JSON of `/api/v1/experiment`, in which `meter/experiments.py` has compared the arms;
+this module makes no statistical tests. The lines (`experiment_lines`) have the state, the sample ratio, the
 significant differences that the JSON lists, and the arms whose chunks arrive several at a time. The result of
 the demo (`demo_blocks`) is a verdict, a table and notes, for 100 columns; it also needs the summary and the
 exchanges.
@@ -41,7 +41,7 @@ _Json = Mapping[str, Any]
 
 
 def experiment_lines(experiment: _Json) -> list[str]:
-    """Return the experiment as lines: its state, then cautions, then the figures to which they apply."""
+    """Return the experiment as lines: its state, then cautions, then the differences of the arms."""
     if experiment.get("state") in (None, "none"):
         return ["no experiment is configured"]
     arms = experiment.get("arms") or {}
@@ -130,7 +130,7 @@ def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -
     rows = [
         ["requests", *ended, "-", f"{control} or {other}, chosen at random"],
         ["refused", *(f"{n:,}" for n in refused), "-", "by the guardrail, before the model"],
-        *_demo_times(experiment, control, other),
+        *_demo_time_rows(experiment, control, other),
         ["chunks arriving together", *per_read, "-", "the output filter delays text"],
     ]
     yield Table(["median, ms", control, other, "difference (95 %)", "meaning"], rows)
@@ -153,7 +153,7 @@ def ttft_sentence(experiment: _Json, arm: str, subject: str) -> str:
     level = 1 - experiment.get("alpha", 0.05)
     for metric, title in (("ttft", "time to first token"), ("e2e", "end-to-end latency")):
         median = at(experiment, "differences", arm, metric, "p50") or {}
-        # TTFT has no interval if an arm has too few streams, or none: then use the end-to-end latency.
+        # If an arm has too few streams, TTFT has no interval: then use the end-to-end latency.
         if median.get("interval") is not None:
             return change_sentence(
                 subject, f"the median {title}", median["difference"], median["interval"], level
@@ -164,7 +164,7 @@ def ttft_sentence(experiment: _Json, arm: str, subject: str) -> str:
 def change_sentence(
     subject: str, metric: str, difference: float, interval: Sequence[float], level: float
 ) -> str:
-    """Return a sentence on a difference of a time in seconds, with its interval of the confidence level."""
+    """Return a sentence on a difference in seconds and its interval. `level`: confidence of the interval."""
     low, high = interval
     if low <= 0 <= high:
         return f"{subject} does not change {metric} significantly."
@@ -175,13 +175,15 @@ def change_sentence(
     return f"{subject} {effect} {metric} ({100 * level:g} % confidence: {low_ms} to {high_ms} ms)."
 
 
-def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[str]]:
+def _demo_time_rows(experiment: _Json, control: str, other: str) -> Iterator[list[str]]:
     for metric, statistic, title, meaning in _DEMO_ROWS:
         figures = [experiment["arms"][name]["metrics"].get(metric) or {} for name in (control, other)]
         comparison = at(experiment, "differences", other, metric, statistic) or {}
-        difference = "-" if comparison.get("difference") is None else _signed_ms(comparison["difference"])
+        difference = (
+            "-" if comparison.get("difference") is None else _signed_ms_text(comparison["difference"])
+        )
         if comparison.get("interval"):
-            low, high = (_signed_ms(end).removeprefix("+") for end in comparison["interval"])
+            low, high = (_signed_ms_text(end).removeprefix("+") for end in comparison["interval"])
             difference += f" ({low} to {high})"
         yield [title, *(figure_text(one, statistic) for one in figures), difference, meaning]
 
@@ -199,6 +201,6 @@ def _proxy_lines(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
         yield f"uncertainty  of a time of one request: median {p50} ms, p99 {p99} ms"
 
 
-def _signed_ms(seconds: float) -> str:
+def _signed_ms_text(seconds: float) -> str:
     ms = seconds * 1e3
     return f"{ms:+,.0f}" if abs(ms) >= _WHOLE_MS_MIN else f"{ms:+.1f}"

@@ -1,8 +1,8 @@
 """Turn the JSON of an A/B experiment into a report for a terminal, as HTML, and as Markdown.
 
 `llmtap report EXPERIMENT.json` takes a stored answer of `/api/v1/experiment`; `report CAPTURE --by arm` takes
-the same JSON from the rows of a capture (`meter/recorded_experiment.py`). Nothing is tested here:
-`meter/experiments.py` has compared the arms. `experiment.py` has the lines for `llmtap top`.
+the same JSON from the rows of a capture (`meter/recorded_experiment.py`). This module makes no statistical
+tests: `meter/experiments.py` has compared the arms. `experiment.py` has the lines for `llmtap top`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,23 +48,24 @@ def _document(experiment: _Json) -> ReportDocument:
     others = [name for name in arms if name != control]
     return ReportDocument(
         f"Experiment {experiment['name']}",
-        [_verdict(experiment, arm) for arm in others],
+        [_verdict_box(experiment, arm) for arm in others],
         sections=[
             *(
-                Section(f"differences-{i}", f"{arm} compared with {control}", _differences(experiment, arm))
+                Section(
+                    f"differences-{i}", f"{arm} compared with {control}", _difference_blocks(experiment, arm)
+                )
                 for i, arm in enumerate(others)
             ),
-            Section("arms", "Arms", [_arms(experiment)]),
-            *_stages(experiment),
-            *_labels(experiment),
-            Section("experiment", "What was run", term_blocks(list(_settings(experiment)))),
+            Section("arms", "Arms", [_arms_table(experiment)]),
+            *_stage_sections(experiment),
+            *_label_sections(experiment),
+            Section("experiment", "What was run", term_blocks(list(_setting_rows(experiment)))),
         ],
     )
 
 
-def _verdict(experiment: _Json, arm: str) -> VerdictBox:
-    """Return the effects of the arm on the median TTFT and on refusals, and the doubts about the
-    comparison."""
+def _verdict_box(experiment: _Json, arm: str) -> VerdictBox:
+    """Return the effects of the arm on median TTFT and refusals, and the doubts about the comparison."""
     items = []
     ratio = experiment["sample_ratio"]
     if ratio["alarm"]:
@@ -88,11 +89,11 @@ def _refusal_sentence(experiment: _Json, arm: str) -> str:
     shares = {name: experiment["arms"][name]["shares"]["refused"] for name in (arm, experiment["control"])}
     if not any(share["share"] for share in shares.values()):
         return ""
-    refused = " and ".join(f"{name} {_share(share)}" for name, share in shares.items())
+    refused = " and ".join(f"{name} {_share_text(share)}" for name, share in shares.items())
     return f"Refused requests: {refused}."
 
 
-def _differences(experiment: _Json, arm: str) -> list[Block]:
+def _difference_blocks(experiment: _Json, arm: str) -> list[Block]:
     control = experiment["control"]
     findings = {one["metric"] for one in experiment["findings"] if one["arm"] == arm}
     misleading = {metric for one in experiment["cautions"] if one["arm"] == arm for metric in one["metrics"]}
@@ -102,15 +103,16 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
         tested = by.get("mean") or by.get("share") or {}
         median = by.get("p50") or {}
         p50 = [
-            _value(metric, at(experiment["arms"][name], "metrics", metric, "p50")) for name in (control, arm)
+            _value_text(metric, at(experiment["arms"][name], "metrics", metric, "p50"))
+            for name in (control, arm)
         ]
         p = tested.get("p")
         rows.append(
             [
                 title,
                 *p50,
-                _difference(metric, median.get("difference"), median.get("interval")),
-                _tested_difference(metric, tested),
+                _difference_text(metric, median.get("difference"), median.get("interval")),
+                _tested_difference_text(metric, tested),
                 "-" if p is None else p_text(p),
                 "misleading" if metric in misleading else "finding" if metric in findings else "",
             ]
@@ -128,8 +130,8 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
     return [Table(heads, rows, label=f"Differences of {arm}"), *notes]
 
 
-def _stages(experiment: _Json) -> Iterator[Section]:
-    """Yield the stage of a ramp and those before it, each with its own comparison."""
+def _stage_sections(experiment: _Json) -> Iterator[Section]:
+    """Yield a section with a comparison for each stage of a ramp so far; nothing without a ramp."""
     stage = experiment.get("stage")
     if not stage:
         return
@@ -147,7 +149,7 @@ def _stages(experiment: _Json) -> Iterator[Section]:
         by = stage_part["differences"][arm]
         cells = []
         for metric, statistic in (("ttft", "mean"), ("failed", "share"), ("refused", "share")):
-            cells.append(_tested_difference(metric, by.get(metric, {}).get(statistic) or {}))
+            cells.append(_tested_difference_text(metric, by.get(metric, {}).get(statistic) or {}))
         share = f"{100 * stage_part['share']:.4g} %"
         rows.append(
             [
@@ -169,18 +171,18 @@ def _stages(experiment: _Json) -> Iterator[Section]:
     )
 
 
-def _value(metric: str, value: float | None) -> str:
+def _value_text(metric: str, value: float | None) -> str:
     return "-" if value is None else metric_text(metric, value)
 
 
-def _tested_difference(metric: str, d: _Json) -> str:
-    """Return a difference with its interval for all looks; while there is none, with that for one look."""
+def _tested_difference_text(metric: str, d: _Json) -> str:
+    """Return a difference with the interval that is valid at every look, or else with that for one look."""
     anytime = d.get("anytime_interval")
     suffix = "" if anytime else ", one look"
-    return _difference(metric, d.get("difference"), anytime or d.get("interval"), suffix)
+    return _difference_text(metric, d.get("difference"), anytime or d.get("interval"), suffix)
 
 
-def _difference(
+def _difference_text(
     metric: str, value: float | None, interval: tuple[float, float] | None, suffix: str = ""
 ) -> str:
     if value is None:
@@ -192,10 +194,10 @@ def _difference(
     return f"{text} ({low} to {high}{suffix})"
 
 
-def _arms(experiment: _Json) -> Table:
+def _arms_table(experiment: _Json) -> Table:
     rows = []
     for name, arm in experiment["arms"].items():
-        shares = [_share(arm["shares"][share]) for share in ("refused", "failed", "cancelled")]
+        shares = [_share_text(arm["shares"][share]) for share in ("refused", "failed", "cancelled")]
         refusals = counts_text(arm["refusals"]) if arm["refusals"] else "none"
         counts = [f"{arm[key]:,}" for key in ("assigned", "units", "ended")]
         rows.append([name, *counts, *shares, refusals])
@@ -203,14 +205,14 @@ def _arms(experiment: _Json) -> Table:
     return Table(heads, rows, label="Arms")
 
 
-def _labels(experiment: _Json) -> Iterator[Section]:
-    # Experiments that an earlier version stored have no labels.
+def _label_sections(experiment: _Json) -> Iterator[Section]:
+    # Experiments that an earlier version of llmtap stored have no labels.
     table = labels_table({name: arm.get("labels") for name, arm in experiment["arms"].items()}, "arm")
     if table is not None:
         yield Section("labels", LABELS_TITLE, [table])
 
 
-def _share(share: _Json) -> str:
+def _share_text(share: _Json) -> str:
     if share["share"] is None:
         return "-"
     low, high = share["interval"] or (None, None)
@@ -218,11 +220,11 @@ def _share(share: _Json) -> str:
     return f"{share['share']:.1%}{interval}"
 
 
-def _settings(experiment: _Json) -> Iterator[list[str]]:
+def _setting_rows(experiment: _Json) -> Iterator[list[str]]:
     switched = "" if experiment["switched_by"] is None else f", switched by {experiment['switched_by']}"
     since = "" if experiment["state"] == "recorded" else f" since {experiment.get('since') or '?'}"
     yield ["state", f"{experiment['state']}{since}{switched}"]
-    figures = experiment.get("figures") or {}  # an earlier version stored none
+    figures = experiment.get("figures") or {}  # Experiments of earlier versions have no `figures`.
     yield ["requests in the figures", f"{figures.get('from') or '?'} to {figures.get('to') or '?'}"]
     if experiment["state"] != "recorded" and experiment.get("until"):
         yield ["end of the experiment", experiment["until"]]

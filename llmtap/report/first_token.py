@@ -12,18 +12,20 @@ from llmtap.report.document import Table
 from llmtap.report.values import at, count_with_noun, figure_text, milliseconds
 
 BAR_CELLS: Final = 32
+"""Width of the bars of all parts together, in characters."""
 _FULL: Final = "█"
 _NARROW: Final = "▏"
-"""Mark of a part that is too short for a cell."""
+"""Bar of a part that is shorter than one character."""
 _HOUR_MIN_S: Final = 3_300
-"""Shortest window that is called an hour: it consists of twelve slices, of which the newest is not
-complete."""
+"""Shortest window that a sentence calls an hour: twelve slices of 5 min, the newest not complete."""
 _Json = Mapping[str, Any]
 
 
 def first_token_sentence(answer: _Json) -> str:
-    """Return a sentence that names the unusual part of the wait, or the reason why no part can be named, with
-    the number of streams."""
+    """Return the sentence that names the unusual parts of the wait, or the longest part if none is unusual.
+
+    It also has the number of streams with which the wait is compared.
+    """
     parts = [part for part in answer["parts"] if part["seconds"] is not None]
     if not parts:
         return "The request was not sent, so there is no wait to divide."
@@ -48,7 +50,7 @@ def first_token_sentence(answer: _Json) -> str:
 
 
 def first_token_lines(answer: _Json) -> Iterator[str]:
-    """Yield the parts as lines with bars on one scale, then the sentence and the rule."""
+    """Yield a line with a bar for each part of the wait, then the sentence on unusual parts and its rule."""
     whole = answer["waited"] or 1
     width = max(len(phase.title) for phase in PHASES)
     yield f"{'':{width}} {'ms':>8} {'median':>8} {'p90':>8}"

@@ -1,6 +1,6 @@
 """Tables of judged gates: the requirements on a result (`--require`), and worse figures (`--fail-if-worse`).
 
-`gates/requirements.py` and `gates/regression.py` make the rows.
+`gates/requirements.py` and `gates/regression.py` judge the results and make the rows of the tables.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _STATES: Final = {"met": "met", "missed": "MISSED", "not_valid": "NOT VALID"}
 
 
 class RequirementRow(Struct, frozen=True):
-    """A judged requirement. Values are in seconds, shares or numbers."""
+    """A requirement, and whether a result meets it. Values are in seconds, shares or numbers."""
 
     of: str
     """Label of the run or test; empty if there is only one."""
@@ -29,7 +29,9 @@ class RequirementRow(Struct, frozen=True):
     state: str
     """Result of the judgement: `met`, `missed` or `not_valid`."""
     validity: str
+    """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str
+    """Reason why the figure is doubtful or not valid; empty if it is valid."""
     few: bool
     """Whether the figure has too few samples."""
 
@@ -42,29 +44,30 @@ class Change(Struct, frozen=True):
     figure: str
     unit: str
     better: str
-    """Whether `lower` or `higher` values are better."""
+    """Which values are better: `lower` or `higher`."""
     reason: str
     """Reason why the change cannot be judged; empty if it can."""
     a: float | None
     b: float | None
     difference: float | None
     low: float | None
-    """Lower end of the interval of the difference; None if it is open."""
+    """Lower end of the interval of the difference; None if the interval has no lower end."""
     high: float | None
     level: float
+    """Confidence level of the interval."""
 
 
 class JudgedChange(Change, frozen=True):
-    """A change that was judged against a tolerance."""
+    """A change of a figure, and whether it exceeds a tolerance."""
 
     tolerance: float
-    """Tolerated worsening as a share of a."""
+    """Maximum worsening, as a share of `a`."""
     state: str
     """Result of the judgement: `worse`, `not_worse` or `not_valid`."""
 
 
 def requirement_rows(document: Mapping[str, Any]) -> list[RequirementRow]:
-    """Return the judged requirements of a result or report, which may come from a file."""
+    """Return the judged requirements in the JSON of a result or report, which can come from a file."""
     return msgspec.convert(document.get("requirements") or [], list[RequirementRow])
 
 
@@ -81,7 +84,7 @@ def gate_text(value: float | None, unit: str) -> str:
 
 
 def requirements_blocks(rows: Sequence[RequirementRow]) -> Iterator[Table | Note]:
-    """Yield the table of judged requirements and its summary; nothing without rows."""
+    """Yield a table of judged requirements, the reasons, and a summary; nothing if there are no rows."""
     if not rows:
         return
     labelled = any(row.of for row in rows)
@@ -115,13 +118,13 @@ _CHANGES: Final = {"not_worse": "not worse", "worse": "WORSE", "not_valid": "NOT
 
 
 def change_rows(document: Mapping[str, Any]) -> list[JudgedChange] | None:
-    """Return the judged changes of a comparison; None if none were requested."""
+    """Return the judged changes in the JSON of a comparison; None if the user gave no tolerances."""
     rows = document.get("regression")
     return None if rows is None else msgspec.convert(rows, list[JudgedChange])
 
 
 def regression_blocks(rows: Sequence[JudgedChange] | None) -> Iterator[Table | Note]:
-    """Yield the table of judged changes and its summary; nothing if none was judged."""
+    """Yield a table of judged changes, the reasons, and a summary; nothing if `rows` is None."""
     if rows is None:
         return
     if not rows:

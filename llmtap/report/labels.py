@@ -1,6 +1,7 @@
-"""Turn refusals against labels of requests (`metrics/refusals.py`) into lines and a table.
+"""Show which requests were refused although their label says `should-answer`, and the reverse.
 
-Takes `labels` of the public JSON of a Summary or of an arm; None if no request had a label.
+The input is `labels` of the public JSON of a Summary or of an arm (`metrics/refusals.py`); None if no request
+had a label.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,13 @@ _WRONG: Final = {
     "should-answer": ("refused", "false positives"),
     "should-refuse": ("answered", "false negatives"),
 }
-"""For each label: the result that counts as an error, and the name of such errors."""
+"""By label: the result that counts as an error, and the name of such errors."""
 LABELS_TITLE: Final = "Refusals against labels"
 _Labels = Mapping[str, Any] | None
 
 
 def label_lines(labels: _Labels) -> Iterator[str]:
-    """Yield a line for each label that requests had, and one for labels that do not count."""
+    """Yield a line for each label that requests had, and one line for all labels of unknown meaning."""
     if labels is None:
         return
     for label, (error, title) in _WRONG.items():
@@ -36,9 +37,9 @@ def label_lines(labels: _Labels) -> Iterator[str]:
 
 
 def labels_table(named: Mapping[str, _Labels], head: str, caption: str = "") -> Table | None:
-    """Return the table of refusals against labels by name (such as an arm); None if no request had a label.
+    """Return a table of results by name (such as an arm) and label; None if no request had a label.
 
-    `head`: title of the column of names.
+    `named`: labels by name. `head`: title of the column of names.
     """
     rows: list[Sequence[str]] = []
     labelled = {name: labels for name, labels in named.items() if labels is not None}
@@ -59,7 +60,7 @@ def labels_table(named: Mapping[str, _Labels], head: str, caption: str = "") -> 
 
 
 def share_text(counts: Mapping[str, Any]) -> str:
-    """Return the share of errors with its interval, if any; a dash if no request was answered or refused."""
+    """Return the share of errors with its interval; a dash if no request was answered or refused."""
     if counts["share"] is None:
         return "-"
     if counts["interval"] is None:

@@ -1,6 +1,6 @@
 """Turn the summary of paired exchanges into a report for a terminal, as HTML, and as Markdown.
 
-The report begins with what the gateway adds, in one sentence.
+The report begins with one sentence on the latency that the gateway adds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -56,10 +56,10 @@ def headline(figures: Mapping[str, FigureSummary]) -> str:
     """Return one sentence on the latency that the gateway adds."""
     parts = []
     if first := figures["ttft"].p50:
-        ends = f"{_signed_ms(first.low)} to {_signed_ms(first.high)}"
-        parts.append(f"adds {_ms(first.value)} to the first token ({ends})")
+        ends = f"{_signed_ms_text(first.low)} to {_signed_ms_text(first.high)}"
+        parts.append(f"adds {_ms_text(first.value)} to the first token ({ends})")
     if each := figures["token"].p50:
-        text = f"{_ms(each.value)} to each token"
+        text = f"{_ms_text(each.value)} to each token"
         parts.append(text if parts else f"adds {text}")
     back, front = (figures[f"tokens_per_event_{side}"].p50 for side in ("back", "front"))
     if back and front:
@@ -72,11 +72,11 @@ def headline(figures: Mapping[str, FigureSummary]) -> str:
     return f"The gateway {', '.join(others)}, and {last}." if others else f"The gateway {last}."
 
 
-def _ms(seconds: float) -> str:
-    return f"{_signed_ms(seconds)} ms"
+def _ms_text(seconds: float) -> str:
+    return f"{_signed_ms_text(seconds)} ms"
 
 
-def _signed_ms(seconds: float) -> str:
+def _signed_ms_text(seconds: float) -> str:
     return f"-{milliseconds(-seconds)}" if seconds < 0 else milliseconds(seconds)
 
 
@@ -89,7 +89,7 @@ def _document(summary: PairSummary) -> ReportDocument:
     if not summary.comparable:
         notes.append(Note(_NOT_COMPARABLE, "yellow"))
     figures = [chart_figure("delays", summary.charts)] if summary.charts else []
-    # If arms differ, the percentiles of all pairs together are those of none.
+    # With several arms, percentiles over all pairs would describe none of the arms.
     of_all = [] if summary.arms else [_figure_table(summary.figures)]
     terms = [[figure.title, figure.definition] for figure in summary.figures.values() if figure.n]
     sections = [
@@ -116,7 +116,7 @@ def _pair_rows(summary: PairSummary) -> Iterator[list[str]]:
     yield ["ambiguous", f"front {counts.ambiguous_front:,}, back {counts.ambiguous_back:,}"]
     yield ["attempts", counts_text(_plain_names(summary.attempts)) or "none"]
     yield ["texts", counts_text(summary.text) or "none"]
-    offset = f"offset {_ms(clock.offset)} ± {_ms(clock.uncertainty)}, "
+    offset = f"offset {_ms_text(clock.offset)} ± {_ms_text(clock.uncertainty)}, "
     source = _CLOCKS[clock.source]
     yield ["clock", source if clock.source == "monotonic" else offset + source]
 
@@ -130,14 +130,17 @@ def _figure_table(figures: Mapping[str, FigureSummary]) -> Table:
     for figure in figures.values():
         if figure.n:
             in_seconds = figure.unit is Unit.SECONDS
-            cells = [_cell(figure, name, _signed_ms if in_seconds else number) for name in PERCENTILES]
+            cells = [
+                _percentile_cell(figure, name, _signed_ms_text if in_seconds else number)
+                for name in PERCENTILES
+            ]
             unit = "ms" if in_seconds else figure.unit.value
             rows.append([f"{figure.title}, {unit}", f"{figure.n:,}", *cells])
     footnote = FEW if is_marked(rows) else ""
     return Table(["figure", "n", *PERCENTILES], rows, footnote=footnote, label="Figures of the pairs")
 
 
-def _cell(figure: FigureSummary, name: str, show: Callable[[float], str]) -> str:
+def _percentile_cell(figure: FigureSummary, name: str, show: Callable[[float], str]) -> str:
     percentile: BoundedValue = getattr(figure, name)
     mark = MARK if name in figure.marks else ""
     value, low, high = show(percentile.value), show(percentile.low), show(percentile.high)
@@ -160,5 +163,5 @@ def _difference_table(summary: PairSummary) -> Table:
 
 
 def _slowest_table(summary: PairSummary) -> Table:
-    rows = [[one.front, ", ".join(one.back), _signed_ms(one.ttft)] for one in summary.slowest]
+    rows = [[one.front, ", ".join(one.back), _signed_ms_text(one.ttft)] for one in summary.slowest]
     return Table(["front", "back", "added, ms"], rows, label="Most time added to the first token")

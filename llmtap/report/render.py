@@ -1,8 +1,9 @@
 """Render blocks for a terminal (with rich), and documents as Markdown and as HTML pages.
 
 `terminal` takes blocks; `markdown` and `page_html` take a `ReportDocument` (`document.py`). Markdown has no
-charts. A page loads nothing: it contains the script that draws its charts (`plot.js`), and its policy forbids
-requests. The template `page.html` escapes every text, and the script inserts all its data as text.
+charts. A page loads no other file: it contains the script that draws its charts (`plot.js`), and its security
+policy forbids requests. The template `page.html` escapes every text, and the script inserts all its data as
+text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,15 +38,14 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _TERM_WIDTH: Final = 14
-_OWN_IDS: Final = "page-"
-"""Begin of the ids that `page.html` itself gives."""
+_TEMPLATE_ID_PREFIX: Final = "page-"
+"""Prefix of the ids in `page.html` itself. No section or plot has an id with it, so that ids are unique."""
 _GAP: Final = 2
 """Number of spaces between two columns in a terminal."""
 
 
 def terminal(blocks: Iterable[Block]) -> RenderableType:
-    """Return the blocks for a rich Console. Charts, tiles, and tables without rows and
-    caption are left out."""
+    """Return the blocks for a rich Console. Omit charts, tiles, and tables without rows and caption."""
     parts: list[RenderableType] = []
 
     def line(text: str, style: str = "") -> None:
@@ -102,10 +102,10 @@ def tables_that_fit(table: Table, width: int) -> list[Table]:
         max(len(line) for cell in cells for line in cell.split("\n")) + _GAP
         for cells in zip(table.heads, *table.rows, strict=True)
     ]
-    keys = list(range(table.keys))
+    keys = list(range(table.key_columns))
     parts: list[list[int]] = []
     remaining = 0
-    for i in range(table.keys, len(widths)):
+    for i in range(table.key_columns, len(widths)):
         if not parts or widths[i] > remaining:
             parts.append(keys.copy())
             remaining = width + _GAP - sum(widths[k] for k in keys)
@@ -120,8 +120,7 @@ def tables_that_fit(table: Table, width: int) -> list[Table]:
 
 
 def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
-    """Return the document as Markdown, without a final line end. `special`: characters to
-    escape by a backslash."""
+    """Return the document as Markdown, without a final line end. `special`: characters to escape."""
 
     def text(source: str) -> str:
         shown = printable(source.replace("\n", " "))
@@ -179,10 +178,10 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
 
 
 def page_html(document: ReportDocument, *assets: str) -> str:
-    """Return the page. `assets`: style sheets and scripts of this folder that only some pages have.
+    """Return the document as an HTML page. `assets`: additional files (.css, .js) of this folder.
 
-    Raises ValueError if two elements would have the same id. Ids are the keys of sections and plots; those
-    of the template itself begin with `_OWN_IDS`.
+    Ids of elements are the keys of sections and plots. Raises ValueError if a key is empty, occurs twice, or
+    begins with `_TEMPLATE_ID_PREFIX`.
     """
     drawn = [
         (f"{figure.key}-{i}", panel.plot)
@@ -191,8 +190,10 @@ def page_html(document: ReportDocument, *assets: str) -> str:
     ]
     ids = ["settings"] * bool(document.settings)
     ids += [section.key for section in document.sections] + [key for key, _ in drawn]
-    if len(set(ids)) < len(ids) or any(not key or key.startswith(_OWN_IDS) for key in ids):
-        raise ValueError(f"ids of the page are missing or not unique: {ids}")
+    if len(set(ids)) < len(ids) or any(not key or key.startswith(_TEMPLATE_ID_PREFIX) for key in ids):
+        raise ValueError(
+            f"ids of the page are empty, not unique, or begin with {_TEMPLATE_ID_PREFIX!r}: {ids}"
+        )
     plots = dict(drawn)
     return _page_template().render(
         doc=document,
@@ -219,7 +220,7 @@ def _page_template() -> "Template":
 
 
 def _escape_html(value: object) -> Markup:
-    """Escape text for HTML. `html.escape` is used because MarkupSafe writes other entities for quotes."""
+    """Escape text as `html.escape` does everywhere else; MarkupSafe would write other entities for quotes."""
     return value if isinstance(value, Markup) else Markup(escape(str(value)))
 
 
@@ -230,5 +231,5 @@ def _page_parts(*names: str) -> Markup:
 
 
 def _json_markup(value: object) -> Markup:
-    """Return JSON that is safe in a script element: a `<` could begin the tag that ends the element."""
+    """Return a value as JSON for a script element, without `<`, which could begin the element's end tag."""
     return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))

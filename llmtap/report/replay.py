@@ -1,9 +1,9 @@
 """Turn the JSON of a replay into a report for a terminal, as Markdown and as an HTML page.
 
-All three are renderings of one document, made of the public JSON (`llmtap replay --json`); only the page has
-charts (`replay_charts.py`), each with a table of its figures and a caption that states their basis
+All three reports are renderings of one document, made of the public JSON (`llmtap replay --json`); only the
+page has charts (`replay_charts.py`), each with a table of its figures and a caption with their basis
 (`replay_terms.py`). This module also renders the result of `llmtap selftest` and, for `llmtap report
-CAPTURE`, the verdict of a replay whose result is stored beside its capture.
+CAPTURE`, the verdict of a replay whose result is stored next to its capture.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,10 +87,10 @@ _PAIRS_ABOUT: Final = (
     " difference is now - then, of one row. Both sides of a line are the same rows: those that ended well on"
     " both. Nothing is tested here: rows of one load are not independent."
 )
-_RESTS: Final[Mapping[str, Sequence[str]]] = {
+_BASIS_TERMS: Final[Mapping[str, Sequence[str]]] = {
     "figures-table": ("ITL", "tokens", "smooth goodput", "sender"), "baseline": ("warm-up",), "outcomes": (),
 }  # fmt: skip
-"""For each section of the page: the terms of its caption, in addition to the terms that every caption has."""
+"""By section of the page: the terms of its caption, in addition to the terms that every caption has."""
 _Json = Mapping[str, Any]
 
 
@@ -105,7 +105,8 @@ def replay_html(result: _Json) -> str:
     document = _document(result, _FIGURES)
     figures, *others = (section for section in document.sections if section.key != "system")
     for section in (figures, *others):
-        section.blocks.append(Note(" · ".join(basis_texts(result, *_RESTS[section.key])), css="rests"))
+        basis = basis_texts(result, *_BASIS_TERMS[section.key])
+        section.blocks.append(Note(" · ".join(basis), css="rests"))
     sections = [figures, *distribution_sections(result), *time_sections(result), *others]
     return page_html(replace(document, sections=sections), "replay_page.css")
 
@@ -122,7 +123,7 @@ def render_verdicts(verdicts: Mapping[str, _Json]) -> RenderableType:
     return terminal(
         block
         for name, verdict in verdicts.items()
-        for block in (Note(f"replay {name}", "bold"), _verdict(verdict))
+        for block in (Note(f"replay {name}", "bold"), _verdict_box(verdict))
     )
 
 
@@ -152,7 +153,7 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
     plan, system = result["plan"], at(result, "system", "summary") or {}
     caution, notes = bursts_caution(result), [*plan["notes"], *system_warnings(system)]
     summary: list[Block] = [
-        _verdict(result["verdict"]),
+        _verdict_box(result["verdict"]),
         *([Note(caution, "yellow", lead="Caution:")] if caution else []),
         *(Note(f"Note: {note}") for note in notes),
         *requirements_blocks(requirement_rows(result)),
@@ -170,11 +171,11 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
     return ReportDocument(f"Replay of {name} to {plan['target']}", summary, settings, sections)
 
 
-def _verdict(verdict: _Json) -> VerdictBox:
+def _verdict_box(verdict: _Json) -> VerdictBox:
     items = [_finding_text(finding) for finding in verdict["findings"]]
     items += [f"Not checked: {text}" for text in verdict["unchecked"]]
     says = verdict.get("says") or ""
-    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Results of earlier versions have no `says`.
+    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Old stored results have no `says`.
     if verdict.get("failed"):
         lead = "FAILED."
     elif not verdict["valid"]:
@@ -189,7 +190,7 @@ def _verdict(verdict: _Json) -> VerdictBox:
 
 
 def _finding_text(finding: _Json) -> str:
-    """Return the sentence of a finding, with the limit that was exceeded."""
+    """Return the sentence of a finding of the verdict, with the limit that was exceeded."""
     limit, kind = finding["limit"], finding["what"]
     if kind in _FINDINGS_IN_MS:
         limit_text = f"{milliseconds(limit)} ms"
@@ -273,13 +274,13 @@ def _figure_blocks(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
     ]
     if phases:
         yield Table(heads, phases, "Phases of a request, ms", nowrap=True)
-    yield from map(Note, _throughput_line(result))
+    yield from map(Note, _throughput_lines(result))
     turns = at(result, "tasks", "turns") or []
     if len(turns) > 1:
         yield Table(_TURN_HEADS, list(map(_turn_row, turns)), "By turn of the conversation, ms")
 
 
-def _throughput_line(result: _Json) -> Iterator[str]:
+def _throughput_lines(result: _Json) -> Iterator[str]:
     """Yield the line with the throughput and the concurrency."""
     concurrency = result.get("concurrency")
     if not concurrency or concurrency["mean"] is None:
@@ -312,7 +313,8 @@ def _state_text(figure: _Json) -> str:
 
 
 def _share_row(name: str, figures: _Json, shown: Mapping[str, str]) -> list[str]:
-    digits = 4 if name == "smooth_benefit" else 3  # Histograms are accurate to three digits.
+    # Shares come from histograms, which are accurate to three digits. A benefit is a number of tokens.
+    digits = 4 if name == "smooth_benefit" else 3
     marks = figures.get("marks") or ()
     cells = [
         number(figures.get(f), digits) + MARK * (f in marks and figures.get(f) is not None) for f in shown
@@ -333,7 +335,7 @@ def _baseline_blocks(result: _Json) -> Iterator[Block]:
     rows = []
     for name in _PAIRS:
         pair = pairs[name]
-        # Omit rows without pairs, and the row for equal lengths if all pairs have equal lengths.
+        # Omit rows without pairs, and `e2e_same_length` if it would repeat the row `e2e`.
         if not pair["n"] or (name == "e2e_same_length" and pair["n"] == pairs["e2e"]["n"]):
             continue
         sides = [pair[side][figure] for figure in ("p50", "p95") for side in ("then", "now")]

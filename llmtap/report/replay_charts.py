@@ -2,7 +2,8 @@
 
 `replay.py` puts the sections into its page; each has a figure of `Panel`s with a table, and a caption.
 Distributions are drawn from `quantiles` of the public JSON; percentiles of too few samples (IETF draft,
-5.1.4.3) are marked in their tables. If a line over time has very many points, only extreme values are drawn.
+5.1.4.3) are marked in their tables. If a line over time has very many points, only its extreme values are
+drawn.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,9 +34,9 @@ from llmtap.report.summary import series_title, system_table
 from llmtap.report.values import FEW, MARK, at, is_marked, milliseconds, number
 
 _TABLE_SHARES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0)
-_IN_SECONDS: Final = 10.0
-"""Largest value in seconds from which an axis is in seconds instead of ms."""
-_WIDE: Final = 20
+_SECONDS_AXIS_MIN_S: Final = 10.0
+"""Maximum of the values from which an axis has the unit s instead of ms."""
+_LOG_AXIS_RATIO: Final = 20
 """Ratio of the largest value to the median from which an axis is logarithmic. On a linear axis, all common
 values would be at the left end."""
 _DISTRIBUTIONS: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...], tuple[str, ...]], ...]] = (
@@ -55,12 +56,12 @@ _DISTRIBUTIONS: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...
      "How long after its time a request left: the sender's own error, and not the server's.",
      (("Dispatch lateness", "", "dispatch_lateness"),), ("sender",)),
 )  # fmt: skip
-"""Sections: key, heading and text; title, group and metric of each curve; terms of the caption."""
+"""Sections: key, heading and text; title, group and metric of each curve; terms to add to the caption."""
 _Json = Mapping[str, Any]
 
 
 def distribution_sections(result: _Json) -> Iterator[Section]:
-    """Yield a section for each distribution that the result has; empty curves are left out."""
+    """Yield a section for each distribution that the result has. Omit curves without samples."""
     quantiles = result["quantiles"]
     shares = quantiles["shares"]
     figures = {"submit": result["metrics"], "schedule": result["corrected"], "": result}
@@ -99,11 +100,11 @@ def _quantile_table(heading: str, shares: Sequence[float], curves: _Curves) -> T
 
 
 def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
-    """Return the chart of the share of requests by latency."""
+    """Return the chart of the cumulative share of values by latency."""
     median = shares.index(0.5)
     largest = max(seconds[-1] for _, seconds in curves.values())
-    factor, unit = (1e3, "ms") if largest < _IN_SECONDS else (1.0, "s")
-    wide = any(seconds[-1] >= _WIDE * seconds[median] > 0 for _, seconds in curves.values())
+    factor, unit = (1e3, "ms") if largest < _SECONDS_AXIS_MIN_S else (1.0, "s")
+    wide = any(seconds[-1] >= _LOG_AXIS_RATIO * seconds[median] > 0 for _, seconds in curves.values())
     series, words = [], []
     for i, (title, (n, seconds)) in enumerate(curves.items()):
         points = [(s * factor, share) for share, s in zip(shares, seconds, strict=True) if s > 0 or not wide]
@@ -122,8 +123,7 @@ def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
 
 
 _POINTS_MAX: Final = 4_000
-"""Maximum number of points of a line. A chart has fewer pixels in width, so more points
-would not be visible."""
+"""Maximum number of points of a line: more than the pixels in the width of a chart."""
 _ROWS_MAX: Final = 60
 _HEADINGS: Final = {
     "host": ("This host over time", "Of the sender's processes, the server's where it runs here, and all."),
@@ -142,7 +142,7 @@ a counter."""
 
 
 def time_sections(result: _Json) -> Iterator[Section]:
-    """Yield the section of requests over time, then those of sampled series; empty series are left out."""
+    """Yield the section of requests over time, then the sections of sampled series. Omit empty series."""
     timeline, end = result["timeline"], result["window"]["seconds"]
     series = at(result, "system", "series") or {}
     period = timeline["period"]
@@ -152,14 +152,14 @@ def time_sections(result: _Json) -> Iterator[Section]:
         "Requests over time",
         "Asked: requests that the plan has in each second. Sent: requests that left in it. In an open loop"
         " both are the same, also if the server is slow. In flight: the largest number at one moment.",
-        [_panel_of(title, unit, lines, end) for title, unit, lines in _load_lines(result, series)],
+        [_lines_panel(title, unit, lines, end) for title, unit, lines in _load_lines(result, series)],
         _timeline_table(timeline),
         f"counts of each {'second' if period == 1 else f'{number(period)} s'}",
     )
     groups = _panel_lines(series, end)
     for owner, (heading, about) in _HEADINGS.items():
         panels = [
-            _panel_of(lines[0].name if len(lines) == 1 else title, unit, lines, end)
+            _lines_panel(lines[0].name if len(lines) == 1 else title, unit, lines, end)
             for (panel_owner, title, unit), lines in groups.items()
             if panel_owner == owner
         ]
@@ -199,13 +199,13 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[P
     period, t = timeline["period"], timeline["t"]
     ends = [*t, t[-1] + period]
     rates = []
-    # Planned requests ("asked") come last: their thin line is drawn on top of the line of sent requests.
+    # "asked" (planned requests) is the last line, so that its thin dots are drawn over the line "sent".
     for name, colour, dash in (("sent", "c0", "solid"), ("ended", "c1", "dash"), ("asked", "soft", "dot")):
         if counts := timeline[name]:
             y = [count / period for count in counts]
             title = name
             if name == "asked" and load["stopped"] is None and sum(counts) < load["planned"]:
-                title = "asked, of first turns"  # Later turns have no planned time.
+                title = "asked, of first turns"  # Only first turns have a planned time.
             rates.append(PlotSeries(name=title, x=ends, y=[*y, y[-1]], ink=colour, dash=dash, step="hv"))
     yield "Requests per second", "per second", rates
     lines = []
@@ -241,7 +241,7 @@ def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[P
                 (metric["unit"], is_counter), (metric["unit"], metric["unit"], 1)
             )
             if name == "host_memory":
-                title = "Memory of this host, GiB"  # A separate panel: its values are much larger.
+                title = "Memory of this host, GiB"  # A panel of its own, because its values are much larger.
             if is_counter:
                 times, values = _growth_per_second(times, values)
             averaged = metric["kind"] != "gauge"
@@ -266,7 +266,7 @@ def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[P
 def _samples_within(
     t: Sequence[float], y: Sequence[float | None], end: float, *, averaged: bool = False
 ) -> tuple[Sequence[float], Sequence[float | None]]:
-    """Return the samples within the run. If they are averages, the first one after its end is included."""
+    """Return the samples during the run. An average is of the time before it: include one after the end."""
     first, last = bisect_left(t, 0), bisect_right(t, end) + averaged
     return t[first:last], y[first:last]
 
@@ -274,10 +274,10 @@ def _samples_within(
 def _growth_per_second(
     t: Sequence[float], values: Sequence[float | None]
 ) -> tuple[list[float], list[float | None]]:
-    """Return the growth of a counter per second, and the end of each period.
+    """Return the end of each period between samples of a counter, and its growth per second in the period.
 
     A counter that became smaller was reset to 0. A sample less than half of the usual period after the
-    previous one, such as the last sample, is left out: its rate would be inaccurate.
+    previous sample, such as the final one, is omitted: its rate would be inaccurate.
     """
     usual = sorted(b - a for a, b in pairwise(t))[(len(t) - 1) // 2] if len(t) > 1 else 0
     times, rates = list(t[:1]), list[float | None]([None] * len(t[:1]))
@@ -292,7 +292,7 @@ def _growth_per_second(
     return times, rates
 
 
-def _panel_of(title: str, unit: str, lines: Sequence[PlotSeries], end: float) -> Panel:
+def _lines_panel(title: str, unit: str, lines: Sequence[PlotSeries], end: float) -> Panel:
     words, largest = [], 0.0
     for line in lines:
         values = [v for v in line.y if v is not None]

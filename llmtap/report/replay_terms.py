@@ -17,13 +17,13 @@ RATES: Final = (
     " the load of the latencies; ended counts answers over the whole window, its drain included."
 )
 """Meaning of the rates in the terms `arrivals` and `load`. `load/replay/result.py` has their JSON names."""
-_ALWAYS: Final = ("load", "window", "arrivals", "sent to", "uncertainty")
+_COMMON_TERMS: Final = ("load", "window", "arrivals", "sent to", "uncertainty")
 """Terms that are in every caption."""
 _Json = Mapping[str, Any]
 
 
 def plan_rows(result: _Json) -> list[tuple[str, str]]:
-    """Return the settings and the basis of the figures as terms with texts; omit terms without a text."""
+    """Return the settings and the basis of the figures as terms with texts. Omit terms without a text."""
     plan, load, sender = result["plan"], result["load"], result["sender"]
     body, uncertainty = plan["body"], result["uncertainty"]
     rows = [
@@ -40,7 +40,7 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
         ("prompts", _prompts_text(plan["prompts"])),
         ("answers", _answers_text(body)),
         ("lengths", _lengths_text(result["lengths"])),
-        ("warm-up", _warm_up(result["warmup"])),
+        ("warm-up", _warm_up_text(result["warmup"])),
         ("TPOT", tpot_text(result["metrics"]["tpot"])),
         ("ITL", _itl_text(result["metrics"]["itl"])),
         ("chunks", _chunks_text(result["chunking"])),
@@ -58,19 +58,18 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
 
 
 def basis_texts(result: _Json, *terms: str, samples: str = "") -> list[str]:
-    """Return the parts of a figure's caption. `terms`: terms to add before those of every caption."""
+    """Return the parts of a chart's caption. `terms`: terms to put before the terms of every caption."""
     rows = dict(plan_rows(result))
     parts = [
         rows[term] if term in ("load", "ITL") else f"{term} {rows[term]}"
-        for term in (*terms, *_ALWAYS)
+        for term in (*terms, *_COMMON_TERMS)
         if term in rows
     ]
     return [samples, *parts] if samples else parts
 
 
 def selftest_text(selftest: _Json | None) -> str:
-    """Return the error of llmtap's TTFT and ITL that the self-test found, with its
-    load, counts and duration."""
+    """Return the errors of TTFT and ITL in the self-test, and its load; empty if it was not run."""
     if not selftest:
         return ""
     load, parts = selftest["load"], []
@@ -84,7 +83,7 @@ def selftest_text(selftest: _Json | None) -> str:
 
 
 def tpot_text(tpot: _Json) -> str:
-    """Return both forms of TPOT if the summary has both; a result of an earlier version has one."""
+    """Return both forms of TPOT; empty if the result has only one, because an old version stored it."""
     to_end = tpot.get("to_end")
     if not to_end:
         return ""
@@ -118,8 +117,7 @@ def _retries_text(retries: _Json) -> str:
 
 
 def _arrivals_text(plan: _Json) -> str:
-    """Return the arrival process as the user wrote it, with its rate and parameters, and its
-    name if this differs."""
+    """Return the arrival process as the user wrote it, with its rate and its parameters."""
     if "arrivals" not in plan:
         return ""
     if not (arrivals := plan["arrivals"]):
@@ -195,7 +193,7 @@ def _lengths_text(lengths: _Json) -> str:
     return _joined_parts(*parts, parts and "by the server's own count")
 
 
-def _warm_up(warmup: _Json) -> str:
+def _warm_up_text(warmup: _Json) -> str:
     if not warmup["requests"]:
         return _joined_parts("none", warmup["skipped"], warmup.get("problem"))
     stable = "stable" if warmup["stable"] else "not stable" if warmup["probes"] else "not probed"
@@ -258,7 +256,7 @@ def _sender_text(sender: _Json) -> str:
 
 
 def _clocks_text(sender: _Json) -> str:
-    """Return the error and the offset of the clocks of other sending hosts; empty if all share this clock."""
+    """Return the error and the offset of the clocks of other sending hosts; empty if there are no others."""
     hosts: dict[str, _Json] = {}
     for clock in sorted(sender["clocks"], key=lambda clock: float(clock["rtt"])):
         if not clock["shared"]:

@@ -34,9 +34,9 @@ _TIMELESS: Final = frozenset(
 def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) -> dict[str, object]:
     """Return the exchange in the form of `/api/v1/exchanges?events=1`, with more fields for each event.
 
-    Further fields: place in the decoded body in bytes (`start`, `end`), text (null unless `text`), finish
-    reason, further classes (`also`), and whether it was parsed. If the response was saved without times, all
-    durations are null, except those in the totals of a HAR file.
+    These fields are: place in the decoded body in bytes (`start`, `end`), text (null unless `text`), finish
+    reason, additional classes (`also`), and whether the event was parsed. If the response was saved without
+    times, all durations are null, except those in the totals of a HAR file.
     """
     x = explained.exchange
     document: dict[str, Any] = x.to_dict(metrics_of(x), chunking_of(x), events=True)
@@ -62,6 +62,7 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
 
 
 def _remove_times(document: dict[str, Any], saved: Saved) -> None:
+    """Set all times in the JSON of an exchange to None, except those that the totals of a HAR file give."""
     for name in ("id", "relay", "seq", "clock", "uncertainty", "paused"):
         document[name] = None
     for name in ("added", "timeline", "metrics"):
@@ -91,8 +92,7 @@ def event_columns(explained: Explained) -> tuple[str, ...]:
 
 
 def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[str, ...]]:
-    """Yield the row of each event, with the columns `event_columns`. `ms` is the time since
-    the request was sent."""
+    """Yield the row of each event, with the columns of `event_columns`. `ms` is the time since submit."""
     line = explained.exchange.timeline
     times_ns = list(line.events.t_ns) if explained.has_times else []
     for i, e in enumerate(explained.events):

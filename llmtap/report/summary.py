@@ -1,9 +1,9 @@
 """Turn the JSON of a Summary, and of the resources of a run, into tables for a terminal.
 
-Takes the public JSON (`Summary.to_dict` of `metrics/summary.py`, `/api/v1/summary`, `TimeSeries.summary`).
-`llmtap watch --read` prints `render_summary`; the reports of replays and captures contain `summary_blocks`
-(latencies, outcomes, tokens, relays), those of replays also `system_blocks` (CPU, memory, GPUs, server
-metrics).
+The input is public JSON (`Summary.to_dict` of `metrics/summary.py`, `/api/v1/summary`, `TimeSeries.summary`).
+`llmtap watch --read` prints `render_summary`. The reports of replays and captures contain `summary_blocks`
+(latencies, outcomes, tokens, relays). The reports of replays also contain `system_blocks` (CPU, memory, GPUs,
+server metrics).
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,10 +57,10 @@ _RATIO_PARTS: Final = frozenset(
     {"prefix_queries", "prefix_hits"}
     | {name for name in _SERIES_TITLES if name.endswith(("_seconds", "_values"))}
 )
-"""Sums and counts that are not shown, because the table has the ratio of each pair."""
+"""Series that the table does not show, because it has their ratio: a sum and a count, or hits and queries."""
 _STOLEN_SHARE_MAX: Final = 0.01
-"""Share of stolen CPU time above which a warning is given: other virtual machines on the same hardware then
-change latencies noticeably."""
+"""Share of stolen CPU time above which a report has a warning: other virtual machines on the same hardware
+then change latencies noticeably."""
 _Json = Mapping[str, Any]
 
 
@@ -69,7 +69,7 @@ def render_summary(summary: _Json) -> RenderableType:
 
 
 def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
-    """Yield the headline, the latencies, and further lines; omit parts that the summary does not have."""
+    """Yield a headline, the table of latencies, and notes on the parts that the summary has."""
     yield Note(_headline_text(summary), "bold")
     rows = []
     shown = percentile_titles(summary.get("metrics") or {}, {name: name for name in _FIGURES})
@@ -142,7 +142,7 @@ def _summary_lines(summary: _Json) -> Iterator[str]:
         yield f"labels     {line}"
     if upstream := summary.get("upstream"):
         parts = [
-            f"{series_title(name)} {series_value(upstream['values'][name], unit)}"
+            f"{series_title(name)} {series_value_text(upstream['values'][name], unit)}"
             for name, unit in (("running", "requests"), ("waiting", "requests"), ("kv_use", "share"))
             if name in upstream["values"]
         ]
@@ -152,7 +152,7 @@ def _summary_lines(summary: _Json) -> Iterator[str]:
 
 
 def bursts_caution(summary: _Json) -> str:
-    """Return a caution if the chunks of a summary come in bursts; empty otherwise."""
+    """Return a caution if the chunks of a summary arrive in bursts; else an empty text."""
     n, gap = chunks_at_a_time(summary.get("chunking") or {}), at(summary, "metrics", "tbc", "p50")
     if n is None or gap is None or gap * NS_PER_S > SPREAD_NS or not arrives_in_bursts(n, 1):
         return ""
@@ -160,7 +160,7 @@ def bursts_caution(summary: _Json) -> str:
 
 
 def not_judged_text(goodput: _Json) -> str:
-    """Return the numbers of exchanges that an attainment leaves out, with the reasons; empty if all are 0."""
+    """Return how many exchanges the attainment does not include, by reason; empty if it includes all."""
     reasons = {
         "not_judged": "not judged, since their answers were not understood",
         "own_faults": "left out, since llmtap itself failed",
@@ -169,8 +169,8 @@ def not_judged_text(goodput: _Json) -> str:
 
 
 def without_dialect_text(summary: _Json) -> str:
-    """Return a text on the responses in no known dialect: their share, main sources, and what
-    the user can do."""
+    """Return a text on the responses in no known dialect: their share, the main source, and the command that
+    helps; empty if there are none."""
     places = summary.get("without_dialect") or []
     if not places:
         return ""
@@ -228,11 +228,11 @@ def _relay_text(relay: _Json) -> str:
 
 
 def system_blocks(resources: _Json) -> Iterator[Note | Table]:
-    """Yield the table of CPU, memory, GPUs and server metrics, then sources without
-    samples, with the reasons."""
+    """Yield the table of CPU, memory, GPUs and server metrics, and notes: energy, processes, GPUs, and why a
+    source has no samples."""
     yield system_table(resources)
     if energy := resources.get("energy"):
-        yield Note("energy     " + " · ".join(_energy_lines(energy)))
+        yield Note("energy     " + " · ".join(_energy_parts(energy)))
     for side, processes in (resources.get("processes") or {}).items():
         if processes:
             names = ", ".join(dict.fromkeys(process["name"] for process in processes))
@@ -244,10 +244,10 @@ def system_blocks(resources: _Json) -> Iterator[Note | Table]:
 
 
 def system_table(resources: _Json, owner: str = "", caption: str = "") -> Table:
-    """Return the table of the series that were sampled in the window of the run.
+    """Return the table of the series that were sampled during the run.
 
-    The last column has the growth of counters. `owner`: only series of the `host`, the `server` or the `gpu`;
-    empty: all.
+    The last column has the growth of counters. `owner`: include only series of the `host`, the `server` or
+    the `gpu`; empty: include all.
     """
     rows = []
     for part in ("system", "server"):
@@ -260,15 +260,15 @@ def system_table(resources: _Json, owner: str = "", caption: str = "") -> Table:
             ):
                 continue
             unit, rate = figures["unit"], figures.get("per_second")
-            cells = [series_value(figures.get(f), unit) for f in _SERIES_FIGURES]
+            cells = [series_value_text(figures.get(f), unit) for f in _SERIES_FIGURES]
             if figures["kind"] == "counter":
                 cells[0] = f"{number(rate, 3)}/s"
-            total = series_value(figures.get("total"), unit)
+            total = series_value_text(figures.get("total"), unit)
             rows.append([series_title(name), f"{figures['n']:,}" if "n" in figures else "-", *cells, total])
     return Table(("", "n", *_SERIES_FIGURES, "in all"), rows, caption, nowrap=True)
 
 
-def _energy_lines(energy: _Json) -> Iterator[str]:
+def _energy_parts(energy: _Json) -> Iterator[str]:
     yield f"{number(energy['joules'], 3)} J in {format_ns(energy['seconds'] * 1e9)}"
     yield f"{number(energy['power'], 3)} W on average"
     if energy.get("joules_per_token") is not None:
@@ -276,8 +276,7 @@ def _energy_lines(energy: _Json) -> Iterator[str]:
 
 
 def system_warnings(resources: _Json) -> Iterator[str]:
-    """Yield sentences on conditions of the hosts, or of the sampling, that make figures
-    of the run doubtful."""
+    """Yield warnings on missing samples of power, stolen CPU time, and failed scrapes of the server."""
     missing = at(resources, "energy", "seconds_missing") or 0
     if missing:
         yield f"power is not known of {format_ns(missing * 1e9)}: more energy was used than this figure"
@@ -291,7 +290,7 @@ def system_warnings(resources: _Json) -> Iterator[str]:
 
 
 def scrape_text(resources: _Json) -> str:
-    """Return the source of the server metrics and the number of scrapes; empty if there was no scrape."""
+    """Return the URL of the server metrics and the number of scrapes; empty if there was no scrape."""
     scrape = resources.get("scrape") or {}
     if not scrape.get("url") or not scrape.get("scrapes"):
         return ""
@@ -302,14 +301,14 @@ def scrape_text(resources: _Json) -> str:
 
 
 def series_title(name: str) -> str:
-    """Return the title of a series; its name, if llmtap has no title for it."""
+    """Return the title of a series, or its name if llmtap has no title for it."""
     device, _, quantity = name.partition("_")
     if device.startswith("gpu") and device[3:].isdecimal():
         return f"GPU {device[3:]}, {quantity}"
     return _SERIES_TITLES.get(name, name)
 
 
-def series_value(value: float | None, unit: str) -> str:
+def series_value_text(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     match unit:

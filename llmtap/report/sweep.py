@@ -6,7 +6,7 @@ A run is the public JSON of one result. `sweep_table` and `sweep_lines` are the 
 Settings that differ between runs are dimensions, except settings that follow from the scheduler. The axis is
 the numeric dimension with the most values; each combination of the other dimensions is a line. In `readings`
 and `serving`, an option that the scheduler does not read is None. If the scheduler of a run does not read the
-option of the axis, the run has the same figures at each value of it, and is drawn as a horizontal line.
+option of the axis, the run has the same figures at each value of the axis, and is drawn as a horizontal line.
 
 The module is long because the table, the marks of the best runs and the lines below the table use the same
 columns and dimensions.
@@ -34,7 +34,7 @@ from llmtap.report.values import (
     number,
     option_text,
     setting_text,
-    setting_value,
+    setting_value_text,
     sort_values,
     values_text,
 )
@@ -42,15 +42,18 @@ from llmtap.report.values import (
 Result = Mapping[str, Any]
 
 _RANKED: Final = ("scheduler", "trace", "load", "servers", "router", "bins", "requests")
-"""Order of the dimensions; other settings come last. If several numeric dimensions have the most values, the
-first is the axis."""
+"""Order of the dimensions; other settings come after these. If several numeric dimensions have the most
+values, the first of them is the axis."""
 _OPTIONS: Final = ("readings", "serving", "model")
+"""Objects of options in the JSON of a run."""
 _SAME_RATE: Final = 0.01
 """Relative difference up to which offered rates are shown as one rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
+    """A setting that differs between the runs of a sweep."""
+
     name: str
     texts: dict[Hashable, str]
     """Text of each value in the name of a line, such as `8 servers`; numbers are ascending."""
@@ -63,12 +66,12 @@ class Dimension:
         return f"{self.name}, s" if self.name in TIMES else self.name
 
     def text_at(self, result: Result) -> str | None:
+        """Return the text of a run's value; None if the run does not have this setting."""
         value = settings_of(result).get(self.name)
         return None if value is None else self.texts[value]
 
     def axis_value(self, result: Result) -> Any:
-        """Return the value of a run on the axis. For the dimension `load`, this is the
-        offered rate in requests/s."""
+        """Return a run's place on the axis: the value of the setting; for `load`, the offered requests/s."""
         if self.name == "load":
             return at(result, "load", "offered_rps")
         return settings_of(result).get(self.name)
@@ -99,7 +102,7 @@ class Sweep:
 def read_sweep(results: Sequence[Result]) -> Sweep:
     """Find the axis and the lines of the runs. Raises ValueError if there are no runs."""
     if not results:
-        raise ValueError("there are no results to draw")
+        raise ValueError("a sweep without results has no axis and no lines")
     varied = _varied_settings(results)
     numeric = [d for d in varied if d.name != "seed" and all(map(is_number, d.texts))]
     axis = max(numeric, key=lambda d: len(d.texts), default=None)
@@ -131,8 +134,8 @@ def settings_of(result: Result) -> dict[str, Hashable]:
         for name, value in (result.get(group) or {}).items():
             key = f"model {name}" if group == "model" else name
             settings[key] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-    # Count the bins in the result and do not use the option `bins`: `bin_edges` overrides it, and some
-    # schedulers have no bins.
+    # Use the number of bins in the result, not the option `bins`: the option `bin_edges` overrides `bins`,
+    # and some schedulers have no bins.
     settings["bins"] = len(result.get("bins") or ()) or None
     settings["objectives"] = at(result, "goodput", "objectives")
     return settings
@@ -160,10 +163,10 @@ def _varied_settings(results: Sequence[Result]) -> list[Dimension]:
 
 
 def _load_key(result: Result) -> Hashable:
-    """Return the load that the user requested, or the offered rate if that is not known.
+    """Return the load that the user requested, or the offered rate if the requested load is not known.
 
-    The requested load is better: two runs at one scale, with different numbers of rows, have different
-    offered rates.
+    The requested load is the better key: two runs with the same scale have different offered rates if their
+    numbers of requests differ.
     """
     offered = at(result, "load", "offered_rps")
     for name in ("asked_load", "scale"):
@@ -192,9 +195,9 @@ def _setting_text(name: str, value: Hashable, runs: list[Result]) -> str:
         known = [rate for rate in rates if rate is not None]
         if known and max(known) - min(known) <= _SAME_RATE * max(known):
             return f"{number(known[0], 3)} req/s"
-        return f"scale {setting_value(value)}"
+        return f"scale {setting_value_text(value)}"
     if name in ("servers", "bins", "requests"):
-        return f"{setting_value(value)} {name.removesuffix('s') if value == 1 else name}"
+        return f"{setting_value_text(value)} {name.removesuffix('s') if value == 1 else name}"
     return setting_text(name, value)
 
 
@@ -203,27 +206,29 @@ _UNSERVED: Final = {
     "late": ("given up", "had no token in time", ("ttft",)),
     "late_midway": ("given up", "had a token too late and were served no further", ("ttft", "tbt")),
 }
-"""For each reason why requests were not served: title of the column, meaning, and the options that set the
-limit."""
+"""By reason why requests were not served: title of the column, meaning, and options that set the limit."""
 BEST: Final = "\N{BLACK STAR}"
 DOUBTFUL: Final = "?"
-"""Mark after each figure of a run if a caution applies to the fit of its latency model."""
+"""Mark after each figure of a run whose latency model has a caution on its fit."""
 _PERCENTILES: Final = ("p50", "p95", "p99")
 """Percentiles that are columns of the table."""
 _OUTSIDE_MIN: Final = 10
-"""Minimum number of requests outside their bounds for a reliable capacity: the number that 1,000 samples have
-above p99."""
+"""Minimum number of requests outside their bounds for a reliable capacity. A p99 of 1,000 samples has as many
+samples above it."""
 COMPLETED_MIN: Final = 0.9
-"""Ratio of completed to offered rate below which a run may be overloaded. The IETF draft, 5.2.3.1, requires
-this share of completed requests."""
+"""Ratio of completed to offered rate below which a run is possibly overloaded. The IETF draft, 5.2.3.1,
+requires this share of completed requests."""
 SEEDS_MIN: Final = 3
 """Number of seeds that a run needs to be marked as the best."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
+    """A column of the table of runs."""
+
     title: str
     text: Callable[[Result], str]
+    """Function that returns the cell of a run."""
     path: tuple[str, ...] = ()
     """Path of the figure in the JSON of a result; empty: the column has no best value."""
     better: int = 0
@@ -238,16 +243,16 @@ def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
     `sla`: whether to add the shares of requests outside their SLA.
     """
     columns = [_Column("scheduler", lambda result: str(result["scheduler"])), *_varying_columns(results)]
-    keys = len(columns)
+    key_columns = len(columns)
     columns += _figure_columns(results, sla=sla)
     marked = {(row, i) for i, won in _best_runs(results, columns).items() for rows in won for row in rows}
 
     def cell(row: int, i: int) -> str:
-        doubtful = DOUBTFUL * (i >= keys and at(results[row], "fit", "caution") is not None)
+        doubtful = DOUBTFUL * (i >= key_columns and at(results[row], "fit", "caution") is not None)
         return BEST * ((row, i) in marked) + columns[i].text(results[row]) + doubtful
 
     rows = [[cell(row, i) for i in range(len(columns))] for row in range(len(results))]
-    return Table([column.title for column in columns], rows, keys=keys, nowrap=True)
+    return Table([column.title for column in columns], rows, key_columns=key_columns, nowrap=True)
 
 
 def _varying_columns(results: Sequence[Result]) -> Iterator[_Column]:
@@ -293,7 +298,7 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
 
 
 def _comparable_runs(results: Sequence[Result]) -> list[dict[Hashable, dict[Any, int]]]:
-    """Return groups of runs to compare. A group has, for each combination of settings, the rows by seed.
+    """Return groups of runs that can be compared: for each combination of settings, the table rows by seed.
 
     The runs of a group have the same load, trace, and numbers of servers and requests. If each of these
     groups has only one combination of the other settings, all runs are one group.
@@ -311,7 +316,7 @@ def _comparable_runs(results: Sequence[Result]) -> list[dict[Hashable, dict[Any,
 
 
 def _best_runs(results: Sequence[Result], columns: Sequence[_Column]) -> dict[int, list[list[int]]]:
-    """Return for each column the best runs: for each group that has one, its rows (one row for each seed).
+    """Return the rows of the best run of each group, by index of the column. A run has one row for each seed.
 
     A run is the best if it is better than every other run of the group: over SEEDS_MIN seeds or more, the
     95 % interval of the mean difference (Student's t, paired by seed) does not contain 0.
@@ -341,6 +346,7 @@ def _best_runs(results: Sequence[Result], columns: Sequence[_Column]) -> dict[in
 
 
 def _is_better(a: Sequence[float], b: Sequence[float], sign: int) -> bool:
+    """Return whether `a` is better than `b`, by the interval of `_best_runs`. `sign`: `_Column.better`."""
     differences = [(x - y) * sign for x, y in zip(a, b, strict=True)]
     n = len(differences)
     reach = t_quantile(0.05, n - 1) * stdev(differences) / sqrt(n)
@@ -348,7 +354,7 @@ def _is_better(a: Sequence[float], b: Sequence[float], sign: int) -> bool:
 
 
 def best_runs_text(results: Sequence[Result], *, sla: bool = False) -> str:
-    """Return sentences that name the best runs by each figure, or say what to run to find them.
+    """Return sentences that name the best runs by each figure, or why no run is marked as the best.
 
     Empty if no two runs can be compared.
     """
@@ -388,7 +394,7 @@ def _list_text(names: Sequence[str]) -> str:
 
 def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str]:
     """Yield the lines below the table: cautions, the best runs, meaning of the columns, common settings."""
-    yield from cautions(results)
+    yield from caution_texts(results)
     if best := best_runs_text(results, sla=sla):
         yield best
     counts, offered = {f"{result['n']:,}" for result in results}, set(map(_offered_load_text, results))
@@ -449,8 +455,8 @@ _LONGEST_MAX: Final = 8
 
 
 def _longest_lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yield, for each bin, the mean length of the longest answer in a batch (E[max]
-    of the multi-bin paper)."""
+    """Yield a line for each run with bins: the mean length of the longest answer of a batch, for all requests
+    and by bin (E[max] of the multi-bin paper)."""
     binned = [
         (label, result["longest_output"])
         for label, result in zip(run_labels(results), results, strict=True)
@@ -473,7 +479,7 @@ def _longest_lines(results: Sequence[Result]) -> Iterator[str]:
         )
 
 
-def cautions(results: Sequence[Result]) -> list[str]:
+def caution_texts(results: Sequence[Result]) -> list[str]:
     """Return the reasons why figures are marked as DOUBTFUL."""
     return [
         f"caution: {DOUBTFUL} {text}"
@@ -482,7 +488,7 @@ def cautions(results: Sequence[Result]) -> list[str]:
 
 
 def queue_grows(result: Result) -> bool:
-    """Return whether the run may be overloaded, so that its queue grows.
+    """Return whether the run is possibly overloaded, so that its queue grows.
 
     Both conditions must be met: less than 90 % of the offered rate completes, and the median wait in the
     queue is more than half of the median latency. The second condition excludes short runs, in which the last
@@ -515,7 +521,7 @@ def unreliable_texts(results: Sequence[Result]) -> Iterator[str]:
 
 
 def followed_requests(results: Sequence[Result]) -> list[tuple[str, Result]]:
-    """Return the runs in which a request was followed, with their labels."""
+    """Return the runs that recorded the token times of one request (`followed`), with their labels."""
     return [pair for pair in zip(run_labels(results), results, strict=True) if pair[1].get("followed")]
 
 
@@ -551,8 +557,7 @@ def model_text(result: Result) -> str | None:
 
 
 def _unseen_r2(unseen: Mapping[str, Any] | None) -> float | None:
-    """Return the lowest R^2 of the parts of a fit, on data that were not used for it; None
-    if one is unknown."""
+    """Return the lowest R^2 of the parts of a fit on data that it did not use; None if one is unknown."""
     if not unseen:
         return None
     values = [unseen["r2"]] if "r2" in unseen else [at(part, "r2") for part in unseen.values()]
@@ -588,7 +593,7 @@ def _distinct_values(values: Iterable[Any]) -> list[Any]:
 
 def _ms_column(title: str, *path: str) -> _Column:
     def text(result: Result) -> str:
-        # In the JSON, quantiles over requests have no `marks`: compute them from the number of requests.
+        # Quantiles over requests have no `marks` in the JSON: compute the marks from the number of requests.
         return figure_text({"marks": marks(result["n"]), **(at(result, *path[:-1]) or {})}, path[-1])
 
     return _Column(title, text, path, -1)

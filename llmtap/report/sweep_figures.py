@@ -1,5 +1,4 @@
-"""Figures of the chapter on SLO metrics that presets of `llmtap sim run` repeat: knee of a queue, batch
-sizes.
+"""Figures that presets of `llmtap sim run` reproduce from the chapter on SLO metrics: queue, batch sizes.
 
 A figure is made from the public JSON of the preset's runs. `sweep_page.py` shows it before its own charts,
 and the terminal shows its table. Options of the command line can replace a preset's axes: `figure_of` returns
@@ -34,8 +33,11 @@ _MM1: Final = LegendKey("M/M/1", Look("soft", "dash"))
 
 @dataclass(frozen=True, slots=True)
 class SweepFigure:
+    """A figure of a preset, with the functions that make its panels and its table from the runs."""
+
     heading: str
     about: str
+    """Note below the heading."""
     axis: str
     """Name of the axis; along it the runs must be one line."""
     panels: Callable[[Sequence[Result]], list[Panel]]
@@ -43,22 +45,22 @@ class SweepFigure:
     legend: Sequence[LegendKey] = ()
 
     def section(self, results: Sequence[Result]) -> Section:
-        rests = [f"n {min(result['n'] for result in results):,} at each point"]
+        """Return the section of the page with this figure."""
+        basis = [f"n {min(result['n'] for result in results):,} at each point"]
         tables = [self.table(results)]
         figure = FigureBlock(
-            "figure", self.heading, self.panels(results), tables, rests, self.legend, captioned=False
+            "figure", self.heading, self.panels(results), tables, basis, self.legend, captioned=False
         )
         return Section("figure", self.heading, [Note(self.about), figure])
 
 
 def mm1_wait(utilisation: float) -> float | None:
-    """Return the mean wait of an M/M/1 queue, as a multiple of the service time; None if
-    it grows without end."""
+    """Return the mean wait of an M/M/1 queue, as a multiple of the service time; None if it is infinite."""
     return utilisation / (1 - utilisation) if utilisation < 1 else None
 
 
 def queue_waits(results: Sequence[Result]) -> list[tuple[float, float, float | None]]:
-    """Return for each run the utilisation, the mean wait, and the mean wait of an M/M/1 queue, in seconds."""
+    """Return for each run its utilisation, its mean wait, and that of an M/M/1 queue, both in seconds."""
     rows = []
     for result in results:
         wait = result["queueing"]["mean"]

@@ -4,7 +4,7 @@
 panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run has are left
 out. Lines differ by colour, dash and marker.
 
-Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth
+Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput and smooth
 goodput); multi-bin paper, sections 7 and 9.
 """
 
@@ -41,7 +41,7 @@ from llmtap.report.sweep import (
     Result,
     Sweep,
     best_runs_text,
-    cautions,
+    caution_texts,
     followed_figures,
     followed_requests,
     model_text,
@@ -55,8 +55,9 @@ from llmtap.report.values import at, count_with_noun, number, option_text, value
 
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
 _SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
+"""Figures that are shown only on request (`sla` of `sweep_html`)."""
 _LINES_SHOWN: Final = 16
-"""Number of lines that a reader can distinguish. If there are more, only some are selected at first."""
+"""Number of lines that a reader can distinguish. If a sweep has more, its page first shows some of them."""
 _OFFERED: Final = LegendKey("offered load", Look("soft", "dot"))
 
 
@@ -67,17 +68,17 @@ class Quantity:
     name: str
     unit: str
     path: tuple[str, ...]
-    samples: tuple[str, ...] = ("n",)
+    samples_path: tuple[str, ...] = ("n",)
     """Path of the number of samples of the figure."""
-    offered: bool = False
-    """Whether to draw the offered load as a further curve."""
+    shows_offered_load: bool = False
+    """Whether to draw the offered load as an additional curve."""
 
     def value_of(self, result: Result) -> float | None:
         value = at(result, *self.path)
         return value if isinstance(value, int | float) else None
 
-    def n(self, result: Result) -> int | None:
-        value = at(result, *self.samples)
+    def sample_count(self, result: Result) -> int | None:
+        value = at(result, *self.samples_path)
         return value if isinstance(value, int) else None
 
     def is_doubtful(self, result: Result) -> bool:
@@ -88,7 +89,7 @@ class Quantity:
     def title(self) -> str:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
-    def text(self, value: float | None) -> str:
+    def value_text(self, value: float | None) -> str:
         """Return a value with its unit. Times below 0.1 s are shown in ms, shares in percent."""
         if value is None:
             return "-"
@@ -101,6 +102,8 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class SweepChart:
+    """A section of the page with a panel for each quantity. `about`: note below the heading."""
+
     key: str
     heading: str
     about: str
@@ -114,7 +117,7 @@ def _time_quantities(title: str, metric: str, *shares: str) -> tuple[Quantity, .
 
 _CHARTS: Final = (
     SweepChart("throughput", "Throughput", "What was completed in a second.",
-        (Quantity("Completed requests", "req/s", ("throughput_rps",), offered=True),
+        (Quantity("Completed requests", "req/s", ("throughput_rps",), shows_offered_load=True),
          Quantity("Tokens", "tokens/s", ("throughput_tps",)))),
     SweepChart("goodput", "Goodput and smooth goodput",
         "Goodput counts requests that met every objective, and nothing of the others. Smooth goodput is"
@@ -240,7 +243,7 @@ def _summary_blocks(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> li
     if len(sweep.lines) > 1:
         parts.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.line_dimensions)}")
     blocks: list[Block] = [Note(f"{'; '.join(parts)}.", lead=NOT_MEASURED)]
-    blocks += [Note(text, "yellow") for text in cautions(results)]
+    blocks += [Note(text, "yellow") for text in caution_texts(results)]
     if best := best_runs_text(results, sla=sla):
         blocks.append(Note(best, css="lead"))
     blocks += [Note(text.capitalize()) for text in dict.fromkeys(unreliable_texts(results))]
@@ -260,12 +263,12 @@ def _settings_blocks(results: Sequence[Result], *, sla: bool) -> list[Block]:
         "duration": _values_text(results, "window", "seconds", after=" s"),
         "servers": _values_text(results, "servers"),
         "seed": _values_text(results, "seed"),
-        "model": _join_reasons(map(model_text, results)),
+        "model": _joined_alternatives(map(model_text, results)),
         "ITL": _values_text(results, "metrics", "itl", "option", before="option "),
         "tokens": f"counted by {values_text(sources)}" if sources else "",
-        "smooth goodput": _join_reasons(map(reader_text, results)),
-        "user idle": _join_reasons(at(r, "smooth_goodput", "idle") for r in results),
-        "objectives": _join_reasons(at(r, "goodput", "objectives") for r in results),
+        "smooth goodput": _joined_alternatives(map(reader_text, results)),
+        "user idle": _joined_alternatives(at(r, "smooth_goodput", "idle") for r in results),
+        "objectives": _joined_alternatives(at(r, "goodput", "objectives") for r in results),
         "request SLA": _values_text(results, "readings", "request_sla", after=" s") if sla else "",
         "token SLA": _values_text(results, "readings", "token_sla", after=" s") if sla else "",
         "capacity": _values_text(results, "capacity", "allowed", before="share of late requests at most "),
@@ -284,20 +287,20 @@ def _settings_blocks(results: Sequence[Result], *, sla: bool) -> list[Block]:
 
 
 def _values_text(results: Iterable[Result], *path: str, before: str = "", after: str = "") -> str:
-    """Return the values at a path with text around them; empty if no run has a value."""
+    """Return the runs' values at a path, between `before` and `after`; empty if no run has a value."""
     values = (at(r, *path) for r in results)
     text = values_text(float(f"{v:.4g}") if isinstance(v, float) else v for v in values)
     return f"{before}{text}{after}" if text else ""
 
 
-def _join_reasons(texts: Iterable[str | None]) -> str:
+def _joined_alternatives(texts: Iterable[str | None]) -> str:
     return "; or ".join(dict.fromkeys(text for text in texts if text))
 
 
 def _samples_text(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
     by_text: dict[str, list[str]] = {}
     for q in quantities:
-        text = values_text(q.n(result) for result in results if q.value_of(result) is not None)
+        text = values_text(q.sample_count(result) for result in results if q.value_of(result) is not None)
         by_text.setdefault(text, []).append(q.name)
     if len(by_text) == 1:
         return f"n {next(iter(by_text))}"
@@ -305,9 +308,10 @@ def _samples_text(quantities: Sequence[Quantity], results: Sequence[Result]) -> 
 
 
 def _menus(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
-    """Return a menu for each dimension, if there are several: title, name, and values with their selection.
+    """Return a menu for each dimension of the lines, or no menu if the lines have only one dimension.
 
-    Only some values are selected if there are more lines than _LINES_SHOWN.
+    A menu has a title, the name of the dimension, and its values, each with whether it is selected at first.
+    A value is selected only if there are more lines than _LINES_SHOWN.
     """
     if len(sweep.line_dimensions) < 2:
         return []
@@ -355,21 +359,26 @@ def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity)
     title = quantity.title
     share = quantity.unit == "share"
     y_axis = Axis(zero=True, share=share)
-    if quantity.offered and sweep.axis is not None and sweep.axis.name == "load" and len(places) > 1:
+    if (
+        quantity.shows_offered_load
+        and sweep.axis is not None
+        and sweep.axis.name == "load"
+        and len(places) > 1
+    ):
         look = _OFFERED.look
         series.append(
             PlotSeries(name=_OFFERED.name, ink=look.ink, dash=look.dash, x=places, y=places, silent=True)
         )
-        # Scale the axis to the completed rate. The offered rate may be far higher, and the curves of the
-        # completed rate would become flat.
+        # Scale the axis to the completed rate, not to the offered rate, which can be far higher: it would
+        # make the curves of the completed rate flat.
         y_axis = Axis(range=(0, high[0] * 1.1 or 1))
     elif quantity.unit == "s" and sweep.axis is not None and is_wide([v for v, _, _ in points]):
         y_axis = Axis(kind="log")
         title += " (log)"
     words = f"{quantity.name}: {_point_text(sweep, quantity, low)} to {_point_text(sweep, quantity, high)}."
     if low[0] == high[0]:
-        words = f"{quantity.name}: {quantity.text(low[0])}{' throughout' if len(points) > 1 else ''}."
-    return Panel(title, words, Plot(series, _x_axis(sweep, places), y_axis), of={})
+        words = f"{quantity.name}: {quantity.value_text(low[0])}{' throughout' if len(points) > 1 else ''}."
+    return Panel(title, words, Plot(series, _x_axis(sweep, places), y_axis), common_settings={})
 
 
 def _place_text(axis: Dimension, place: Any) -> str:
@@ -382,15 +391,15 @@ def _point_text(sweep: Sweep, quantity: Quantity, point: tuple[float, Line, Any]
     value, line, x = point
     place = [] if sweep.axis is None else [_place_text(sweep.axis, x)]
     label = [line.label] if len(sweep.lines) > 1 else []
-    return f"{quantity.text(value)} ({', '.join([*label, *place]) or line.label})"
+    return f"{quantity.value_text(value)} ({', '.join([*label, *place]) or line.label})"
 
 
 def _hover_text(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Result) -> str:
-    n = quantity.n(result)
+    n = quantity.sample_count(result)
     rows = [
         line.label,
         "" if sweep.axis is None else _place_text(sweep.axis, x),
-        f"{quantity.name} {quantity.text(quantity.value_of(result))}",
+        f"{quantity.name} {quantity.value_text(quantity.value_of(result))}",
         "" if n is None else f"n {n:,}" + " (too few)" * quantity.is_doubtful(result),
     ]
     return "\n".join(row for row in rows if row)

@@ -24,9 +24,9 @@ METRIC_TITLES: Final = {
     "e2e_same_length": "E2E, same length",
     "elapsed": "elapsed",
 }
-"""Titles of metrics by their names in JSON, in the order of tables. The last two are only in comparisons."""
+"""Titles of metrics by their names in JSON, in the order of tables. Only comparisons have the final two."""
 _UNIT_WORDS_MAX: Final = 2
-"""Number of words in the longest unit of a figure. A cell with more words counts as text."""
+"""Maximum number of words in the unit of a figure. A cell with more words counts as text."""
 
 
 def at(document: object, *path: str) -> Any:
@@ -39,8 +39,8 @@ def at(document: object, *path: str) -> Any:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of a JSON document that is not an object, with its path, to
-    which `prefix` is added."""
+    """Yield each value of a JSON document that is not an object, after its path: names with dots between
+    them. `prefix` is put before each path."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{name}.")
@@ -49,7 +49,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format a number with this number of significant digits, without an exponent; `-` for None."""
+    """Format a number with `digits` significant digits, without an exponent; `-` for None and infinity."""
     if value is None or not isfinite(value):
         return "-"
     if not value or isinstance(value, int):
@@ -73,8 +73,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def percentile_titles(metrics: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the titles of the figures to show, by name: `known`, and further percentiles
-    in order, before `max`."""
+    """Return the titles of the figures to show, by name: `known` and additional percentiles in `metrics`."""
     names = {name for figures in metrics.values() for name in figures or () if _PERCENTILE.fullmatch(name)}
     more = {name: f"p{float(f'{name[1:3]}.{name[3:] or 0}'):g}" for name in names - {*SHARES, *known}}
     order = {**SHARES, **{name: float(title[1:]) / 100 for name, title in more.items()}, "mean": 0, "max": 1}
@@ -82,19 +81,19 @@ def percentile_titles(metrics: Mapping[str, Any], known: Mapping[str, str]) -> d
 
 
 def eq4_text(smooth: Mapping[str, Any]) -> str:
-    """Return a clause with the smooth goodput by d_i = V i (001, eq. 4); empty for older results."""
+    """Return a clause on the smooth goodput by d_i = V i (smooth goodput paper, eq. 4); empty if unknown."""
     rate = smooth.get("tokens_per_second_eq4")
     return "" if rate is None else f"; with d_i = V i (eq. 4): {number(rate, 3)}/s"
 
 
 def figure_text(figures: Mapping[str, Any], name: str) -> str:
-    """Return one statistic of a metric in ms, marked if it has too few samples."""
+    """Return the statistic `name` of a metric in ms as text, marked if it has too few samples."""
     text = milliseconds(figures.get(name))
     return text + (MARK if name in (figures.get("marks") or ()) and text != "-" else "")
 
 
 def figures_text(figures: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Return the number of samples, then the named statistics in ms."""
+    """Return the number of samples of a metric and the named statistics in ms, as texts."""
     return [f"{figures['n']:,}", *(figure_text(figures, name) for name in names)]
 
 
@@ -115,7 +114,7 @@ def plain_text(value: object) -> str:
 
 
 def burst_sentences(n: float, label: str = "") -> tuple[str, str]:
-    """Return a caution and a recommendation for a system whose chunks come in bursts, `n` at a time.
+    """Return a caution and a recommendation for a system whose chunks arrive in bursts of `n`.
 
     `label`: name of the system.
     """
@@ -127,8 +126,8 @@ def burst_sentences(n: float, label: str = "") -> tuple[str, str]:
 
 
 P_MIN: Final = 1e-16
-"""Smallest p-value that is shown as a number. A smaller one may be 0 only by rounding: floats near 1 differ
-by about 1e-16."""
+"""Smallest p-value that is shown as a number. A smaller p-value can be only a rounding error, because floats
+near 1 differ by about 1e-16."""
 
 
 def p_text(p: float, digits: int = 2) -> str:
@@ -147,7 +146,7 @@ def counts_text(counts: Mapping[str, int], separator: str = ", ") -> str:
 
 
 def is_words(column: Iterable[str]) -> bool:
-    """Return whether a column of a table contains words (aligned left) and not figures with units."""
+    """Return whether a column of a table contains words, which are aligned left, and not only figures."""
     return any(
         cell[:1].isalpha()
         or sum(word[:1].isalpha() for word in cell.partition("(")[0].split()) > _UNIT_WORDS_MAX
@@ -163,13 +162,13 @@ _UNITS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
 def option_text(name: str, value: Any) -> str:
-    """Format the value of an option in public JSON. Seconds are shown in s, ms, us or ns; None as `-`."""
+    """Format the value of an option in public JSON. Options of `TIMES` get a unit; None becomes `-`."""
     if value is None:
         return "-"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     if name not in TIMES:
-        return setting_value(value)
+        return setting_value_text(value)
     unit, scale = next((candidate for candidate in _UNITS if value >= candidate[1]), _UNITS[0])
     return f"{number(value / scale, 6)} {unit}"
 
@@ -179,20 +178,20 @@ def setting_text(name: str, value: Any) -> str:
 
 
 def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
-    """Return a text with each value once, numbers ascending; for more than `limit` numbers, their range."""
+    """Return a text with each value once, numbers ascending. More than `limit` numbers become a range."""
     distinct = sort_values(dict.fromkeys(value for value in values if value is not None))
     if len(distinct) > limit and all(map(is_number, distinct)):
-        return f"{setting_value(distinct[0])} to {setting_value(distinct[-1])}"
-    return ", ".join(setting_value(value) for value in distinct)
+        return f"{setting_value_text(distinct[0])} to {setting_value_text(distinct[-1])}"
+    return ", ".join(setting_value_text(value) for value in distinct)
 
 
 def sort_values(values: Iterable[Hashable]) -> list[Any]:
-    """Return the values in ascending order if all are numbers; otherwise in their own order."""
+    """Return the values in ascending order if all are numbers; otherwise in the given order."""
     items: list[Any] = list(values)
     return sorted(items) if all(map(is_number, items)) else items
 
 
-def setting_value(value: Hashable) -> str:
+def setting_value_text(value: Hashable) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return number(value) if isinstance(value, int | float) else str(value)

@@ -21,7 +21,7 @@ from llmtap.cli import bench as bench_command
 from llmtap.cli import bench_exo
 from llmtap.cli import progress as bench_progress
 from llmtap.cli.main import app
-from llmtap.cli.progress import Bars, ProgressLines
+from llmtap.cli.progress import ProgressBar, ProgressLines
 from llmtap.errors import ConfigError, ExitCode
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
@@ -253,7 +253,7 @@ def shown(of: RichProgress) -> list[tuple[str, float, float | None]]:
 
 def test_one_thing_is_under_way_at_a_time() -> None:
     place, _ = bar()
-    bars = Bars(place)
+    bars = ProgressBar(place)
     bars.on_preparing(3, 9)
     assert shown(place) == [("preparing prompts", 3, 9)]
     bars.on_warming("none")
@@ -271,10 +271,10 @@ def test_one_thing_is_under_way_at_a_time() -> None:
 
 def test_steps_and_what_is_left_stay_above_it() -> None:
     place, out = bar()
-    watcher = Bars(place)
+    watcher = ProgressBar(place)
     watcher.step("load", "8 at a time, 12 requests")
     watcher.on_sending(progress(2), 12)
-    watcher.stopping()
+    watcher.report_stop()
     watcher.report_remaining("")
     watcher.report_remaining("2 of 4 levels")
     watcher.step("other", "measured before")

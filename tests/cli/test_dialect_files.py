@@ -80,7 +80,7 @@ def test_what_cannot_be_drafted_is_named(tmp_path: Path, sse: Path, call: Call) 
 
 def test_a_stream_of_a_known_dialect_needs_no_table(call: Call) -> None:
     code, out, err = call("inspect", Path("tests/data/dialects/cohere_v2_chat.sse"), "--draft", "mine")
-    assert code == 0 and "[dialects.mine]" in out and "is read as cohere.v2" in err
+    assert code == 0 and "[dialects.mine]" in out and "llmtap knows its dialect cohere.v2" in err
 
 
 def test_a_fixture_is_written_and_read_again(tmp_path: Path, sse: Path, call: Call) -> None:

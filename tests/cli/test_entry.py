@@ -78,7 +78,7 @@ def test_pairs_of_options_name_the_option() -> None:
     with pytest.raises(ConfigError, match="--set: expected KEY=VALUE, got 'a'"):
         read_pairs("--set", ["a"])
     with pytest.raises(ConfigError, match="--set a: is given twice"):
-        read_pairs("--set", ["a=1", "a=2"], once=True)
+        read_pairs("--set", ["a=1", "a=2"], unique=True)
 
 
 def test_the_goodput_of_vllm_is_in_milliseconds_and_percentiles_can_be_chosen(

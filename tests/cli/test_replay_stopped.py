@@ -35,7 +35,7 @@ def test_what_is_said_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
         lines = ProgressLines()
         for n in under_way:
             lines.on_sending(progress(n), 14)
-            lines.stopping()
+            lines.report_stop()
         return capsys.readouterr().err.splitlines()
 
     assert message(1_200) == ["llmtap: stopping: 1,200 answers in flight, signal again to cancel them"]
@@ -53,7 +53,7 @@ def test_after_sighup_writes_to_the_terminal_that_is_gone_do_not_fail() -> None:
         signals = ReceivedSignals(terminal_fds=(writer,))
         signals.add(signal.SIGHUP)
         assert os.write(writer, b"x") == 1
-        assert signals.code == 129
+        assert signals.exit_code == 129
     finally:
         os.close(writer)
 

@@ -179,7 +179,10 @@ def test_a_result_that_was_edited_is_named_with_its_field(
 def test_arms_of_a_capture_are_compared_on_a_page(tmp_path: Path, folder: Path, call: Call) -> None:
     page = tmp_path / "page.html"
     code, _, err = call("report", folder, "--by", "arm", "--html", page)
-    assert (code, err.startswith("llmtap: --html: the capture has no two arms")) == (ExitCode.USAGE, True)
+    assert (code, err.startswith("llmtap: --html: the capture does not have two arms")) == (
+        ExitCode.USAGE,
+        True,
+    )
     assert not page.exists()
     exchanges = [
         streamed(

@@ -130,7 +130,7 @@ async def test_an_exchange_is_explained_by_its_id() -> None:
         fake.documents["exchanges"] = {"exchanges": [document["exchange"]] * 2, "next": None}
         code, out, err = await call("inspect", "my-request", *where)
         assert (code, "run.0.1-2: complete" in out) == (0, True)
-        assert "several exchanges have the request_id my-request; this is the newest" in err
+        assert "several exchanges have the request_id my-request; the newest is shown" in err
         fake.documents["exchanges"] = {"exchanges": [], "next": None}
         code, out, err = await call("inspect", "nobody", *where)
         assert (code, out) == (2, "")

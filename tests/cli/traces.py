@@ -6,7 +6,7 @@ from pathlib import Path
 FREQUENT_PROGRESS = """
 from llmtap.cli import progress
 from llmtap.cli.main import main
-progress.EVERY_NS = 500_000_000
+progress.LINE_INTERVAL_NS = 500_000_000
 main()
 """
 """Python code of the command `llmtap` that prints its progress twice a second."""

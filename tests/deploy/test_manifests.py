@@ -14,7 +14,7 @@ import yaml
 from llmtap import __version__
 from llmtap.capture.options import CaptureOptions
 from llmtap.clock import ManualClock
-from llmtap.config import keys, load_settings
+from llmtap.config import help_by_key, load_settings
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
@@ -127,7 +127,7 @@ def test_a_spool_can_be_written_and_evicts_no_pod(name: str) -> None:
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_variables_are_keys_of_the_configuration(name: str) -> None:
-    known = {f"LLMTAP_{key.replace('.', '_')}".upper() for key in keys()}
+    known = {f"LLMTAP_{key.replace('.', '_')}".upper() for key in help_by_key()}
     for tap in taps(name):
         names = {variable["name"] for variable in tap["env"] if not variable["name"].startswith("OTEL_")}
         assert names <= known | {"POD_NAME"}
@@ -341,7 +341,7 @@ def test_keys_of_the_credentials_are_those_of_the_configuration(tmp_path: Path) 
     told = dict(text.split("=", 1) for text in found["Environment"] if "%d" in text)
     assert {value.removeprefix("%d/") for value in told.values()} == names
     assert told.keys() == {"LLMTAP_RELAY_TLS_KEY", "LLMTAP_METER_ADMIN_TLS_KEY"}
-    assert {"relay.tls_key", "meter.admin_tls_key"} <= set(keys())
+    assert {"relay.tls_key", "meter.admin_tls_key"} <= set(help_by_key())
 
 
 @pytest.mark.machine

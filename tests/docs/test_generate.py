@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from llmtap.config import keys
+from llmtap.config import help_by_key
 from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.schemas import SCHEMAS
 from llmtap.sim.server.options import keys as engine_keys
@@ -23,7 +23,7 @@ def section(page: str, heading: str) -> str:
 
 def test_every_key_is_there_with_its_meaning() -> None:
     page = generate.options_page()
-    for key, meaning in keys().items():
+    for key, meaning in help_by_key().items():
         place, _, name = key.rpartition(".")
         rows = section(page, f"## [{place}]").splitlines()
         (row,) = [line for line in rows if line.startswith(f"| `{name}` |")]

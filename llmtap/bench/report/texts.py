@@ -15,13 +15,13 @@ from llmtap.report.bench import (
     BOUNDARIES,
     NOT_DECLARED,
     compliance_text,
-    configuration,
+    configuration_blocks,
     deviation_texts,
     finding_texts,
     guardrails_text,
     hardware_text,
     headline_notes,
-    identification,
+    identification_blocks,
     load_tables,
     validity_suffix,
     validity_table,
@@ -222,13 +222,13 @@ def full_markdown(document: Mapping[str, Any]) -> str:
     titled_reports = list(zip(titles, reports, strict=True))
     seed = f"Seed {document.get('seed')}; warm-up {document.get('warmup')}"
     sections = [
-        Section("", "1. System identification", identification(document)),
+        Section("", "1. System identification", identification_blocks(document)),
         Section(
             "",
             "2. Test configuration",
             [Note(f"{seed}; shortened by --quick." if document.get("quick") else f"{seed}.")],
         ),
-        *(Section("", title, configuration(report), 3) for title, report in titled_reports),
+        *(Section("", title, configuration_blocks(report), 3) for title, report in titled_reports),
         Section(
             "",
             "3. Results",

@@ -347,7 +347,9 @@ _OBJECTS: Final = {
         status_age number?: Seconds since its last status; null before the first.
         lost_reason* text?: What happened to the lost exchanges; null: none was lost.
         upstream_ages* map:number: Time since the latest attempt to connect, in seconds, by URL."""
-    + "".join(f"\n{field.name}* {_type_of(field)}: {field.about.help}" for field in fields_of(RelayStatus)),
+    + "".join(
+        f"\n{field.name}* {_type_of(field)}: {field.declaration.help}" for field in fields_of(RelayStatus)
+    ),
     "SloClass": """Attainment and burn rates of one class of tenants.
         objectives text
         target burn_rate_max number

@@ -107,8 +107,8 @@ def _add_status(
 ) -> None:
     """Add the values of a status to `values`, with label values that begin with `labels`."""
     for one in fields_of(type(status)):
-        metric = one.about.metric
-        if metric is not None and one.applies_to(vantage) and (gauges or not one.about.gauge):
+        metric = one.declaration.metric
+        if metric is not None and one.applies_to(vantage) and (gauges or not one.declaration.gauge):
             values.setdefault(metric, {}).update(one.samples(status, *labels))
 
 

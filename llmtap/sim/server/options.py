@@ -276,7 +276,7 @@ def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = N
 
     `places`: flag by which each was set (`--ttft`). Raises ConfigError, which names the flag or the key.
     """
-    tables = OptionTables({"": SimOptions}, listing="llmtap sim serve --keys lists them")
+    tables = OptionTables({"": SimOptions}, list_hint="llmtap sim serve --keys lists them")
     for key, value in values.items():
         tables.put(key, value, (places or {}).get(key, ""))
     options: SimOptions = tables.read()[""]

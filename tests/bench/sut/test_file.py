@@ -178,7 +178,7 @@ def test_a_flag_reads_numbers_lists_and_none_by_the_type_of_its_parameter(tmp_pa
         ("rate=inf", "--set rate", "expected a finite number, got 'inf'"),
         ("target.endpoint=foo", "--set target.endpoint", f"expected one of {ENDPOINTS}, got 'foo'"),
         ("target.modle=x", "--set target.modle", "there is no key"),
-        ("workload.x=1", "--set workload.x", "has one value and is no table"),
+        ("workload.x=1", "--set workload.x", "has a single value and is not a table"),
     ],
 )
 def test_a_flag_that_does_not_fit_is_named(given: str, place: str, problem: str) -> None:
