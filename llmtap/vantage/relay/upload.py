@@ -305,7 +305,7 @@ class Upload:
         return rest
 
     def _scan(self, data: bytes, t_ns: int) -> tuple[bytes, bytes]:
-        """Split `data` at the end of the request, if it contains the end. Report the first part to the meter."""
+        """Split `data` at the end of the request, if it contains the end. Report the part before the end."""
         assert self._scanner is not None
         flow, tap = self._flow, self._context.tap
         try:

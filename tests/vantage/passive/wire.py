@@ -126,7 +126,7 @@ class Wire:
             if isinstance(self.table, list):
                 self.table.append((self.t_ns, packet))
             else:  # padded, as on a link
-                self.table.packet(packet + b"\0\0", 0, len(packet) + 2, self.t_ns)
+                self.table.add_packet(packet + b"\0\0", 0, len(packet) + 2, self.t_ns)
 
     def up(self, data: bytes = b"", flags: int = ACK, **about: int) -> None:
         self.pass_(self.make(0, data, flags, **about))
