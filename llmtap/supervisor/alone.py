@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-from llmtap.channel import replaceable
+from llmtap.channel import is_socket_replaceable
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.log import set_up
@@ -53,7 +53,7 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     address = name_of(admin)
     sock = _listen_at(path)
     set_up(settings.log)
-    if replaceable(path):
+    if is_socket_replaceable(path):
         log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
     serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
 

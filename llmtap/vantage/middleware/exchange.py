@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec
 
-from llmtap.channel import SOCKET_PATH_BYTES_MAX, replaceable
+from llmtap.channel import SOCKET_PATH_BYTES_MAX, is_socket_replaceable
 from llmtap.channel.frames import Closing, FrameKind
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
@@ -71,7 +71,7 @@ class Emitter(Reporter):
 
     def start(self) -> None:
         """Connect to the meter as soon as it listens, and begin to report."""
-        if replaceable(self._path):
+        if is_socket_replaceable(self._path):
             warn("event=meter_socket_exposed socket=%s hint=%r", self._path, "chmod 700 its directory")
         self.tap.connect()
         self._report_timer = self._loop.call_later(STATUS_S, self._on_report)
