@@ -161,13 +161,6 @@ class Tap:
         on_word: Callable[[int], None] | None = None,
         news: Callable[[], Frame | None] | None = None,
     ) -> None:
-        """Args:
-        path: path of the meter's socket.
-        bytes_max: maximum memory of all frames that the meter has not acknowledged.
-        hello: returns the first frame of each connection.
-        on_word: called with control words from the meter.
-        news: called before each batch; if it returns a frame, the frame is sent first.
-        """
         self._loop = loop
         self._path = path
         self._bytes_max = bytes_max

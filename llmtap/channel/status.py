@@ -141,7 +141,7 @@ class RelayStatus(msgspec.Struct, kw_only=True):
 
     t_ns: int = 0
     lag_buckets: list[int] = []
-    """Number of event-loop lags since the start, by bucket of LAG_EDGES_NS; larger lags are in the last one."""
+    """Number of event-loop lags since the start, by bucket of LAG_EDGES_NS; the last one has larger lags."""
     lag_sum_ns: int = 0
     upstream_up: bool | None = None
     """Whether the upstream accepted the connection of the latest check; None: not checked."""
