@@ -104,11 +104,11 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         return settings.meter.socket or str(Path(self.folder) / "tap.sock")
 
     def state_folder(self, settings: Settings) -> str:
-        """Return the folder of the meter's state: as configured, or one that is removed at the proxy's end."""
+        """Return the folder of the meter's state: as configured, or one that ends with the proxy."""
         return settings.meter.state or str(Path(self.folder) / "state")
 
     def relay_setup(self, settings: Settings, index: int, number: int, fds: list[int]) -> RelaySetup:
-        """Return the setup of relay `index`. `number`, which no other relay of this run has, is in its name."""
+        """Return the setup of relay `index`; `number`: a number that no other relay of this run has."""
         is_back = index >= settings.relay.workers
         return RelaySetup(
             options=back_relay_options(settings) if is_back else settings.relay,
@@ -232,7 +232,7 @@ def _options_digest(options: msgspec.Struct) -> str:
 
 
 def _upstream_addresses(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Return host and port of the upstream by arm; the key "" is for arms without an upstream of their own."""
+    """Return host and port of the upstream by arm; under "" for all arms without an upstream of their own."""
     urls = {"": settings.relay.upstream}
     urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
     return {arm: _address_of(url) for arm, url in urls.items()}
