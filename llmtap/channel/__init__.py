@@ -164,7 +164,7 @@ class Tap:
         self._loop = loop
         self._path = path
         self._bytes_max = bytes_max
-        self._hello = hello
+        self._make_hello = hello
         self._on_word = on_word
         self._news = news
         self.ledger = Ledger()
@@ -418,5 +418,5 @@ class Tap:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._sock = sock
         self._loop.add_reader(sock, self._on_readable)
-        self._append(FrameKind.HELLO, 0, 0, 0, _json.encode(self._hello()))
+        self._append(FrameKind.HELLO, 0, 0, 0, _json.encode(self._make_hello()))
         self._flush()

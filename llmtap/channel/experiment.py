@@ -441,7 +441,7 @@ _DIGEST_BYTES: Final = 16
 class Assigner:
     """Assigns units to arms by positive weights; arms are given by index."""
 
-    __slots__ = ("_bounds", "_seed")
+    __slots__ = ("_seed", "_upper_bounds")
 
     def __init__(self, key: str, name: str, weights: Sequence[float]) -> None:
         assert weights and min(weights) > 0
@@ -451,14 +451,14 @@ class Assigner:
         total = sum(weights)
         # Upper bounds of the arms on the scale of 64 bits, half the digest. The last arm has no bound: it
         # gets all values above the other bounds, so that rounding leaves no gap.
-        self._bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
+        self._upper_bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
 
     def assign(self, unit: bytes) -> tuple[int, str]:
         """Return the index of the unit's arm, and the unit's public id (16 hex digits)."""
         digest = self._seed.copy()
         digest.update(unit)
         raw = digest.digest()
-        return bisect_right(self._bounds, int.from_bytes(raw[:8])), raw[8:].hex()
+        return bisect_right(self._upper_bounds, int.from_bytes(raw[:8])), raw[8:].hex()
 
 
 def request_unit(relay: str, seq: int) -> bytes:

@@ -103,7 +103,7 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
     """Measure plaintext HTTP/1.1 from the packets of a network interface or a packet capture file."""
     from llmtap.config import fingerprint
     from llmtap.supervisor.checks import meter_problems
-    from llmtap.supervisor.watching import packet_problems, watching_problems
+    from llmtap.supervisor.watching import packet_problems, watch_problems
     from llmtap.supervisor.watching import watch as run
 
     loaded, check = configuration.read(options), configuration.check
@@ -124,7 +124,7 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         raise ConfigError(
             "--json", "requires --read", "for a running llmtap, read /api/v1/summary of its admin port"
         )
-    problems = [watching_problems(settings), packet_problems(settings)]
+    problems = [watch_problems(settings), packet_problems(settings)]
     if check:
         loaded.settings_or_raise(*problems, meter_problems(settings, in_use=True))
         print(f"ok (config {fingerprint(settings)})")

@@ -78,11 +78,12 @@ class AnswerReader:
     __slots__ = (
         "_body",
         "_body_bytes",
-        "_failed",
-        "_first_line",
+        "_content_type",
+        "_first_line_bytes",
         "_first_line_ns",
         "_had_output",
         "_held_bytes",
+        "_is_error",
         "_is_one_value",
         "_keeps_body",
         "_lines",
@@ -91,7 +92,6 @@ class AnswerReader:
         "_path",
         "_share",
         "_taken_bytes",
-        "_type",
         "broken",
         "dialect",
         "kind",
@@ -113,8 +113,8 @@ class AnswerReader:
         self.kind = BodyKind.UNDECIDED
         self.dialect = DialectChooser(path, dialects)
         self._path = path
-        self._failed = failed
-        self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
+        self._is_error = failed
+        self._content_type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self.repetition_finder = RepetitionFinder()
         """Finds the event that the next reads possibly repeat (`RepetitionFinder.repetition`). The caller can
@@ -134,7 +134,7 @@ class AnswerReader:
         self._is_one_value = False  # whether the first line shows that the body is one value, not lines
         self.broken: str | None = None
         """Reason why the messages of a tunnel could not be read."""
-        self._first_line = 0  # length of the body's first line, if it is a JSON object
+        self._first_line_bytes = 0  # length of the body's first line, if it is a JSON object
         self._first_line_ns = 0  # time of the read that ended the first line
         self.padded: bool | None = None
         """Whether the first event with text has random padding (OpenAI's `obfuscation`); None before that
@@ -189,7 +189,7 @@ class AnswerReader:
         """Whether the body is a stream of events or lines, or its content type announced one. False for
         tunnels, because the bytes of a tunnel are not only the answer to its opening request."""
         announced = self.kind in (BodyKind.OPAQUE, BodyKind.UNDECIDED) and (
-            self._type in (b"text/event-stream", _MESSAGES) or self._type.endswith(_LINES)
+            self._content_type in (b"text/event-stream", _MESSAGES) or self._content_type.endswith(_LINES)
         )
         return announced or self.kind in (BodyKind.SSE, BodyKind.NDJSON)
 
@@ -216,7 +216,7 @@ class AnswerReader:
                 self.repetition_finder.search(payload, delta, parser.offset, dialect)
             return out
         if self.kind is BodyKind.JSON:
-            return self._keep(payload, t_ns)
+            return self._add_to_body(payload, t_ns)
         if self.kind is BodyKind.OPAQUE:
             return [Delta(EventClass.METADATA, len(payload), parsed=False)]
         if self._lines is not None:
@@ -252,7 +252,7 @@ class AnswerReader:
             held_bytes, self._held_bytes = self._held_bytes, b""
             if not held_bytes.strip():
                 return []
-            self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
+            self.kind = BodyKind.SSE if self._content_type == b"text/event-stream" else BodyKind.OPAQUE
             return self.feed(held_bytes, t_ns) + self._close(whole, t_ns)
         if self.kind is BodyKind.SSE:
             return self._read_events(self._parser.close(), t_ns)
@@ -270,7 +270,7 @@ class AnswerReader:
             self._look_for_tier(bytes(self._body), delta)
             if not (whole or delta.parsed):
                 return []  # the body was cut off, and a part of a JSON value cannot be read
-            if self._failed and not delta.parsed:
+            if self._is_error and not delta.parsed:
                 delta = Delta(EventClass.ERROR)
         delta.size = self._body_bytes
         self._release_body()
@@ -293,9 +293,9 @@ class AnswerReader:
 
     def _release(self, released: list[Released], t_ns: int | None, out: list[Delta]) -> None:
         """Add events whose meaning is known now to `out` if they are of the read at `t_ns`, or to `late`."""
-        if self.dialect.kept_bytes != self._taken_bytes and not self._fits():
+        if self.dialect.kept_bytes != self._taken_bytes and not self._take_memory():
             released += self.dialect.conclude(whole=False)
-            self._fits()
+            self._take_memory()
         for delta, event, at_ns in released:
             if event is not None:
                 self._look_for_tier(event.data, delta)
@@ -306,7 +306,7 @@ class AnswerReader:
             else:
                 self.late.append((at_ns, delta))
 
-    def _fits(self) -> bool:
+    def _take_memory(self) -> bool:
         """Take memory for the events that wait until the dialect is known. Return False if there is none."""
         more = self.dialect.kept_bytes - self._taken_bytes
         if more > 0 and not self._share.take(more):
@@ -316,7 +316,7 @@ class AnswerReader:
         self._taken_bytes += more
         return True
 
-    def _keep(self, payload: bytes, t_ns: int) -> list[Delta]:
+    def _add_to_body(self, payload: bytes, t_ns: int) -> list[Delta]:
         """Store bytes of a JSON body. If they prove to be the first of several lines, read them as lines."""
         self._body_bytes += len(payload)
         if not self._keeps_body:
@@ -328,7 +328,7 @@ class AnswerReader:
         self._body += payload
         if self._is_one_value:
             return []
-        if self._first_line == 0:
+        if self._first_line_bytes == 0:
             newline = self._body.find(b"\n", max(0, self._body_bytes - len(payload)))
             if newline < 0:
                 self._is_one_value = self._body_bytes > _FIRST_LINE_BYTES_MAX
@@ -339,11 +339,11 @@ class AnswerReader:
             # in the first line shows that more lines follow.
             if self._is_one_value or value.get("done") is False:
                 return [] if self._is_one_value else self._begin_kept_lines(t_ns)
-            self._first_line, self._first_line_ns = newline + 1, t_ns
-        more = self._body[self._first_line :].lstrip()
+            self._first_line_bytes, self._first_line_ns = newline + 1, t_ns
+        more = self._body[self._first_line_bytes :].lstrip()
         if more.startswith(b"{"):
             return self._begin_kept_lines(t_ns)
-        self._is_one_value = bool(more) or self._body_bytes - self._first_line > _HELD_BYTES_MAX
+        self._is_one_value = bool(more) or self._body_bytes - self._first_line_bytes > _HELD_BYTES_MAX
         return []
 
     def _begin_kept_lines(self, t_ns: int) -> list[Delta]:
@@ -352,7 +352,7 @@ class AnswerReader:
         self._release_body()
         self._body_bytes = 0
         parser = LineParser()
-        first, self._first_line = body[: self._first_line], 0
+        first, self._first_line_bytes = body[: self._first_line_bytes], 0
         if first:
             at_ns = self._first_line_ns
             self.late += [(at_ns, delta) for delta in self._begin_lines(first, parser, at_ns)]
@@ -432,9 +432,9 @@ class AnswerReader:
 
     def _decide(self, payload: bytes, t_ns: int) -> list[Delta]:
         """Determine the kind of the body from its content type and first bytes, and read these bytes."""
-        if self._type == _MESSAGES:
+        if self._content_type == _MESSAGES:
             return self._begin_lines(payload, MessageStreamParser(), t_ns)
-        is_json = self._type == b"application/json" or self._type.endswith(b"+json")
+        is_json = self._content_type == b"application/json" or self._content_type.endswith(b"+json")
         out: list[Delta] = []
         held_bytes = self._held_bytes + payload
         text = held_bytes.lstrip()
@@ -447,10 +447,10 @@ class AnswerReader:
             rest = b"" if not ended or ended[-1].endswith(b"\n") else ended.pop()
             out += [Delta(EventClass.KEEPALIVE, len(line)) for line in ended]
             held_bytes = rest + text
-        is_sse = self._type == b"text/event-stream"
+        is_sse = self._content_type == b"text/event-stream"
         if text.startswith((b"{", b"[")):
-            lines = self._type.endswith(_LINES)
-            array = text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._failed
+            lines = self._content_type.endswith(_LINES)
+            array = text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._is_error
             if lines or array:
                 self._held_bytes = b""
                 return out + self._begin_lines(
@@ -461,7 +461,7 @@ class AnswerReader:
                 # RFC 8259 8.1: ignore the byte order mark, but count it as part of the body's one event.
                 held_bytes = text
                 self._body_bytes += len(BOM)
-        elif is_named_line(text) and self._type == b"text/plain":
+        elif is_named_line(text) and self._content_type == b"text/plain":
             self._held_bytes = b""
             return out + self._begin_lines(held_bytes, LineParser(named=True), t_ns)
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):

@@ -141,12 +141,12 @@ class Interventions:
             flagged.verdict.signal = "http_status"
         if acted is not None:
             self._complete_verdict(acted, x)
-            x.guardrail = _guardrail(acted)
+            x.guardrail = _guardrail_json(acted)
         refused = self._refusal_signal
         if acted is not None and (refused is None or acted.event < refused.event):
             refused = acted
         if refused is not None:
-            x.refusal = self._refusal(refused, x)
+            x.refusal = self._refusal_json(refused, x)
         elif self._refusal_phrase is not None and (x.finish_reason or "").lower() in _STOPS:
             x.refusal = {
                 "kind": MODEL_REFUSAL,
@@ -156,7 +156,7 @@ class Interventions:
             }
         if x.guardrail is None and flagged is not None:
             flagged.verdict.phase = flagged.verdict.phase or "output"
-            x.guardrail = _guardrail(flagged)
+            x.guardrail = _guardrail_json(flagged)
 
     def _complete_verdict(self, signal: _Signal, x: Exchange) -> None:
         verdict, status = signal.verdict, x.status or 0
@@ -213,7 +213,7 @@ class Interventions:
         elif not is_decisive:
             verdict.signal = "http_status+message"
 
-    def _refusal(self, signal: _Signal, x: Exchange) -> dict[str, object]:
+    def _refusal_json(self, signal: _Signal, x: Exchange) -> dict[str, object]:
         verdict = signal.verdict
         detail: dict[str, object] = {"event": signal.event}
         if x.status is not None and x.status >= 400:
@@ -235,7 +235,7 @@ class Interventions:
         }
 
 
-def _guardrail(signal: _Signal) -> dict[str, object]:
+def _guardrail_json(signal: _Signal) -> dict[str, object]:
     verdict = signal.verdict
     out: dict[str, object] = {
         "phase": verdict.phase,

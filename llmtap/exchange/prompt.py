@@ -179,7 +179,9 @@ class _Reader:
         messages += [
             PromptMessage("prompt", self._ids_or_text(one)) for one in (content if several else [content])
         ]
-        messages[-1].parts += self._media_marks(_list(value.get("images")) or _list(value.get("image_data")))
+        messages[-1].parts += self._media_marks(
+            _list_or_empty(value.get("images")) or _list_or_empty(value.get("image_data"))
+        )
         if isinstance(value.get("suffix"), str) and value["suffix"]:
             messages.append(PromptMessage("suffix", [value["suffix"]]))
         return messages
@@ -189,7 +191,7 @@ class _Reader:
             return [value] if value else []
         if isinstance(value, dict):  # llama.cpp: a prompt with pictures
             parts = self._ids_or_text(value.get("prompt_string") or value.get("prompt_token_ids"))
-            return [*parts, *self._media_marks(_list(value.get("multimodal_data")))]
+            return [*parts, *self._media_marks(_list_or_empty(value.get("multimodal_data")))]
         if isinstance(value, list) and value:
             try:
                 return [array("I", value)]
@@ -211,10 +213,10 @@ class _Reader:
         builder.add_content(content)
         if isinstance(message.get("refusal"), str):
             builder.add_text(message["refusal"])
-        builder.parts += self._media_marks(_list(message.get("images")))  # in Ollama's messages
+        builder.parts += self._media_marks(_list_or_empty(message.get("images")))  # in Ollama's messages
         if isinstance(message.get("audio"), dict):
             builder.add_media(message["audio"])
-        calls = _list(message.get("tool_calls"))
+        calls = _list_or_empty(message.get("tool_calls"))
         if not self.count_parts(len(calls)):
             builder.add_mark(b"value", calls)
             calls = []
@@ -317,7 +319,9 @@ class _MessageBuilder:
                 self.parts.append(b"arguments")
                 arguments = function[key]
                 self.add_text(
-                    arguments if isinstance(arguments, str) else _json(arguments).decode("utf-8", "replace")
+                    arguments
+                    if isinstance(arguments, str)
+                    else _encode_json(arguments).decode("utf-8", "replace")
                 )
 
     def add_content(self, value: Any, depth: int = 0) -> None:
@@ -367,23 +371,23 @@ _media_word = re.compile(r"image|audio|video|file|document|screenshot|inlineData
 _Read = Callable[[_Reader, JsonObject], list[PromptMessage]]
 
 
-def _completion(*keys: str) -> tuple[_Read, bool]:
+def _completion_reader(*keys: str) -> tuple[_Read, bool]:
     return lambda reader, value: reader.read_completion(value, keys), False
 
 
 _CHAT: Final[tuple[_Read, bool]] = (_Reader.read_chat, True)
 _INPUT: Final[tuple[_Read, bool]] = (_Reader.read_input, True)
-_PROMPT: Final = _completion("prompt", "inputs")
+_PROMPT: Final = _completion_reader("prompt", "inputs")
 _BY_MEMBERS: Final = (_CHAT, _PROMPT, _INPUT)
 _FIRST: Final = {
     **dict.fromkeys(
         ("completions", "llamacpp.completion", "ollama.generate", "tgi.generate_stream"), _PROMPT
     ),
     # SGLang, TGI and vLLM all have an endpoint `/generate`, so look for the members of all three.
-    "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
+    "generate": _completion_reader("prompt", "inputs", "text", "input_ids", "token_ids"),
     "responses": _INPUT,
     "lmstudio.chat": _INPUT,
-    "embeddings": _completion("input", "inputs"),
+    "embeddings": _completion_reader("input", "inputs"),
 }
 """Kind of prompt that is tried first, by endpoint; for other endpoints, `messages` is tried first."""
 
@@ -395,7 +399,10 @@ def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
 
 def _parameters(value: JsonObject) -> RequestShape:
     # Ollama, TGI and SGLang have their parameters in an inner object.
-    places = [value, *(_dict(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
+    places = [
+        value,
+        *(_object_or_empty(value.get(key)) for key in ("options", "parameters", "sampling_params")),
+    ]
     tools = value.get("tools", value.get("functions"))
     return RequestShape(
         max_tokens=_first_count(
@@ -418,9 +425,9 @@ def _parameters(value: JsonObject) -> RequestShape:
 def _response_format(value: JsonObject) -> str | None:
     for wanted in (
         value.get("response_format"),
-        _dict(value.get("text")).get("format"),  # in the Responses API
-        _dict(value.get("output_config")).get("format"),  # in Anthropic's API
-        _dict(value.get("parameters")).get("grammar"),  # in TGI's API
+        _object_or_empty(value.get("text")).get("format"),  # in the Responses API
+        _object_or_empty(value.get("output_config")).get("format"),  # in Anthropic's API
+        _object_or_empty(value.get("parameters")).get("grammar"),  # in TGI's API
     ):
         if isinstance(wanted, dict) and wanted.get("type"):
             return _role_word(wanted["type"])
@@ -474,15 +481,15 @@ def _only_results(content: Any) -> bool:
     )
 
 
-def _list(value: Any) -> list[Any]:
+def _list_or_empty(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _dict(value: Any) -> JsonObject:
+def _object_or_empty(value: Any) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _json(value: Any) -> bytes:
+def _encode_json(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (ValueError, RecursionError):
@@ -490,7 +497,7 @@ def _json(value: Any) -> bytes:
 
 
 def _digest(value: Any) -> bytes:
-    return blake2b(_json(value), digest_size=_MARK_BYTES).digest()
+    return blake2b(_encode_json(value), digest_size=_MARK_BYTES).digest()
 
 
 def _utf8_size(text: str) -> int:

@@ -110,7 +110,7 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_body_bytes",
-        "_coding",
+        "_content_encoding",
         "_head",
         "_identify",
         "_keeps_body",
@@ -149,7 +149,7 @@ class RequestReader:
         """Path by which the dialect is recognised (`routed_path`), with the same limits as the exchange's
         own."""
         self._mcp_fields: dict[bytes, str] = {}
-        self._coding: bytes | None = None
+        self._content_encoding: bytes | None = None
         self.method = b""
         self.wants_stream = False
         self.wants_text = False
@@ -183,7 +183,7 @@ class RequestReader:
                     # them is right.
                     x.label = label if x.label in (None, label) else UNKNOWN
                 case b"content-encoding":
-                    self._coding = value
+                    self._content_encoding = value
                 case b"sec-websocket-extensions":
                     self.offers_deflate = self.offers_deflate or negotiates_deflate([value])
                 case b"a2a-version" if x.endpoint is None:
@@ -211,7 +211,7 @@ class RequestReader:
         if head is None:
             return
         path, self._path = self._path, ""
-        body = self._payload(chunked=head.framing is Framing.CHUNKED)
+        body = self._decoded_body(chunked=head.framing is Framing.CHUNKED)
         self._drop_body()
         request = _RequestBody()
         if body.lstrip().startswith(b"{"):
@@ -219,7 +219,7 @@ class RequestReader:
                 request = _decode_request(body)
             except (ValueError, RecursionError):
                 pass
-        model = request.model or _model_in(path)
+        model = request.model or _model_of_path(path)
         if isinstance(model, str) and model:
             self._x.model = bounded("model", model)
         elif self._mcp_fields and self._x.call is None:
@@ -234,7 +234,7 @@ class RequestReader:
             or (self._x.endpoint in _STREAM_BY_DEFAULT and request.stream is None)
         )
         if self._identify is not None:
-            self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
+            self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _decode_json(body)))
         if self._on_request is not None and self._x.call is None:
             self.wants_text = self._on_request(self._x, head, body)
 
@@ -244,12 +244,16 @@ class RequestReader:
         self._share.give(self._taken_bytes)
         self._taken_bytes = 0
 
-    def _payload(self, *, chunked: bool) -> bytes:
+    def _decoded_body(self, *, chunked: bool) -> bytes:
         body = b"".join(self._body)
         try:
             if chunked:
                 body = ChunkedDecoder().feed(body)
-            return Decoder(self._coding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body) if body else b""
+            return (
+                Decoder(self._content_encoding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body)
+                if body
+                else b""
+            )
         except PeerProtocolError:
             return b""
 
@@ -264,14 +268,14 @@ def _call_name(fields: dict[bytes, str], method: str) -> str:
     return f"{mcp_method} {name}" if _match_name(name) else f"{mcp_method} other"
 
 
-def _json(body: bytes) -> Any:
+def _decode_json(body: bytes) -> Any:
     try:
         return _decode_value(body)
     except (ValueError, RecursionError):
         return None
 
 
-def _model_in(path: str) -> str | None:
+def _model_of_path(path: str) -> str | None:
     match = _MODEL_PATH.search(path)
     return None if match is None else (match[1] or match[2]).replace("%2F", "/")
 

@@ -131,7 +131,7 @@ def explain(saved: Saved, dialects: Dialects = BUILT_IN, cpu_ns: Callable[[], in
     x = observer.finish(None, outcome.value, None, None, 0, 0, len(saved.request_body), len(saved.wire))
     if not saved.status_known:
         x.status = None
-    spans = _spans(saved.body, [delta.size for delta in observer.deltas])
+    spans = _event_spans(saved.body, [delta.size for delta in observer.deltas])
     events = [SavedEvent(*span, delta) for span, delta in zip(spans, observer.deltas, strict=True)]
     return Explained(x, events)
 
@@ -457,7 +457,7 @@ def _wall_ns(date: object) -> int | None:
         return None
 
 
-def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
+def _event_spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
     """Return start and end of each event in a body; `sizes`: the sizes of the events."""
     parser = MessageStreamParser() if is_message_stream(body) else SseParser()
     blocks = [(event.start, event.end) for event in parser.feed(body) + parser.close()]

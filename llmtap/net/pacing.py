@@ -81,7 +81,7 @@ class Pacer:
         if self._alarm is None:
             self._alarm = _Alarm(self._run_turn)
         self._armed_ns = at_ns
-        self._alarm.set(at_ns)
+        self._alarm.set_time(at_ns)
 
     def _run_turn(self) -> None:
         self._armed_ns = 0
@@ -156,7 +156,7 @@ class _Alarm:
             raise OSError(number, f"cannot create a timer (timerfd_create): {os.strerror(number)}")
         self._loop.add_reader(self._fd, self._on_timer)
 
-    def set(self, at_ns: int) -> None:
+    def set_time(self, at_ns: int) -> None:
         """Set the time of the call, which replaces the previous one."""
         # (interval in s, ns; value in s, ns). A value of 0 would switch the timer off, so use at least 1 ns.
         spec = _Timespecs(0, 0, *divmod(max(1, at_ns), NS_PER_S))

@@ -78,7 +78,7 @@ def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | Non
     return handover if handover.pid == pid else None
 
 
-def command() -> list[str]:
+def command_line() -> list[str]:
     """Return the command line of this program. After an upgrade, the same command starts the new version."""
     return [sys.executable, *sys.orig_argv[1:]]
 
@@ -121,7 +121,7 @@ def replace_process(handover: Handover, argv: list[str]) -> NoReturn:
     """Replace this process by the installed program. If it raises OSError, nothing has changed."""
     fd = _write_handover(handover)
     ports = handover.ports
-    fds = [fd, *ports.all, *(child.stdin for child in handover.children)]
+    fds = [fd, *ports.all_fds, *(child.stdin for child in handover.children)]
     try:
         _let_inherit(fds, True)
         os.execve(argv[0], argv, _new_environment(fd))

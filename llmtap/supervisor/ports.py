@@ -114,7 +114,7 @@ class PortsState(msgspec.Struct, kw_only=True):
     """Configured address of `back`; None: there are none."""
 
     @property
-    def all(self) -> list[int]:
+    def all_fds(self) -> list[int]:
         """All descriptors, the admin port's first."""
         return [self.admin, *self.clients, *self.back]
 
@@ -156,7 +156,7 @@ class Ports:
     @classmethod
     def take(cls, inherited: PortsState) -> "Ports":
         """Return the sockets that this process had open before a hot restart."""
-        sockets = [socket.socket(fileno=fd) for fd in inherited.all]
+        sockets = [socket.socket(fileno=fd) for fd in inherited.all_fds]
         for sock in sockets:
             sock.set_inheritable(False)
             sock.setblocking(False)

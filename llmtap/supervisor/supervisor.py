@@ -476,7 +476,7 @@ class Supervisor:
 
     async def _restart(self) -> None:
         """Replace this program by the installed version, if that version passes its check."""
-        argv = handover.command()
+        argv = handover.command_line()
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
         problem = await handover.try_out(self._make_handover(), argv)

@@ -50,7 +50,7 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
 
-def watching_problems(settings: Settings) -> Iterator[ConfigError]:
+def watch_problems(settings: Settings) -> Iterator[ConfigError]:
     """Yield the mistakes in the settings of `llmtap watch` on interfaces."""
     options = settings.watch
     if not options.interfaces:

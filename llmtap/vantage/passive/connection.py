@@ -141,7 +141,7 @@ class Connection:
             if not payload:
                 return
         if flags & ACK and peer.next_seq is not None and (unseen := peer.distance(ack)) > 0:
-            self.lose(
+            self.drop_exchanges(
                 t_ns, "packets_lost", unseen
             )  # the other side has received bytes that were not captured
         elif (
@@ -150,7 +150,9 @@ class Connection:
             and (n := way.distance(seq)) > 0
             and begins_request(payload)
         ):
-            self.lose(t_ns, "packets_lost", n)  # a new request shows that the missing bytes will not come
+            self.drop_exchanges(
+                t_ns, "packets_lost", n
+            )  # a new request shows that the missing bytes will not come
         if way.next_seq is None:
             if not way.is_up or not begins_request(payload):
                 self._check_first_payload(payload)
@@ -164,18 +166,18 @@ class Connection:
         try:
             pieces = way.add(seq, flags, payload, t_ns)
         except LostSyncError as exc:
-            self.lose(t_ns, exc.reason)
+            self.drop_exchanges(t_ns, exc.reason)
             return
         if not pieces and self.ring_lost and way.hole_ns:
-            self.lose(t_ns, "packets_lost")
+            self.drop_exchanges(t_ns, "packets_lost")
             return
         for piece, piece_ns, piece_flags in pieces:
             if piece:
-                self.take(way, piece, piece_ns)
+                self.add_in_order(way, piece, piece_ns)
             if way.next_seq is None:
                 return
             if piece_flags & CUT_OFF:
-                self.lose(piece_ns, "packets_cut")
+                self.drop_exchanges(piece_ns, "packets_cut")
                 return
             if piece_flags & FIN:
                 way.next_seq = (way.next_seq + 1) & 0xFFFFFFFF
@@ -195,29 +197,29 @@ class Connection:
             return self.last_ns
         self.clock_steps = clock_steps
         if self._conversation.is_busy or self.client.hole_ns or self.server.hole_ns:
-            self.lose(t_ns, "clock_step")
+            self.drop_exchanges(t_ns, "clock_step")
         return t_ns
 
-    def take(self, way: TcpDirection, payload: bytes, t_ns: int) -> None:
+    def add_in_order(self, way: TcpDirection, payload: bytes, t_ns: int) -> None:
         """Process the next bytes of the side `way`."""
         try:
             if way.is_up:
-                self._conversation.request(payload, t_ns)
+                self._conversation.feed_request(payload, t_ns)
                 if self._uncounted_kind and self._conversation.began:
                     self._counts.add(self._uncounted_kind)
                     self._uncounted_kind = ""
             else:
-                self._conversation.response(payload, t_ns)
+                self._conversation.feed_response(payload, t_ns)
         except UnfollowableError as exc:
             self._ignore(exc.kind)
-            self.lose(t_ns, "not_understood")
+            self.drop_exchanges(t_ns, "not_understood")
         except PeerProtocolError:
-            self.lose(t_ns, "not_understood")
+            self.drop_exchanges(t_ns, "not_understood")
 
-    def lose(self, t_ns: int, reason: str, missing_bytes: int = 0) -> None:
+    def drop_exchanges(self, t_ns: int, reason: str, missing_bytes: int = 0) -> None:
         """Drop the exchanges under way; measuring resumes at the next request."""
         self._counts.missing_bytes += missing_bytes
-        self._conversation.lose(t_ns, reason)
+        self._conversation.drop_exchanges(t_ns, reason)
         self.client.forget()
         self.server.forget()
 
@@ -225,7 +227,7 @@ class Connection:
         """Drop the exchanges under way if a hole is too old."""
         for way in (self.client, self.server):
             if way.hole_ns and t_ns - way.hole_ns > HOLE_NS:
-                self.lose(t_ns, "packets_lost")
+                self.drop_exchanges(t_ns, "packets_lost")
 
     def give_up(self, t_ns: int, reason: str) -> None:
         """Stop following the connection."""
@@ -244,7 +246,7 @@ class Connection:
         if ahead < -1:
             return  # RFC 5961 3.2: the receiver ignores such an RST. (After a FIN, -1 is the right position.)
         if ahead > 0:
-            self.lose(t_ns, "packets_lost", ahead)
+            self.drop_exchanges(t_ns, "packets_lost", ahead)
         self._conversation.on_rst(t_ns, by_client=way.is_up)
         self.over = True
 
@@ -340,7 +342,7 @@ class ConnectionTable:
             way.next_seq = (seq + stop - start) & 0xFFFFFFFF
             way.last_payload = payload
             connection.last_ns = t_ns
-            connection.take(way, payload, t_ns)
+            connection.add_in_order(way, payload, t_ns)
             return
         if (
             flags & SYN
@@ -368,7 +370,7 @@ class ConnectionTable:
             for connection in self._connections().values():
                 connection.ring_lost = now
                 if now and (connection.client.hole_ns or connection.server.hole_ns):
-                    connection.lose(t_ns, "packets_lost")
+                    connection.drop_exchanges(t_ns, "packets_lost")
 
     def sweep(self, t_ns: int) -> None:
         """Drop the exchanges of connections with an old hole, and forget silent connections."""

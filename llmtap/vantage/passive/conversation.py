@@ -38,7 +38,7 @@ class UnfollowableError(LlmtapError):
 class FrameSink(Protocol):
     """Receiver of the frames of exchanges, with the methods of a tap (`llmtap/channel/`)."""
 
-    def skips(self, head: http1.RequestHead) -> bool:
+    def count_if_skipped(self, head: http1.RequestHead) -> bool:
         """Return whether the request is only counted, and not measured."""
 
     def open(
@@ -122,7 +122,7 @@ class Conversation:
 
     # ---------------------------------------------------------------- the request
 
-    def request(self, data: bytes, t_ns: int) -> None:
+    def feed_request(self, data: bytes, t_ns: int) -> None:
         """Process the next bytes from the client. Raises UnfollowableError if the connection's first bytes do
         not begin an HTTP/1.1 request."""
         while data:
@@ -132,7 +132,7 @@ class Conversation:
                 self._offer(self._tunnel, FrameKind.TUNNEL_UP, t_ns, data)
                 return
             if x is None or scanner is None:
-                data = self._begin(data, t_ns)
+                data = self._read_request_head(data, t_ns)
                 continue
             end = scanner.feed(data)
             rest = b""
@@ -146,7 +146,7 @@ class Conversation:
                 self._offer(x, FrameKind.SUBMIT, t_ns)
             data = rest
 
-    def _begin(self, data: bytes, t_ns: int) -> bytes:
+    def _read_request_head(self, data: bytes, t_ns: int) -> bytes:
         """Process bytes that begin or continue a request head. Return the bytes after the head or, if `data`
         has the whole request, after the request."""
         buffer = self._request_head
@@ -173,7 +173,7 @@ class Conversation:
         self.began = True
         x = _Exchange(head.method, self._request_head_ns)
         x.error_ns, self._error_ns = self._error_ns, 0
-        skipped = self._sink.skips(head)
+        skipped = self._sink.count_if_skipped(head)
         self._pending.append(x)
         stop = end
         if head.framing is LENGTH:
@@ -206,14 +206,14 @@ class Conversation:
 
     # ---------------------------------------------------------------- the answer
 
-    def response(self, data: bytes, t_ns: int) -> None:
+    def feed_response(self, data: bytes, t_ns: int) -> None:
         """Process the next bytes from the server."""
         if self._window_closed_ns:
             self._end_pause(t_ns)
         while data:
             x, scanner = self._response_exchange, self._response_scanner
             if x is None or scanner is None:
-                data = self._begin_answer(data, t_ns)
+                data = self._read_response_head(data, t_ns)
                 continue
             end = scanner.feed(data)
             rest = b""
@@ -227,7 +227,7 @@ class Conversation:
                 self._close(x, t_ns, Outcome.COMPLETE)
             data = rest
 
-    def _begin_answer(self, data: bytes, t_ns: int) -> bytes:
+    def _read_response_head(self, data: bytes, t_ns: int) -> bytes:
         """Process bytes of an answer's head, or of a tunnel. Return the bytes after the head."""
         if self._tunnel is not None:
             self._tunnel.response_bytes += len(data)
@@ -322,21 +322,21 @@ class Conversation:
         if isinstance(self._response_scanner, http1.CloseScanner) and exchange is not None:
             self._offer(exchange, FrameKind.RESPONSE_END, t_ns)
             self._close(exchange, t_ns, Outcome.COMPLETE)
-        self._cut(t_ns, "closed")
+        self._end_all(t_ns, "closed")
 
     def on_rst(self, t_ns: int, *, by_client: bool) -> None:
         self.over = True
         if by_client and not self._client_left_ns:
             self._client_left_ns = t_ns
-        self._cut(t_ns, "reset")
+        self._end_all(t_ns, "reset")
 
     def give_up(self, t_ns: int, reason: str) -> None:
         """End the exchanges under way, because no more packets of the connection are processed."""
         if self._client_left_ns:
-            self._cut(t_ns, "closed")
-        self.lose(t_ns, reason)
+            self._end_all(t_ns, "closed")
+        self.drop_exchanges(t_ns, reason)
 
-    def _cut(self, t_ns: int, how: str) -> None:
+    def _end_all(self, t_ns: int, how: str) -> None:
         """End all running exchanges, because the connection ended; `how`: "closed" or "reset"."""
         while self._pending:
             x = self._pending[0]
@@ -351,7 +351,7 @@ class Conversation:
                     x, t_ns, outcome, f"the upstream {how} the connection in the middle of its answer"
                 )
 
-    def lose(self, t_ns: int, reason: str) -> None:
+    def drop_exchanges(self, t_ns: int, reason: str) -> None:
         """Drop all exchanges under way; the next bytes of the client must begin a request."""
         if self._request_head:  # the request has begun, so it counts as an exchange
             seq, _ = self._sink.open(self._request_head_ns, bytes(self._request_head))

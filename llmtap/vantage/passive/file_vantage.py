@@ -69,11 +69,11 @@ class PacketFile:
         """Yield `(wall_ns, link type, packet bytes)` of each packet. Raises PcapError."""
         magic = self._read(SNIFF_BYTES)
         if magic == _NG_MAGIC:
-            return self._pcapng()
+            return self._read_pcapng()
         for order in "<>":
             unit_ns = _UNITS_NS.get(int.from_bytes(magic, "little" if order == "<" else "big"))
             if unit_ns is not None:
-                return self._pcap(order, unit_ns)
+                return self._read_pcap(order, unit_ns)
         raise PcapError("the file is no pcap or pcapng file, such as `tcpdump -w` writes")
 
     def _read(self, n: int) -> bytes:
@@ -96,7 +96,7 @@ class PacketFile:
     def _damage_error(self, what: str) -> PcapError:
         return PcapError(f"the file is damaged before byte {self.read_bytes:,}: {what}")
 
-    def _pcap(self, order: str, unit_ns: int) -> Iterator[tuple[int, int, bytes]]:
+    def _read_pcap(self, order: str, unit_ns: int) -> Iterator[tuple[int, int, bytes]]:
         head = self._read_rest(20)
         if len(head) < 20:
             return
@@ -112,7 +112,7 @@ class PacketFile:
                 return
             yield seconds * 1_000_000_000 + fraction * unit_ns, link, frame
 
-    def _pcapng(self) -> Iterator[tuple[int, int, bytes]]:
+    def _read_pcapng(self) -> Iterator[tuple[int, int, bytes]]:
         order = "<"
         interfaces: list[tuple[int, int, int]] = []  # link type, ticks per second, offset in s
         head = _NG_MAGIC + self._read_rest(4)
@@ -256,7 +256,7 @@ class FileVantage:
 
     # ---------------------------------------------------------------- FrameSink
 
-    def skips(self, head: RequestHead) -> bool:
+    def count_if_skipped(self, head: RequestHead) -> bool:
         rule = self._skip_rules.rule_of_head(head.method, head.target, head.headers)
         if rule is not None:
             self._skipped[rule] = self._skipped.get(rule, 0) + 1

@@ -189,27 +189,27 @@ class TcpDirection:
         """
         ahead = self.distance(seq)
         if ahead > 0:
-            self._keep(self._position + ahead, flags, payload, t_ns)
+            self._store_early(self._position + ahead, flags, payload, t_ns)
             return []
         pieces: list[tuple[bytes, int, int]] = []
-        self._take(pieces, ahead, payload, t_ns, flags)
+        self._append_piece(pieces, ahead, payload, t_ns, flags)
         while self._early_segments and self._early_segments[0][0] <= self._position:
             position, kept_ns, payload, flags = heappop(self._early_segments)
             self._early.bytes_now -= len(payload)
             self._early_bytes -= len(payload)
-            self._take(pieces, position - self._position, payload, max(t_ns, kept_ns), flags)
+            self._append_piece(pieces, position - self._position, payload, max(t_ns, kept_ns), flags)
         if not self._early_segments:
             self.hole_ns = 0
         return pieces
 
-    def _take(
+    def _append_piece(
         self, pieces: list[tuple[bytes, int, int]], behind: int, payload: bytes, t_ns: int, flags: int
     ) -> None:
         """Append the new bytes of a segment that begins at `next_seq`, or `-behind` bytes before it."""
         if behind < 0:
             # A single byte just before `next_seq` is a keep-alive probe, whose content must not be compared.
             if len(payload) > 1 or behind != -1:
-                self._compare(-behind, payload)
+                self._check_copy(-behind, payload)
             n = len(payload)
             payload = payload[-behind:]
             if not payload and n < -behind:
@@ -221,7 +221,7 @@ class TcpDirection:
             self.last_payload = payload
         pieces.append((payload, t_ns, flags))
 
-    def _compare(self, behind: int, payload: bytes) -> None:
+    def _check_copy(self, behind: int, payload: bytes) -> None:
         """Raise LostSyncError if bytes before `next_seq` differ from those that were returned for them."""
         last = self.last_payload
         n = min(behind, len(last))
@@ -230,7 +230,7 @@ class TcpDirection:
         if mine != last[start : start + len(mine)]:
             raise LostSyncError("contradicting")
 
-    def _keep(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
+    def _store_early(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
         if not self._early_segments:
             self.hole_ns = t_ns
         early = self._early

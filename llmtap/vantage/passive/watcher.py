@@ -69,7 +69,7 @@ class _ChannelSink:
         self._tap = reporter.tap
         self.offer = reporter.tap.offer
 
-    def skips(self, head: RequestHead) -> bool:
+    def count_if_skipped(self, head: RequestHead) -> bool:
         rule = self._skip_rules.rule_of_head(head.method, head.target, head.headers)
         if rule is not None:
             self._reporter.skip(rule)

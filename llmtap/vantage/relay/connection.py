@@ -85,9 +85,9 @@ class ClientConnection:
             assert self._flow is not None
             rest = self._flow.upload.feed(data, t_ns)
             if rest:
-                self._keep_ahead(rest, t_ns)
+                self._store_ahead(rest, t_ns)
         elif state == AHEAD:
-            self._keep_ahead(data, t_ns)
+            self._store_ahead(data, t_ns)
         else:
             self._lingered_bytes += len(data)
             if self._lingered_bytes > LINGER_BYTES:
@@ -170,7 +170,7 @@ class ClientConnection:
         self._state = BODY
         rest = flow.start(head, data, end, self._arrival_ns, t_ns)
         if rest:
-            self._keep_ahead(rest, t_ns)
+            self._store_ahead(rest, t_ns)
             if flow.over:
                 # The exchange ended inside `start`, so its end did not trigger reading the bytes kept here.
                 self._context.loop.call_soon(self._read_ahead)
@@ -268,7 +268,7 @@ class ClientConnection:
             if self._flow is not None:
                 self._flow.last_ns = self._context.now_ns()
 
-    def _keep_ahead(self, data: bytes, t_ns: int) -> None:
+    def _store_ahead(self, data: bytes, t_ns: int) -> None:
         if not self._buffer:
             self._arrival_ns = t_ns
         self._ahead_ns = t_ns

@@ -105,10 +105,10 @@ def request_lines(
         lines: bytes | None = _write_head(start, head.headers, authority, b"\r\n")
         if lines is not None:
             return lines
-    return _request_lines(head, prefix=prefix, authority=authority, upgrade=upgrade, extra=extra)
+    return _request_lines_in_python(head, prefix=prefix, authority=authority, upgrade=upgrade, extra=extra)
 
 
-def _request_lines(
+def _request_lines_in_python(
     head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
     """Return any request head for the upstream; the compiled writer returns the same bytes for its cases."""
@@ -157,10 +157,12 @@ def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dec
         lines: bytes | None = _write_head(start, head.headers, None, b"\r\n" if keep_alive else _CLOSE_END)
         if lines is not None:
             return lines
-    return _response_lines(head, keep_alive=keep_alive, client_11=client_11, dechunk=dechunk)
+    return _response_lines_in_python(head, keep_alive=keep_alive, client_11=client_11, dechunk=dechunk)
 
 
-def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool) -> bytes:
+def _response_lines_in_python(
+    head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool
+) -> bytes:
     """Return any response head for the client; the compiled writer returns the same bytes for its cases."""
     out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     switching = head.status in (101, 426)

@@ -252,7 +252,7 @@ class Upload:
         self.request_bytes = end
         self.end_ns = t_ns
         self._client.request_complete()
-        request = self._lines(head) + whole[head_end:]
+        request = self._head_lines(head) + whole[head_end:]
         self.upstream = upstream = self._route.pool.take(flow)
         if upstream is not None:
             self.reused = True
@@ -352,7 +352,7 @@ class Upload:
 
     # ---------------------------------------------------------------- to the upstream
 
-    def _lines(self, head: RequestHead) -> bytes:
+    def _head_lines(self, head: RequestHead) -> bytes:
         route, context = self._route, self._context
         self._target = head.target
         extra: Headers = []
@@ -364,7 +364,7 @@ class Upload:
 
     def _forward(self, head: RequestHead, body: bytes) -> None:
         """Send the head and the body bytes read so far, on a kept-alive connection or a new one."""
-        request = self._lines(head) + body
+        request = self._head_lines(head) + body
         self.upstream = self._route.pool.take(self._flow)
         if self.upstream is None:
             self._connect_for(request)
@@ -392,13 +392,13 @@ class Upload:
         self._maybe_sent = True
         if sent:
             if self.end_ns or self.assignment is not None:
-                self._on_taken(submit_ns)
+                self._on_all_taken(submit_ns)
         else:
             self._send_began_ns = submit_ns
             if not self.end_ns:
                 self._stream.pause()
 
-    def _on_taken(self, t_ns: int) -> None:
+    def _on_all_taken(self, t_ns: int) -> None:
         """Note that the upstream's socket took all bytes, in a send that began at `t_ns`."""
         if self.assignment is not None:
             self.assignment.release_memory()
@@ -409,7 +409,7 @@ class Upload:
         """Note that the upstream's socket has taken all bytes that it had not taken in the first call."""
         now_ns = mono_ns()
         self.send_wait_ns += now_ns - self._send_began_ns
-        self._on_taken(now_ns)
+        self._on_all_taken(now_ns)
         if not self.end_ns:
             self._stream.resume()
 

@@ -45,7 +45,7 @@ class Sink:
         self.kinds.append(frame[0])
         self.assembler.digest([frame])
 
-    def skips(self, head: RequestHead) -> bool:
+    def count_if_skipped(self, head: RequestHead) -> bool:
         return SkipRules(["/health"]).rule_of_head(head.method, head.target, head.headers) is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
