@@ -213,7 +213,8 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for key in _HEADER_KEYS:
             for name in getattr(self, key):
                 if _FIELD.fullmatch(name) is None:
-                    raise ConfigError(f"experiment.{key}", f"{name!r} is not a valid header name")
+                    problem = f"{name!r} is not a valid header name"
+                    raise ConfigError(f"experiment.{key}", problem, "use letters, digits and -")
         if self.until is not None:
             _end_wall_ns(self.until, 0)  # raises ConfigError if the text is invalid
         if self.schedule is not None:
@@ -288,7 +289,10 @@ def _check_arm(arm: Arm, place: str) -> None:
         )
     changes = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
     if len(changes) > 1:
-        raise ConfigError(place, f"changes {' and '.join(changes)}", "change one thing per arm")
+        problem = (
+            f"the arm {arm.name!r} changes {' and '.join(changes)}, but an arm can change only one of them"
+        )
+        raise ConfigError(place, problem, "set only one of upstream, headers and body")
     for name, value in arm.headers.items():
         if _FIELD.fullmatch(name) is None:
             raise ConfigError(

@@ -355,7 +355,7 @@ class Exchange:
     dispatch_late_ns: int | None = None
     """Time from `scheduled_ns` until the first byte was sent."""
     reads: int = 0
-    """Number of reads of the response that brought payload."""
+    """Number of reads of the response with payload, and not only framing."""
     request_bytes: int = 0
     response_bytes: int = 0
     unparsed_events: int = 0

@@ -46,7 +46,10 @@ class Origin:
 
 
 def parse_origin(url: str, place: str) -> Origin:
-    """Return the origin of `http://host:port[/prefix]` or `https://...`. Raises ConfigError with `place`."""
+    """Return the origin of `http://host:port[/prefix]` or `https://...`.
+
+    Raises ConfigError, which names `place`, the option with this URL.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -346,9 +349,8 @@ class Attempt:
                 server_hostname=pool.server_name,
             )
         except OSError as exc:
-            pool.resolved_ns = (
-                -RESOLUTION_NS
-            )  # look up again: the address possibly belongs to another host now
+            # Look the name up again next time, because the address possibly belongs to another host now.
+            pool.resolved_ns = -RESOLUTION_NS
             self.fail(exc)
         except ValueError as exc:  # UnicodeError, because the host name cannot be encoded
             self.fail(OSError(str(exc)))

@@ -362,14 +362,18 @@ class Supervisor:
             plan = _Plan(settings, ports, run)
             fresh = await self._start_generation(plan, meter=not self._can_meter_continue(plan))
             if fresh is None:
-                log.error("event=reload_failed hint='the old processes continue with their settings'")
+                log.error(
+                    "event=reload_failed error='not all new processes became ready'"
+                    " hint='the old processes continue with their settings'"
+                )
                 return
             self._apply_plan(plan)
         set_up(settings.log)
         if settings.relay.listen != old.relay.listen and ports.listen_at is None:
-            log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
+            hint = "systemd opened these sockets: change the .socket unit"
+            log.warning("event=reload_partial key=relay.listen hint=%r", hint)
         if settings.meter.admin != old.meter.admin:
-            log.warning("event=reload_partial key=meter.admin hint='needs a restart: SIGUSR2'")
+            log.warning("event=reload_partial key=meter.admin hint='needs a hot restart: SIGUSR2'")
         retiring = self._retire_generation(fresh)
         self._update_meter()
         log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), retiring)
@@ -542,7 +546,11 @@ class Supervisor:
     async def _fall_back(self, places: RelayPlaces | None) -> None:
         """Return to the old relays, because the new ones failed to start. Until a reload, restarted relays
         get the numbers and sides of the old ones (`places`)."""
-        log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
+        log.error(
+            "event=restart_failed pid=%d error='not all new processes became ready'"
+            " hint='the old relays and their meter continue'",
+            os.getpid(),
+        )
         if places is not None:
             self._settings = places.apply_to(self._settings)
         for index in range(relay_count(self._settings)):

@@ -141,18 +141,11 @@ class Connection:
             if not payload:
                 return
         if flags & ACK and peer.next_seq is not None and (unseen := peer.distance(ack)) > 0:
-            self.drop_exchanges(
-                t_ns, "packets_lost", unseen
-            )  # the other side has received bytes that were not captured
-        elif (
-            way.is_up
-            and way.next_seq is not None
-            and (n := way.distance(seq)) > 0
-            and begins_request(payload)
-        ):
-            self.drop_exchanges(
-                t_ns, "packets_lost", n
-            )  # a new request shows that the missing bytes will not come
+            # The side `way` acknowledges bytes of its peer that were not captured, so they will not come.
+            self.drop_exchanges(t_ns, "packets_lost", unseen)
+        elif way.is_up and way.next_seq is not None and begins_request(payload) and way.distance(seq) > 0:
+            # A new request begins, so the missing bytes before it will not come.
+            self.drop_exchanges(t_ns, "packets_lost", way.distance(seq))
         if way.next_seq is None:
             if not way.is_up or not begins_request(payload):
                 self._check_first_payload(payload)

@@ -130,7 +130,9 @@ def _request_lines_in_python(
         elif kind == _TE and not had_te and b"trailers" in value.lower():
             had_te = True
             out.append(b"Connection: TE\r\nTE: trailers\r\n")
-    if not had_host:  # a client of HTTP/1.0 need not send Host, but HTTP/1.1 upstream requires it
+    if (
+        not had_host
+    ):  # the client used HTTP/1.0, but the request is forwarded as HTTP/1.1, which requires Host
         out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
     if upgrade and head.upgrade is not None:
         out += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")

@@ -90,7 +90,7 @@ class ExchangeClient(Protocol):
     """Interface of the client connection (`ClientConnection`) for an exchange."""
 
     address: bytes
-    is_11: bool
+    is_11: bool  # whether the request is HTTP/1.1, and not 1.0
 
     def request_complete(self) -> None: ...
     def hand_over(self) -> bytes: ...
@@ -101,11 +101,11 @@ class UploadOwner(Waiter, Protocol):
     """Interface of the exchange (`Flow`), which becomes the handler of the upstream's stream."""
 
     seq: int
-    tapped: bool
-    last_ns: int
+    tapped: bool  # whether the exchange is measured
+    last_ns: int  # time of the latest read or write
     over: bool
-    finishing: bool
-    reads_on: bool
+    finishing: bool  # whether the answer is complete, but the client's socket has not taken all of it
+    reads_on: bool  # whether the rest of the request is still read after an error answer
 
     def client_drained(self) -> None: ...
     def fail(
@@ -209,8 +209,8 @@ class Upload:
         if context.makes_request_ids:
             self._made_request_id = make_request_id(head if assignment is None or holds else assignment.head)
         if not holds:
-            # Fast path: nearly every request is complete in the first read, and needs no scanner, one send
-            # and one frame.
+            # Fast path: nearly every request is complete in the first read. It needs no scanner, and only one
+            # send and one frame.
             if head.framing is NONE:
                 return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns, skipped)
             if head.framing is LENGTH and len(data) - head_end >= head.length:
