@@ -64,7 +64,6 @@ class Turn:
     """`explicit`: the request named its conversation or the previous answer. `prefix`: its messages begin
     with those of an earlier request."""
     number: int
-    """Number of the turn in its conversation, from 1."""
     parent: Annotated[str | None, Bound(128, "llmtap")] = None
     """Id of the previous exchange of the conversation."""
     think_ns: int | None = None
@@ -80,13 +79,11 @@ class CapturedText:
     request_body: Annotated[str | None, Bound(8 << 20, "client")] = None
     response_text: Annotated[str | None, Bound(4 << 20, "upstream")] = None
     redactions: int = 0
-    """Number of passages that were replaced."""
 
 
 @dataclass(slots=True)
 class PairMember:
-    """Place of an exchange in a pair: the exchange at a gateway's front, and those at its back that belong to
-    it."""
+    """Place of an exchange in a pair: one at a gateway's front, and those at its back that belong to it."""
 
     id: Annotated[str, Bound(128, "llmtap")]
     """Id of the pair, which is the id of the exchange at the front."""
@@ -146,7 +143,6 @@ class EventLog:
     t_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Timestamp of the read that completed the event."""
     classes: bytearray = field(default_factory=bytearray)
-    """EventClass of each event, as a number."""
     sizes: "array[int]" = field(default_factory=lambda: array("l"))
     """Size of the event in the decoded body, in bytes."""
     tokens: "array[int]" = field(default_factory=lambda: array("l"))
@@ -244,8 +240,6 @@ class Added:
 
 @dataclass(slots=True)
 class Exchange:
-    """Record of one request and its answer."""
-
     relay: Annotated[str, Bound(64, "llmtap")]
     seq: int
     """Number of the exchange in its relay, from 1. A missing number is an exchange that was dropped."""

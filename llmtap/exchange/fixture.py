@@ -43,8 +43,6 @@ _COUNTS: Final = {
 
 
 class FixtureRequest(Struct, frozen=True):
-    """Request that the answer belongs to."""
-
     method: str
     path: str
     headers: dict[str, str]
@@ -128,9 +126,8 @@ class ExpectedEvent(Struct, frozen=True, kw_only=True):
 
 
 class ExpectedTokens(Struct, frozen=True):
-    """Number of output tokens (`n`) and its source."""
-
     n: int
+    """Number of output tokens."""
     source: str = field(name="from")
     estimated: bool | UnsetType = UNSET
 

@@ -48,8 +48,6 @@ Part: TypeAlias = "str | bytes | array[int]"
 
 @dataclass(slots=True)
 class PromptMessage:
-    """One message of a prompt."""
-
     role: str
     parts: list[Part] = field(default_factory=list)
     """Parts of the message. Adjacent texts are joined, so that the client's division of its text has no
@@ -77,8 +75,6 @@ class PromptMessage:
 
 @dataclass(slots=True)
 class PromptShape:
-    """Messages and parameters of a request."""
-
     messages: list[PromptMessage]
     shape: RequestShape
     value: JsonObject
@@ -93,10 +89,8 @@ class PromptShape:
 
 def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
     """Return the prompt in a request's decoded body; None if the body is not a JSON object, or if neither the
-    endpoint nor a prompt in the body is known.
-
-    The kind of prompt that the endpoint usually has is tried first, then every other kind.
-    """
+    endpoint nor a prompt in the body is known. The kind of prompt that the endpoint usually has is tried
+    first, then every other kind."""
     if body.lstrip()[:1] != b"{":
         return None
     try:
@@ -179,9 +173,8 @@ class _Reader:
         messages += [
             PromptMessage("prompt", self._ids_or_text(one)) for one in (content if several else [content])
         ]
-        messages[-1].parts += self._media_marks(
-            _list_or_empty(value.get("images")) or _list_or_empty(value.get("image_data"))
-        )
+        images = _as_list(value.get("images")) or _as_list(value.get("image_data"))
+        messages[-1].parts += self._media_marks(images)
         if isinstance(value.get("suffix"), str) and value["suffix"]:
             messages.append(PromptMessage("suffix", [value["suffix"]]))
         return messages
@@ -191,7 +184,7 @@ class _Reader:
             return [value] if value else []
         if isinstance(value, dict):  # llama.cpp: a prompt with pictures
             parts = self._ids_or_text(value.get("prompt_string") or value.get("prompt_token_ids"))
-            return [*parts, *self._media_marks(_list_or_empty(value.get("multimodal_data")))]
+            return [*parts, *self._media_marks(_as_list(value.get("multimodal_data")))]
         if isinstance(value, list) and value:
             try:
                 return [array("I", value)]
@@ -213,10 +206,10 @@ class _Reader:
         builder.add_content(content)
         if isinstance(message.get("refusal"), str):
             builder.add_text(message["refusal"])
-        builder.parts += self._media_marks(_list_or_empty(message.get("images")))  # in Ollama's messages
+        builder.parts += self._media_marks(_as_list(message.get("images")))  # in Ollama's messages
         if isinstance(message.get("audio"), dict):
             builder.add_media(message["audio"])
-        calls = _list_or_empty(message.get("tool_calls"))
+        calls = _as_list(message.get("tool_calls"))
         if not self.count_parts(len(calls)):
             builder.add_mark(b"value", calls)
             calls = []
@@ -269,8 +262,6 @@ class _Reader:
 
 
 class _MessageBuilder:
-    """Builder of one message from the parts of its content."""
-
     __slots__ = ("_reader", "_thinking", "parts")
 
     def __init__(self, reader: _Reader) -> None:
@@ -318,11 +309,9 @@ class _MessageBuilder:
             if key in function:
                 self.parts.append(b"arguments")
                 arguments = function[key]
-                self.add_text(
-                    arguments
-                    if isinstance(arguments, str)
-                    else _encode_json(arguments).decode("utf-8", "replace")
-                )
+                if not isinstance(arguments, str):
+                    arguments = _encode_json(arguments).decode("utf-8", "replace")
+                self.add_text(arguments)
 
     def add_content(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):
@@ -399,10 +388,7 @@ def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
 
 def _parameters(value: JsonObject) -> RequestShape:
     # Ollama, TGI and SGLang have their parameters in an inner object.
-    places = [
-        value,
-        *(_object_or_empty(value.get(key)) for key in ("options", "parameters", "sampling_params")),
-    ]
+    places = [value, *(_as_object(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
     tools = value.get("tools", value.get("functions"))
     return RequestShape(
         max_tokens=_first_count(
@@ -425,9 +411,9 @@ def _parameters(value: JsonObject) -> RequestShape:
 def _response_format(value: JsonObject) -> str | None:
     for wanted in (
         value.get("response_format"),
-        _object_or_empty(value.get("text")).get("format"),  # in the Responses API
-        _object_or_empty(value.get("output_config")).get("format"),  # in Anthropic's API
-        _object_or_empty(value.get("parameters")).get("grammar"),  # in TGI's API
+        _as_object(value.get("text")).get("format"),  # in the Responses API
+        _as_object(value.get("output_config")).get("format"),  # in Anthropic's API
+        _as_object(value.get("parameters")).get("grammar"),  # in TGI's API
     ):
         if isinstance(wanted, dict) and wanted.get("type"):
             return _role_word(wanted["type"])
@@ -481,11 +467,11 @@ def _only_results(content: Any) -> bool:
     )
 
 
-def _list_or_empty(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _object_or_empty(value: Any) -> JsonObject:
+def _as_object(value: Any) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 

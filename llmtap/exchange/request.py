@@ -1,10 +1,9 @@
 """Parse a request: its head, and the fields of its body that an exchange needs, into an Exchange.
 
 `observer.py` feeds `RequestReader` with the body, read by read. A function that is passed in returns the
-tenant. `prompt.py` parses the messages, for captures only.
-
-A request with a header field of MCP counts as a call of an MCP server, except if its path is one of inference
-and its body names a model. If its path is not one of inference, the body is not read.
+tenant. `prompt.py` parses the messages, for captures only. A request with a header field of MCP counts as a
+call of an MCP server, except if its path is one of inference and its body names a model. If its path is not
+one of inference, the body is not read.
 
 Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives; modelcontextprotocol.io
 SEP-2243 and streamable HTTP; a2a-protocol.org.
@@ -98,19 +97,14 @@ _decode_value: Final = bounded_decoder()
 
 
 class RequestReader:
-    """Reader of one request, which sets the fields of its Exchange `x`.
-
-    Args:
-        raw: the request's head.
-        identify: returns the tenant.
-        on_request: called with the complete request.
-        share: memory for the body is taken from it.
-    """
+    """Reader of one request, which sets the fields of its Exchange `x`. `raw`: the request's head. `identify`
+    returns the tenant, `on_request` is called with the complete request, and memory for the body is taken
+    from `share`."""
 
     __slots__ = (
         "_body",
         "_body_bytes",
-        "_content_encoding",
+        "_encoding",
         "_head",
         "_identify",
         "_keeps_body",
@@ -149,7 +143,7 @@ class RequestReader:
         """Path by which the dialect is recognised (`routed_path`), with the same limits as the exchange's
         own."""
         self._mcp_fields: dict[bytes, str] = {}
-        self._content_encoding: bytes | None = None
+        self._encoding: bytes | None = None
         self.method = b""
         self.wants_stream = False
         self.wants_text = False
@@ -183,7 +177,7 @@ class RequestReader:
                     # them is right.
                     x.label = label if x.label in (None, label) else UNKNOWN
                 case b"content-encoding":
-                    self._content_encoding = value
+                    self._encoding = value
                 case b"sec-websocket-extensions":
                     self.offers_deflate = self.offers_deflate or negotiates_deflate([value])
                 case b"a2a-version" if x.endpoint is None:
@@ -223,9 +217,8 @@ class RequestReader:
         if isinstance(model, str) and model:
             self._x.model = bounded("model", model)
         elif self._mcp_fields and self._x.call is None:
-            # Old MCP transports POST to `/messages`, which is a path of inference, too. Count the request as
-            # a call of MCP only if its body names no model, so that a client cannot remove a request from the
-            # figures by adding an MCP field.
+            # Old MCP transports use a path of inference, `/messages`. Count such a request as a call of MCP
+            # only if its body names no model, so that an MCP field cannot remove a request from the figures.
             self._x.call = bounded("call", _call_name(self._mcp_fields, self._x.method))
         self._x.service_tier_requested = tier_of(request.service_tier, request.speed)
         self.wants_stream = (
@@ -249,11 +242,7 @@ class RequestReader:
         try:
             if chunked:
                 body = ChunkedDecoder().feed(body)
-            return (
-                Decoder(self._content_encoding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body)
-                if body
-                else b""
-            )
+            return Decoder(self._encoding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body) if body else b""
         except PeerProtocolError:
             return b""
 

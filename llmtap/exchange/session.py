@@ -55,18 +55,12 @@ class _Response:
 
 
 class Session:
-    """Responses of one session.
-
-    Args:
-        observe: `observe(t_ns)` returns a new observer, for an exchange whose request was read at `t_ns`.
-        on_end: called with each complete exchange.
-        on_discard: called for each discarded exchange.
-        share: memory for unfinished messages is taken from it.
-        deflates: messages can be compressed.
-    """
+    """Responses of one session. `observe(t_ns)` returns a new observer, for an exchange whose request was
+    read at `t_ns`. `on_end` is called with each complete exchange, `on_discard` for each discarded one.
+    Memory for unfinished messages is taken from `share`. `deflates`: messages can be compressed."""
 
     __slots__ = (
-        "_cause_by_stream",
+        "_causes",
         "_client_parser",
         "_is_realtime",
         "_model",
@@ -100,7 +94,7 @@ class Session:
         self._client_parser = MessageParser("client", masked=True, deflates=deflates)
         self._server_parser = MessageParser("upstream", masked=False, deflates=deflates)
         self._open_responses: list[_Response] = []
-        self._cause_by_stream: dict[str, tuple[int, int, bytes]] = {}
+        self._causes: dict[str, tuple[int, int, bytes]] = {}
         """Latest message of each stream that can cause a response: time of its read, added latency, and
         content."""
         self._model: str | None = None  # model of the session, if the server has named it
@@ -127,10 +121,8 @@ class Session:
             elif kind in _CAUSES:
                 # `response.steer` belongs to the stream of the response that it names.
                 steered = _text_member(event, "previous_response_id")
-                stream = next(
-                    (r.stream_id for r in self._open_responses if steered and r.id == steered), stream
-                )
-                self._store_cause(stream, t_ns, added_ns, payload)
+                named = (r.stream_id for r in self._open_responses if steered and r.id == steered)
+                self._store_cause(next(named, stream), t_ns, added_ns, payload)
         self._count_memory()
 
     def server_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
@@ -142,7 +134,7 @@ class Session:
                 self._add_event(event, kind.removeprefix("response."), stream, message, t_ns, added_ns)
             elif kind == "error":
                 self._fail_response(event, stream, message, t_ns, added_ns)
-            elif kind in _COMMITTED and stream not in self._cause_by_stream:
+            elif kind in _COMMITTED and stream not in self._causes:
                 self._store_cause(stream, t_ns, added_ns, b"")
             elif kind.startswith("session."):
                 self._model = _text_member(_object_member(event, "session"), "model") or self._model
@@ -155,7 +147,7 @@ class Session:
 
     def _count_memory(self) -> None:
         """Count the memory of the unfinished messages. Drop them if the limit of all exchanges is reached."""
-        causes = self._cause_by_stream.values()
+        causes = self._causes.values()
         kept_bytes = (
             self._client_parser.kept_bytes
             + self._server_parser.kept_bytes
@@ -164,9 +156,7 @@ class Session:
         if not self._share.resize(kept_bytes):
             self._client_parser.drop()
             self._server_parser.drop()
-            self._cause_by_stream = {
-                stream: (*cause[:2], b"") for stream, cause in self._cause_by_stream.items()
-            }
+            self._causes = {stream: (*cause[:2], b"") for stream, cause in self._causes.items()}
 
     def close(self, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int = 0) -> None:
         """End all running responses, because the session has ended or its relay has died."""
@@ -193,14 +183,14 @@ class Session:
         self._open_responses.clear()
 
     def _store_cause(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
-        if stream in self._cause_by_stream or len(self._cause_by_stream) < RESPONSES_MAX:
+        if stream in self._causes or len(self._causes) < RESPONSES_MAX:
             stored = payload if len(payload) <= _CAUSE_BYTES_MAX else b""
-            self._cause_by_stream[stream] = (t_ns, added_ns, stored)
+            self._causes[stream] = (t_ns, added_ns, stored)
 
     def _begin_response(
         self, stream: str, t_ns: int, added_ns: int, payload: bytes, event_id: str = "", size: int = 0
     ) -> _Response | None:
-        self._cause_by_stream.pop(stream, None)
+        self._causes.pop(stream, None)
         if len(self._open_responses) >= RESPONSES_MAX:
             return None
         observer = self._observe(t_ns)
@@ -217,10 +207,10 @@ class Session:
         response = next((r for r in self._open_responses if name and r.id == name), None)
         if response is not None:
             return response
-        candidates = [
+        others = [
             r for r in self._open_responses if r.stream_id == stream and not (name and r.began and r.id)
         ]
-        return next((r for r in candidates if r.began), candidates[0] if candidates else None)
+        return next((r for r in others if r.began), others[0] if others else None)
 
     def _add_event(
         self, event: JsonObject, kind: str, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
@@ -229,7 +219,7 @@ class Session:
         if kind == "created":
             response = next((r for r in self._open_responses if r.stream_id == stream and not r.began), None)
             if response is None:
-                cause_ns, cause_added_ns, payload = self._cause_by_stream.get(stream, (t_ns, added_ns, b""))
+                cause_ns, cause_added_ns, payload = self._causes.get(stream, (t_ns, added_ns, b""))
                 response = self._begin_response(stream, cause_ns, cause_added_ns, payload)
             if response is not None:
                 response.began = True
@@ -279,21 +269,12 @@ class Session:
         observer = response.observer
         if end_ns is not None:
             observer.response_end(end_ns)
-        x = observer.finish(
-            delivered_ns,
-            outcome.value,
-            None,
-            error,
-            0,
-            lag_ns,
-            response.request_bytes,
-            response.response_bytes,
-        )
+        sizes = (response.request_bytes, response.response_bytes)
+        x = observer.finish(delivered_ns, outcome.value, None, error, 0, lag_ns, *sizes)
         if x.model is None and self._model is not None:
             x.model = bounded("model", self._model)
         if x.finish_reason == "cancelled" and x.outcome is not Outcome.UPSTREAM_ERROR:
-            # The client cancelled the response by `response.cancel`, or its user began to speak
-            # (`turn_detected`).
+            # The client cancelled the response, or its user began to speak (`turn_detected`).
             x.outcome = Outcome.CLIENT_CANCELLED
             if x.no_token_reason is not None:
                 x.no_token_reason = no_token_reason(x)

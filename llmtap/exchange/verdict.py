@@ -31,8 +31,7 @@ _USAGE_ITEMS_MAX: Final = 64
 def judge(
     x: Exchange, reported: Outcome, *, cut_off: bool, lost: str | None, error_type: str | None
 ) -> tuple[Outcome, str | None]:
-    """Return the outcome: the one that the relay reported, or a more exact one by the events. Also return a
-    sentence that explains a failure, or None.
+    """Return the outcome (as the relay reported it, or more exact by the events), and a sentence about it.
 
     Args:
         cut_off: the answer ended without the end marker that its dialect always has.
@@ -114,11 +113,9 @@ _PARTS: Final = ("queue", "prefill", "decode")
 
 
 def remove_implausible(x: Exchange) -> None:
-    """Remove impossible durations and token counts from an exchange, and count them.
-
-    The longest possible duration is the time from submit to the end, plus the exchange's uncertainty and
-    ROUNDING_NS. If the end is unknown, any finite duration that is not negative is possible.
-    """
+    """Remove impossible durations and token counts from an exchange, and count them. The longest possible
+    duration is the time from submit to the end, plus the exchange's uncertainty and ROUNDING_NS. If the end
+    is unknown, every finite duration that is not negative is possible."""
     if x.server_timing is not None or x.server_gaps_ns is not None:
         _check_times(x)
     tokens = x.tokens
@@ -269,10 +266,7 @@ class TokenLadder:
         return bool(self.chunks or self.textless)
 
     def result(self, *, stream: bool, without_usage: bool = False) -> Tokens:
-        """Return the counts at the end of the answer. `without_usage`: ignore the output count of the usage.
-
-        Of the other sources, the first one with tokens is used.
-        """
+        """Return the counts of the whole answer. `without_usage`: ignore the output count of the usage."""
         counts = self.counts
         tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
         if self._has_total and counts.output is not None and not without_usage:
@@ -329,9 +323,8 @@ class ServerTiming:
 
     def entries(self) -> list[dict[str, object]] | None:
         """Return the durations for `Exchange.server_timing`."""
-        events = [
-            _public_row(time) | {"event": i, "path": time.path} for i, time in self._event_times.values()
-        ]
+        times = self._event_times.values()
+        events = [_public_row(time) | {"event": i, "path": time.path} for i, time in times]
         places = (self._head_times, self._trailer_times)
         head, trailer = (map(_public_row, times[:_ENTRIES_MAX]) for times in places)
         return [*head, *events, *trailer] or None

@@ -35,8 +35,6 @@ Kind = Literal["interval", "gauge", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class MonitorSeries:
-    """Unit and kind of a series of values."""
-
     unit: str
     """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
     kind: Kind = "gauge"
@@ -218,8 +216,6 @@ def metrics_url(target: str) -> str:
 
 
 class _Sample(NamedTuple):
-    """Labels and value of one line."""
-
     labels: dict[bytes, bytes]
     value: float
 

@@ -57,8 +57,6 @@ class ChildState(msgspec.Struct, kw_only=True):
 
 
 class _Process(Protocol):
-    """The part of asyncio's Process that a Child uses."""
-
     @property
     def pid(self) -> int: ...
     async def wait(self) -> int: ...

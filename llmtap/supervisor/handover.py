@@ -33,9 +33,8 @@ MESSAGE_CHARS_MAX: Final = 500
 
 
 class _Format(msgspec.Struct):
-    """The version of a Handover, which is read before its other fields."""
-
     format: int
+    """Version of a Handover, which is read before its other fields."""
 
 
 class Handover(msgspec.Struct, kw_only=True):

@@ -54,6 +54,7 @@ SIGNAL_S: Final = 0.02
 loop."""
 ASIDE: Final = ".old"
 """Suffix that the old meter's socket path gets while a new meter begins to listen on the path."""
+_NOT_READY: Final = "not all new processes became ready"
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ class Supervisor:
         fresh, _ = await self._start_relays(self._current_plan())
         if len(fresh) < relay_count(self._settings):
             problem = f"only {len(fresh)} of {relay_count(self._settings)} relays could be started"
-            raise ConfigError("relay.workers", problem, "the log has the reasons (event=relay_not_started)")
+            raise ConfigError("relay.workers", problem, "see event=relay_not_started in the log")
         self._set_relays(fresh)
 
     async def _start_relays(self, plan: _Plan) -> tuple[dict[int, Child], bool]:
@@ -362,10 +363,7 @@ class Supervisor:
             plan = _Plan(settings, ports, run)
             fresh = await self._start_generation(plan, meter=not self._can_meter_continue(plan))
             if fresh is None:
-                log.error(
-                    "event=reload_failed error='not all new processes became ready'"
-                    " hint='the old processes continue with their settings'"
-                )
+                log.error("event=reload_failed error=%r hint='the old processes continue'", _NOT_READY)
                 return
             self._apply_plan(plan)
         set_up(settings.log)
@@ -546,11 +544,8 @@ class Supervisor:
     async def _fall_back(self, places: RelayPlaces | None) -> None:
         """Return to the old relays, because the new ones failed to start. Until a reload, restarted relays
         get the numbers and sides of the old ones (`places`)."""
-        log.error(
-            "event=restart_failed pid=%d error='not all new processes became ready'"
-            " hint='the old relays and their meter continue'",
-            os.getpid(),
-        )
+        hint = "the old relays and their meter continue"
+        log.error("event=restart_failed pid=%d error=%r hint=%r", os.getpid(), _NOT_READY, hint)
         if places is not None:
             self._settings = places.apply_to(self._settings)
         for index in range(relay_count(self._settings)):

@@ -180,10 +180,8 @@ class Connection:
                     return
 
     def time_of(self, t_ns: int, clock_steps: int) -> int:
-        """Return the time to use for a packet that was stamped before its predecessor, or after a clock step.
-
-        Drop the exchanges under way if the clock was stepped.
-        """
+        """Return the time to use for a packet that was stamped before its predecessor, or after a step of the
+        clock, which drops the exchanges under way."""
         back_ns = self.last_ns - t_ns
         if clock_steps == self.clock_steps and back_ns <= DISORDER_NS_MAX:
             self._conversation.on_time_step_back(back_ns)

@@ -50,8 +50,6 @@ class FrameSink(Protocol):
 
 
 class _Exchange:
-    """State of one exchange on the connection."""
-
     __slots__ = (
         "began_ns", "error_ns", "interims", "method", "paused_ns", "request_bytes", "response_bytes", "seq",
         "status", "tapped",
@@ -72,10 +70,8 @@ class _Exchange:
 
 
 class Conversation:
-    """Requests and answers of a connection.
-
-    Its methods get the bytes of each side in order, and raise PeerProtocolError for bytes that are not HTTP.
-    """
+    """Requests and answers of a connection. Its methods get the bytes of each side in order, and raise
+    PeerProtocolError for bytes that are not HTTP."""
 
     __slots__ = (
         "_client_left_ns",
