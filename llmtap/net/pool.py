@@ -81,7 +81,7 @@ class Waiter(Handler, Protocol):
         free file descriptor."""
 
 
-class _Idle:
+class _IdleConnection:
     """Handler of an idle connection; any event removes it from the pool."""
 
     __slots__ = ("_pool", "_received_bytes", "has_served", "since_ns", "stream")
@@ -143,7 +143,7 @@ class Pool:
         self._connect_ns = connect_ns
         self._idle_max = idle_max
         self._idle_ns = idle_ns
-        self._idle_connections: list[_Idle] = []
+        self._idle_connections: list[_IdleConnection] = []
         """Idle connections, the latest one last. `take` uses the last one, because the upstream is least
         likely to close it."""
         self._addresses: list[Address] = []
@@ -194,11 +194,11 @@ class Pool:
         if len(self._idle_connections) >= self._idle_max or self._idle_ns == 0 or stream.closed:
             stream.close()
             return
-        idle = _Idle(self, stream, now_ns, used)
+        idle = _IdleConnection(self, stream, now_ns, used)
         stream.handler = idle
         self._idle_connections.append(idle)
 
-    def discard(self, idle: _Idle) -> None:
+    def discard(self, idle: _IdleConnection) -> None:
         """Close an idle connection, and remove it from the pool."""
         idle.stream.close()
         try:

@@ -190,7 +190,7 @@ class FileVantage:
         self._digest = digest
         self._ledger = Ledger()
         self._skip_rules = SkipRules(options.skip, "watch.skip")
-        self._skipped: dict[str, int] = {}  # number of requests that are not measured, by rule
+        self._skip_counts: dict[str, int] = {}  # number of requests that are not measured, by rule
         self._frames: list[Frame] = []
         self._table = ConnectionTable(self, options.ports, pack_addresses(options.upstream_hosts))
         self._unit_ns = 1
@@ -241,7 +241,7 @@ class FileVantage:
         return RelayStatus(
             t_ns=self.now_ns,
             **ledger.counts(),
-            skipped=self._skipped,
+            skipped=self._skip_counts,
             connections=len(self._table),
             draining=True,
             packets={"captured": self.packets},
@@ -259,7 +259,7 @@ class FileVantage:
     def count_if_skipped(self, head: RequestHead) -> bool:
         rule = self._skip_rules.rule_of_head(head.method, head.target, head.headers)
         if rule is not None:
-            self._skipped[rule] = self._skipped.get(rule, 0) + 1
+            self._skip_counts[rule] = self._skip_counts.get(rule, 0) + 1
         return rule is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
