@@ -282,7 +282,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
         if not _SSE_LINE.search(payload[:4096]) and _read_json(payload) is None:
             raise SavedError(f"the body of the HTTP response cannot be decoded: {exc}") from None
         coding = codings.decode("latin-1")
-        notes.append(f"the head says {coding}, but the body is not coded: it was decoded when it was saved")
+        notes.append(f"the head says {coding}, but the body was decoded when it was saved")
         head, rest, body = _without_fields(head, _REMOVED_BY_WRITERS), payload, payload
     if not whole:
         notes.append("the body is shorter than its framing says: it was cut off")
