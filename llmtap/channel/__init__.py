@@ -2,15 +2,15 @@ r"""Send a vantage's frames to the meter over a local socket without blocking, a
 
 `Tap` is the sender of a relay, a watcher or an application with the middleware; `Ledger` counts. `frames.py`
 has the format, `experiment.py` the assignment to arms. The receiver is `meter/pipeline/receiver.py`. Frames
-are sent as one batch when a timer ends or the batch has a certain size. When the channel is half full, new
-exchanges are dropped. When it is full, a running exchange with a new frame is dropped, too. An exchange is
-always dropped as a whole, and counted. Every exchange has a number, and is in exactly one of these states:
+are sent as one batch after FLUSH_S, or as soon as the batch has FLUSH_BYTES. When the channel is half full,
+new exchanges are dropped. When it is full, a running exchange that adds a frame is dropped, too. An exchange
+is always dropped as a whole, and counted. Every exchange has a number, and is in exactly one of these states:
 
     open -> closed, waiting for the meter's acknowledgement -> measured
       \____________________\____> dropped, for one reason
 
-so that `opened = measured + dropped + unsettled` holds at any moment. Exchanges that a dying relay held are
-not counted here: see `Reckoning` in `meter/relays.py`.
+so that `opened = measured + dropped + unsettled` is true at any moment; `unsettled` counts the first two
+states. Exchanges that were running when their relay died are counted by `Reckoning` in `meter/relays.py`.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from llmtap.channel.frames import (
 from llmtap.channel.status import RelayStatus
 
 FLUSH_S: Final = 0.01
-"""Time that frames wait for a batch under load. With more time, batches block the loop for longer; with less,
-they cost more CPU."""
+"""Time that frames wait for a batch under load. With more time, each batch would block the event loop for
+longer; with less time, batches would use more CPU."""
 FLUSH_CALM_S: Final = 0.05
 """The same while a batch has fewer than FRAMES_CALM frames for each FLUSH_S."""
 FRAMES_CALM: Final = 16
@@ -50,22 +50,22 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 
 
 class Ledger:
-    """Numbers the exchanges of a vantage, and counts in which state they are (see the module)."""
+    """Numbers the exchanges of a vantage, and counts them by state (see the docstring of the module)."""
 
-    __slots__ = ("_closing_batches", "dropped", "live", "measured", "opened")
+    __slots__ = ("_closed_by_batch", "dropped", "live", "measured", "opened")
 
     def __init__(self) -> None:
         self.opened = 0
         self.measured = 0
-        self.dropped: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}  # number of dropped exchanges by reason
         self.live: set[int] = set()
-        """Exchanges whose frames are sent to the meter."""
-        self._closing_batches: dict[int, int] = {}
+        """Numbers (seq) of the running exchanges whose frames are sent to the meter."""
+        self._closed_by_batch: dict[int, int] = {}  # exchanges to acknowledge, by batch of their last frame
 
     @property
     def unsettled(self) -> int:
         """Number of exchanges that run or wait for the meter's acknowledgement."""
-        return len(self.live) + sum(self._closing_batches.values())
+        return len(self.live) + sum(self._closed_by_batch.values())
 
     def counts(self) -> dict[str, Any]:
         """Return the counts as fields of RelayStatus."""
@@ -82,13 +82,13 @@ class Ledger:
         return self.opened
 
     def begin(self, seq: int) -> None:
-        """Send the exchange's frames to the meter from now on."""
+        """Note that the exchange's frames are sent to the meter from now on."""
         self.live.add(seq)
 
     def close(self, seq: int, batch_no: int) -> None:
         """Note that the last frame of the exchange is in batch `batch_no`."""
         self.live.discard(seq)
-        self._closing_batches[batch_no] = self._closing_batches.get(batch_no, 0) + 1
+        self._closed_by_batch[batch_no] = self._closed_by_batch.get(batch_no, 0) + 1
 
     def drop(self, seq: int, reason: str) -> None:
         """Count the exchange as not measured."""
@@ -97,22 +97,22 @@ class Ledger:
 
     def acknowledge(self, batch_no: int) -> None:
         """Count the exchanges in batches up to this one as measured."""
-        for number in [n for n in self._closing_batches if n <= batch_no]:
-            self.measured += self._closing_batches.pop(number)
+        for number in [n for n in self._closed_by_batch if n <= batch_no]:
+            self.measured += self._closed_by_batch.pop(number)
 
     def lose_meter(self) -> None:
         """Drop all running exchanges, and all exchanges that the meter has not acknowledged."""
         lost = self.unsettled
         self.live.clear()
-        self._closing_batches.clear()
+        self._closed_by_batch.clear()
         if lost:
             self.dropped["meter_lost"] = self.dropped.get("meter_lost", 0) + lost
 
 
-def replaceable(path: str) -> bool:
-    """Return whether other users may write to a socket's directory, and so replace the socket.
+def is_socket_replaceable(path: str) -> bool:
+    """Return whether other users can write to a socket's directory, and so replace the socket by their own.
 
-    In a directory with the sticky bit, such as /tmp, they may not.
+    In a directory with the sticky bit, such as /tmp, they cannot replace it.
     """
     try:
         mode = os.stat(os.path.dirname(path) or ".").st_mode
@@ -128,24 +128,32 @@ _json = msgspec.json.Encoder()
 class FrameSource(Protocol):
     """Another thread that makes frames of measured exchanges.
 
-    `size`: memory of the frames that wait there, counted as in FrameRows.
+    `size`: memory of the frames that wait in this thread, counted as in FrameRows.
     """
 
     @property
     def size(self) -> int: ...
     def set_room(self, size: int, /) -> None:
-        """Set the size of the waiting frames above which the thread drops exchanges."""
+        """Set the `size` of the waiting frames above which the thread drops exchanges."""
 
     def collect(self, rows: PythonFrameRows, /) -> list[int]:
-        """Move the frames to `rows`. Return the exchanges that were dropped for lack of room."""
+        """Move the frames to `rows`. Return the numbers of the exchanges that the thread dropped."""
         ...
 
     def forget(self) -> None:
-        """Drop the waiting frames, and stop measuring the exchanges that the thread has."""
+        """Drop the waiting frames, and stop measuring the exchanges that the thread forwards."""
 
 
 class Tap:
-    """Sender of one relay's frames to the meter."""
+    """Sender of the frames of one vantage to the meter.
+
+    Args:
+        path: path of the meter's socket.
+        bytes_max: maximum memory of all frames that the meter has not acknowledged.
+        hello: returns the first frame of each connection.
+        on_word: called with control words from the meter.
+        news: called before each batch; if it returns a frame, the frame is sent first.
+    """
 
     def __init__(
         self,
@@ -156,14 +164,10 @@ class Tap:
         on_word: Callable[[int], None] | None = None,
         news: Callable[[], Frame | None] | None = None,
     ) -> None:
-        """`on_word` is called with control words from the meter.
-
-        `news` is called before each batch; if it returns a frame, that frame is sent first.
-        """
         self._loop = loop
         self._path = path
         self._bytes_max = bytes_max
-        self._hello = hello
+        self._make_hello = hello
         self._on_word = on_word
         self._news = news
         self.ledger = Ledger()
@@ -175,18 +179,18 @@ class Tap:
         self._batch_no = 0
         self._unsent: deque[memoryview] = deque()
         self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
-        self._outstanding = 0  # bytes of batches unsent or unacknowledged
-        self._acks = b""
+        self._outstanding_bytes = 0  # bytes of batches that are not sent or not acknowledged
+        self._ack_part = b""  # first bytes of an acknowledgement whose rest has not arrived
         self._timer: asyncio.TimerHandle | None = None
         self._flush_s = FLUSH_CALM_S
-        self._is_writing = False
+        self._is_writing = False  # whether batches wait until the socket takes more bytes
         self._is_closed = False
         self._all_settled = asyncio.Event()
 
     @property
     def pending_bytes(self) -> int:
         waiting = 0 if self.source is None else self.source.size
-        return self.rows.size + waiting + self._outstanding
+        return self.rows.size + waiting + self._outstanding_bytes
 
     @property
     def connected(self) -> bool:
@@ -197,15 +201,15 @@ class Tap:
     ) -> tuple[int, bool]:
         """Number a new exchange. Return the number, and whether the exchange will be measured.
 
-        `kind`: OPEN or SENT; `arm`: Assigned.
+        `kind`: OPEN or SENT; `arm`: data of an ARM frame, which follows; None: no ARM frame.
         """
         ledger = self.ledger
         seq = ledger.open()
         if self._sock is None:
             ledger.drop(seq, "no_meter")
             return seq, False
-        # New exchanges may use half of the bound; the rest is for running ones, so that fewer are cut off.
-        if self.rows.size + self._outstanding > self._bytes_max // 2:
+        # New exchanges can use half of the memory. The rest is for running ones, so that fewer are dropped.
+        if self.rows.size + self._outstanding_bytes > self._bytes_max // 2:
             ledger.drop(seq, "overflow")
             return seq, False
         ledger.begin(seq)
@@ -215,13 +219,13 @@ class Tap:
         return seq, True
 
     def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
-        """Add a frame; return False if the exchange is not measured any more and the caller should stop."""
+        """Add a frame. Return False if the exchange is not measured any more, so that no more are needed."""
         if seq not in self.ledger.live:
             return False
         rows = self.rows
         if rows.add(kind, seq, t_ns, extra_ns, data):
             return True
-        if rows.size + self._outstanding > self._bytes_max:
+        if rows.size + self._outstanding_bytes > self._bytes_max:
             self.drop(seq, t_ns, "overflow")
             return False
         self._append(kind, seq, t_ns, extra_ns, data)
@@ -232,7 +236,7 @@ class Tap:
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
         """Add the last frame of an exchange."""
         offered = self.offer(FrameKind.CLOSE, seq, t_ns, 0, _json.encode(closing))
-        # The offer may have flushed, which shows whether the meter is gone: check the ledger again.
+        # The offer has possibly sent a batch and found that the meter is gone, so check the ledger again.
         if offered and seq in self.ledger.live:
             self.ledger.close(seq, self._batch_no + 1 if self.rows else self._batch_no)
 
@@ -241,12 +245,12 @@ class Tap:
         if seq in self.ledger.live:
             self.ledger.drop(seq, reason)
             self.rows.epoch += 1
-            # Add this small frame even above the bound: it makes the meter release the exchange.
+            # Add this small frame even if the channel is full: it makes the meter release the exchange.
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def collect(self) -> None:
-        """Move the frames of the forwarding thread to `rows` now, so that frames added later come after
-        them."""
+        """Move the frames of the forwarding thread to `rows` now, so that they precede frames that are added
+        later."""
         if not self._take_from_source():
             return
         if self.rows.size > FLUSH_BYTES:
@@ -279,9 +283,9 @@ class Tap:
         self._disconnect()
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until the meter has acknowledged everything, or until the time is over."""
+        """Send all frames, and wait up to `timeout_s` until the meter has acknowledged them."""
         self._flush()
-        if self._outstanding:
+        if self._outstanding_bytes:
             self._all_settled.clear()
             try:
                 await asyncio.wait_for(self._all_settled.wait(), timeout_s)
@@ -297,10 +301,10 @@ class Tap:
             self._timer = self._loop.call_later(self._flush_s, self._flush)
 
     def _set_bounds(self) -> None:
-        """Set the sizes up to which frames are added without a check of the limits."""
-        self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding)
+        """Set the sizes up to which `rows` and the forwarding thread can add frames by themselves."""
+        self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding_bytes)
         if self.source is not None:
-            self.source.set_room(self._bytes_max - self._outstanding - self.rows.size)
+            self.source.set_room(self._bytes_max - self._outstanding_bytes - self.rows.size)
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -317,13 +321,13 @@ class Tap:
         self._flush_s = FLUSH_CALM_S if is_calm else FLUSH_S
         batch = self.rows.pack(self._batch_no, None if self._news is None else self._news())
         self._in_flight.append((self._batch_no, len(batch)))
-        self._outstanding += len(batch)
+        self._outstanding_bytes += len(batch)
         self._set_bounds()
         self._unsent.append(memoryview(batch))
         if not self._is_writing:
             self._send()
         if had_frames:
-            self._start_timer()  # More frames are likely; without any, the thread announces the next one.
+            self._start_timer()  # collect soon again; a thread that had no frames signals its next one
 
     def _send(self) -> None:
         sock = self._sock
@@ -358,9 +362,9 @@ class Tap:
         if not data:
             self._on_meter_lost()
             return
-        data = self._acks + data
+        data = self._ack_part + data
         whole = len(data) // ACK.size * ACK.size
-        self._acks = data[whole:]
+        self._ack_part = data[whole:]
         batch_no = 0
         for (word,) in ACK.iter_unpack(data[:whole]):
             if word < CONTROL:
@@ -369,17 +373,17 @@ class Tap:
                 self._on_word(word)
         if batch_no:
             while self._in_flight and self._in_flight[0][0] <= batch_no:
-                self._outstanding -= self._in_flight.popleft()[1]
+                self._outstanding_bytes -= self._in_flight.popleft()[1]
             self._set_bounds()
             self.ledger.acknowledge(batch_no)
-            if not self._outstanding:
+            if not self._outstanding_bytes:
                 self._all_settled.set()
 
     def _on_meter_lost(self) -> None:
-        """Handle the loss of the meter: unacknowledged exchanges are not measured."""
+        """Drop all exchanges that the meter has not acknowledged, because it is gone, and connect again."""
         before = self.ledger.unsettled
         self._disconnect()
-        log.warning("event=meter_lost unmeasured=%d", before)
+        log.warning("event=meter_lost unmeasured=%d socket=%s", before, self._path)
         if not self._is_closed:
             self._loop.call_later(RECONNECT_S, self.connect)
 
@@ -397,14 +401,14 @@ class Tap:
             self.source.forget()
         self._unsent.clear()
         self._in_flight.clear()
-        self._outstanding = 0
+        self._outstanding_bytes = 0
         self._set_bounds()
-        self._acks = b""
+        self._ack_part = b""
         self._all_settled.set()
         self.ledger.lose_meter()
 
     def connect(self) -> None:
-        """Connect to the meter now; retry until the meter listens."""
+        """Connect to the meter; if it does not listen, try again every RECONNECT_S."""
         if self._is_closed or self._sock is not None:
             return
         sock = None
@@ -420,5 +424,5 @@ class Tap:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._sock = sock
         self._loop.add_reader(sock, self._on_readable)
-        self._append(FrameKind.HELLO, 0, 0, 0, _json.encode(self._hello()))
+        self._append(FrameKind.HELLO, 0, 0, 0, _json.encode(self._make_hello()))
         self._flush()

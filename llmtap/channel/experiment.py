@@ -1,12 +1,12 @@
 """A/B experiments: options (`[experiment]`), assignment of requests to arms, and the on/off switch word.
 
-`resolve` turns the options into the Experiment that every process is given. Relays assign with an `Assigner`;
-the meter compares the arms (`meter/experiments.py`). A control word on the channel's socket, among the
-acknowledgements, turns a running experiment on and off.
+`resolve` turns the options into the Experiment that all processes get. Relays assign requests with an
+`Assigner`; the meter compares the arms (`meter/experiments.py`). A control word, which the meter sends on the
+channel's socket among the acknowledgements, turns a running experiment on or off.
 
 A keyed hash (BLAKE2b, RFC 7693) of the experiment's name and the unit (request, conversation or tenant) gives
-128 bits. The upper half, as a number in [0, 1), selects the arm by the cumulated weights; the lower half is
-the unit's public id, which reveals neither the unit nor its arm. With the key the arm can be computed again.
+128 bits. The upper half, as a number in [0, 1), selects the arm by the cumulated weights. The lower half is
+the unit's public id, which reveals neither the unit nor its arm. With the key, an arm can be computed again.
 """
 
 import re
@@ -62,17 +62,18 @@ _FRAMING: Final = frozenset(
         LABEL_FIELD.decode(),
     }
 )
-"""Header fields of framing and routing, and the one that the relay removes: an arm must not change them."""
+"""Header fields that an arm must not set: those of framing and routing, and the label, which is removed."""
 _HEADER_KEYS: Final = ("conversation_headers", "tenant_headers")
 _ON: Final = 1 << 62
 _ID_MAX: Final = 0xFFFF_FFFF
 _SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%")
 STAGES_MAX: Final = 8
-"""Maximum number of stages of a ramp: alpha is divided by their number."""
+"""Maximum number of stages of a ramp: alpha is divided by their number, so each stage reduces the power."""
 
 
 class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One side of an experiment. At most one of `upstream`, `headers` and `body` is set; none: a control."""
+    """One side of an experiment. At most one of `upstream`, `headers` and `body` is set, and none for an arm
+    that changes nothing."""
 
     name: str
     weight: float = 1.0
@@ -84,7 +85,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     @property
     def changes(self) -> dict[str, object]:
-        """The change, without values of headers and fields, which may be secrets."""
+        """The change that the arm makes, without the values of headers and fields, which can be secrets."""
         if self.upstream is not None:
             return {"upstream": self.upstream}
         if self.headers:
@@ -103,7 +104,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
 
 class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[experiment]` table. Raises ConfigError that names the key of an invalid value."""
+    """The `[experiment]` table. Raises ConfigError, which names the option with an invalid value."""
 
     enabled: Annotated[
         bool, opt("Whether arms are assigned from the start; the admin API can change it.")
@@ -212,9 +213,10 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for key in _HEADER_KEYS:
             for name in getattr(self, key):
                 if _FIELD.fullmatch(name) is None:
-                    raise ConfigError(f"experiment.{key}", f"{name!r} is not a valid header name")
+                    problem = f"{name!r} is not a valid header name"
+                    raise ConfigError(f"experiment.{key}", problem, "use letters, digits and -")
         if self.until is not None:
-            _ends_ns(self.until, 0)
+            _end_wall_ns(self.until, 0)  # raises ConfigError if the text is invalid
         if self.schedule is not None:
             _parse_schedule(self.schedule)
             if not self.stop_worse:
@@ -243,7 +245,11 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for i, arm in enumerate(self.arms):
             _check_arm(arm, f"experiment.arms[{i}]")
             if names.index(arm.name) < i:
-                raise ConfigError(f"experiment.arms[{i}].name", f"another arm is called {arm.name!r}, too")
+                raise ConfigError(
+                    f"experiment.arms[{i}].name",
+                    f"an earlier arm has the same name, {arm.name!r}",
+                    "give each arm a name of its own",
+                )
         changing = [arm.name for arm in self.arms if arm.changes]
         if not self.aa:
             if not changing:
@@ -283,19 +289,28 @@ def _check_arm(arm: Arm, place: str) -> None:
         )
     changes = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
     if len(changes) > 1:
-        raise ConfigError(place, f"changes {' and '.join(changes)}", "change one thing per arm")
+        problem = (
+            f"the arm {arm.name!r} changes {' and '.join(changes)}, but an arm can change only one of them"
+        )
+        raise ConfigError(place, problem, "set only one of upstream, headers and body")
     for name, value in arm.headers.items():
         if _FIELD.fullmatch(name) is None:
-            raise ConfigError(f"{place}.headers", f"{name!r} is not a valid header name")
+            raise ConfigError(
+                f"{place}.headers", f"{name!r} is not a valid header name", "use letters, digits and -"
+            )
         if name.lower() in _FRAMING:
             raise ConfigError(
                 f"{place}.headers",
                 f"an arm cannot set {name!r}: it belongs to framing or routing, or the relay removes it",
             )
         if _VALUE.fullmatch(value) is None or value != value.strip():
-            raise ConfigError(f"{place}.headers", f"the value of {name!r} is not a valid header value")
+            raise ConfigError(
+                f"{place}.headers",
+                f"the value of {name!r} is not a valid header value",
+                "use visible Latin-1 characters, with blanks and tabs only between them",
+            )
     try:
-        # Find values that the encoder would change to null (nan, inf) or cannot write.
+        # Find values that the encoder would replace by null (nan, inf), or cannot encode.
         if msgspec.json.decode(msgspec.json.encode(arm.body)) != msgspec.to_builtins(arm.body):
             raise ValueError("JSON has no numbers nan and inf")
     except (ValueError, TypeError) as exc:
@@ -303,29 +318,31 @@ def _check_arm(arm: Arm, place: str) -> None:
 
 
 class Experiment(ExperimentOptions, frozen=True, kw_only=True):
-    """The experiment as all processes get it. `key` is None in processes that do not assign."""
+    """The experiment as all processes get it. `key` is None in processes that do not assign requests."""
 
     id: int
     """32 bits that identify one configuration of an experiment."""
     control: str
     until_wall_ns: int | None
+    """End of the experiment, in ns since 1970; None: no end."""
     key_fingerprint: str
+    """Hash that shows whether two experiments have the same key, without revealing the key."""
 
     def has_ended(self, wall_ns: int) -> bool:
         """Return whether the experiment's end is reached at this wall time."""
         return self.until_wall_ns is not None and wall_ns >= self.until_wall_ns
 
     def without_key(self) -> "Experiment":
-        """Return a copy for processes that need not know the assignment."""
+        """Return a copy for processes that do not assign requests, so that they do not get the secret key."""
         return msgspec.structs.replace(self, key=None)
 
     @property
     def stages(self) -> tuple[float, ...]:
-        """Return the shares of the arm that is not the control, by stage; none without a schedule."""
+        """Share of the arm that is not the control, for each stage; empty without a schedule."""
         return () if self.schedule is None else _parse_schedule(self.schedule)
 
     def at_stage(self, stage: int) -> "Experiment":
-        """Return the experiment with the weights of a stage (0: the first), and an id of its own."""
+        """Return the experiment with the weights and the id of a stage, counted from 0."""
         if not self.stages:
             return self
         share = self.stages[stage]
@@ -350,7 +367,7 @@ class Experiment(ExperimentOptions, frozen=True, kw_only=True):
 def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> Experiment | None:
     """Return the experiment that the options describe, or None if they name no arms.
 
-    `spare_key`: key if the options set none. A duration in `until` counts from `start_wall_ns`.
+    `spare_key`: used if the options have no key. A duration in `until` counts from `start_wall_ns`.
     """
     if not options.arms:
         return None
@@ -358,7 +375,7 @@ def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> E
     control = options.control
     if control is None:
         control = next(arm.name for arm in options.arms if options.aa or not arm.changes)
-    until_ns = None if options.until is None else _ends_ns(options.until, start_wall_ns)
+    until_ns = None if options.until is None else _end_wall_ns(options.until, start_wall_ns)
     configuration = msgspec.json.encode([options, key, until_ns], enc_hook=encode_special, order="sorted")
     resolved = {name: getattr(options, name) for name in options.__struct_fields__} | {
         name: tuple(header.lower() for header in getattr(options, name)) for name in _HEADER_KEYS
@@ -372,7 +389,7 @@ def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> E
 
 
 def _parse_schedule(text: str) -> tuple[float, ...]:
-    """Return the shares of `1%, 10%, 50%`. Raises ConfigError."""
+    """Return the shares in a schedule: 0.01, 0.1 and 0.5 for `1%, 10%, 50%`. Raises ConfigError."""
     shares = []
     for part in text.split(","):
         m = _SHARE.fullmatch(part.strip())
@@ -387,12 +404,13 @@ def _parse_schedule(text: str) -> tuple[float, ...]:
     if sorted(set(shares)) != shares or len(shares) > STAGES_MAX:
         raise ConfigError(
             "experiment.schedule",
-            f"expected at most {STAGES_MAX} shares, each above the one before, got {text!r}",
+            f"expected at most {STAGES_MAX} shares, each above the previous one, got {text!r}",
+            "such as 1%, 10%, 50%",
         )
     return tuple(shares)
 
 
-def _ends_ns(until: str, start_wall_ns: int) -> int:
+def _end_wall_ns(until: str, start_wall_ns: int) -> int:
     """Return the end of the experiment as wall time in ns since 1970. Raises ConfigError."""
     try:
         return start_wall_ns + parse_duration_ns(until)
@@ -417,7 +435,7 @@ def switch_word(experiment_id: int, on: bool) -> int:
 
 
 def read_switch(word: int) -> tuple[int, bool]:
-    """Return the id of the experiment, and whether the word turns it on."""
+    """Return the id of the experiment in a control word, and whether the word turns the experiment on."""
     return word & _ID_MAX, bool(word & _ON)
 
 
@@ -427,26 +445,26 @@ _DIGEST_BYTES: Final = 16
 class Assigner:
     """Assigns units to arms by positive weights; arms are given by index."""
 
-    __slots__ = ("_bounds", "_seed")
+    __slots__ = ("_seed", "_upper_bounds")
 
     def __init__(self, key: str, name: str, weights: Sequence[float]) -> None:
         assert weights and min(weights) > 0
-        # RFC 7693 2.1 takes keys of up to 64 bytes, so use a digest of the text as the key.
+        # RFC 7693 2.1 allows keys of up to 64 bytes, so use a digest of the text as the key.
         secret = blake2b(key.encode()).digest()
         self._seed = blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES, key=secret)
         total = sum(weights)
-        # Upper bound of each arm, on the scale of half the digest. The last arm has no bound: it gets all
-        # values above the others, so that rounding leaves no gap.
-        self._bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
+        # Upper bounds of the arms on the scale of 64 bits, half the digest. The last arm has no bound: it
+        # gets all values above the other bounds, so that rounding leaves no gap.
+        self._upper_bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
 
     def assign(self, unit: bytes) -> tuple[int, str]:
         """Return the index of the unit's arm, and the unit's public id (16 hex digits)."""
         digest = self._seed.copy()
         digest.update(unit)
         raw = digest.digest()
-        return bisect_right(self._bounds, int.from_bytes(raw[:8])), raw[8:].hex()
+        return bisect_right(self._upper_bounds, int.from_bytes(raw[:8])), raw[8:].hex()
 
 
 def request_unit(relay: str, seq: int) -> bytes:
-    """Return the unit of a single request: name of its relay and number there, as in the exchange's `id`."""
+    """Return the unit of a request that is a unit of its own: relay and number, as in the exchange's `id`."""
     return f"{relay}-{seq}".encode()

@@ -1,7 +1,7 @@
 """Status that a vantage reports to the meter twice a second: its counters since the start, and gauges.
 
-Each field with a `Count` declares a counter. To add one, add a field here, and increment it on
-`Reporter.counts` where the event happens. The API, its schema and `/metrics` are loops over these fields, so
+Each field with a `Count` declares a counter or gauge. To add a counter, add a field here, and increment it in
+`Reporter.counts` where the event happens. The API, its schema and `/metrics` are made from these fields, so
 the name is declared nowhere else.
 """
 
@@ -35,7 +35,7 @@ _BYTES: Final = "Bytes passed on: up to the gateway, down to the clients"
 
 
 class RelayStatus(msgspec.Struct, kw_only=True):
-    """Status of a vantage. Fields of other kinds of vantages keep their default."""
+    """Status of a vantage. Fields that do not apply to its kind of vantage keep their default."""
 
     opened: Annotated[int, Count("Exchanges started", "relay_exchanges")] = 0
     measured: Annotated[
@@ -141,10 +141,10 @@ class RelayStatus(msgspec.Struct, kw_only=True):
 
     t_ns: int = 0
     lag_buckets: list[int] = []
-    """Number of lag samples since the start, by bucket of LAG_EDGES_NS; the last bucket has larger values."""
+    """Number of event-loop lags since the start, by bucket of LAG_EDGES_NS; the last one has larger lags."""
     lag_sum_ns: int = 0
     upstream_up: bool | None = None
     """Whether the upstream accepted the connection of the latest check; None: not checked."""
     upstreams_tried_ns: dict[str, int] = {}
-    """End of the latest attempt to connect, by URL."""
+    """Monotonic time when the latest attempt to connect ended, by URL of the upstream."""
     draining: bool = False

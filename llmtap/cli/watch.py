@@ -103,8 +103,8 @@ class _WatchOptions(Struct, frozen=True, kw_only=True):
 def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
     """Measure plaintext HTTP/1.1 from the packets of a network interface or a packet capture file."""
     from llmtap.config import fingerprint
-    from llmtap.supervisor.checks import measuring_problems
-    from llmtap.supervisor.watching import packet_problems, watching_problems
+    from llmtap.supervisor.checks import meter_problems
+    from llmtap.supervisor.watching import packet_problems, watch_problems
     from llmtap.supervisor.watching import watch as run
 
     loaded, check = configuration.read(options), configuration.check
@@ -115,9 +115,7 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         for name, value in (("--admin", configuration.admin), ("--timestamps", options.timestamps)):
             if value is not None:
                 raise ConfigError(name, "cannot be combined with --read")
-        settings = loaded.settings_or_raise(
-            packet_problems(settings), measuring_problems(settings, in_use=check)
-        )
+        settings = loaded.settings_or_raise(packet_problems(settings), meter_problems(settings, in_use=check))
         if check:
             print(f"ok (config {fingerprint(settings)})")
         else:
@@ -127,9 +125,9 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         raise ConfigError(
             "--json", "requires --read", "for a running llmtap, read /api/v1/summary of its admin port"
         )
-    problems = [watching_problems(settings), packet_problems(settings)]
+    problems = [watch_problems(settings), packet_problems(settings)]
     if check:
-        loaded.settings_or_raise(*problems, measuring_problems(settings, in_use=True))
+        loaded.settings_or_raise(*problems, meter_problems(settings, in_use=True))
         print(f"ok (config {fingerprint(settings)})")
         return
     loaded.settings_or_raise(*problems)

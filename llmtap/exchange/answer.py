@@ -1,10 +1,10 @@
 """Decode the body of an answer, read by read, to Deltas: the meaning of each event (`protocol/delta.py`).
 
-`observer.py` feeds `AnswerReader` with payload bytes, without HTTP framing. Content type and first bytes
-decide the kind of body (event stream, lines, JSON, binary stream), except Gemini's streamed array, known by
-the request's path, and WebSocket, which the caller names; a parser of `protocol/` cuts it, and the dialect
-reads each event. If the kind is unknown, only the reads are timed. Events that waited until the dialect was
-known are returned later, with the time of their own read (`AnswerReader.take_late`).
+`observer.py` feeds `AnswerReader` with payload bytes, without HTTP framing. The content type and the first
+bytes show the kind of the body: event stream, lines, JSON or binary stream. Gemini's streamed array is known
+by the request's path, and the caller names a WebSocket. A parser of `protocol/` cuts the body into events,
+and the dialect reads each event. If the kind is unknown, only the reads are timed. Events that waited until
+the dialect was known are returned later, with the time of their own read (`AnswerReader.take_late`).
 
 Source: docs/dialects.md; RFC 6455.
 """
@@ -39,8 +39,8 @@ _PREFIX_BYTES: Final = 6
 _HELD_BYTES_MAX: Final = 4_096
 """Maximum white space at the start of a body. A body with more of it in one line is not parsed."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
-"""Number of bytes of a JSON body in which the end of its first line is searched. After that line, more lines
-may follow."""
+"""Number of first bytes of a JSON body in which a line end is searched: after it, more lines of JSON can
+follow. A body without a line end in these bytes is one JSON value."""
 _PADDING: Final = b'"obfuscation":'
 _MESSAGES: Final = b"application/vnd.amazon.eventstream"
 _ARRAY_PATH: Final = ":streamGenerateContent"
@@ -59,9 +59,11 @@ class BodyKind(Enum):
     SSE = 1
     JSON = 2
     OPAQUE = 3
+    """Unknown, or no longer parsed: only the reads are timed."""
     NDJSON = 4
     """Events without SSE fields: lines of JSON, elements of an array, or binary messages."""
     MESSAGES = 5
+    """WebSocket messages of a tunnel."""
 
 
 class AnswerReader:
@@ -75,11 +77,13 @@ class AnswerReader:
 
     __slots__ = (
         "_body",
-        "_failed",
-        "_first_line",
+        "_body_bytes",
+        "_content_type",
+        "_first_line_bytes",
         "_first_line_ns",
         "_had_output",
         "_held_bytes",
+        "_is_error",
         "_is_one_value",
         "_keeps_body",
         "_lines",
@@ -87,15 +91,13 @@ class AnswerReader:
         "_parser",
         "_path",
         "_share",
-        "_size",
         "_taken_bytes",
-        "_type",
         "broken",
         "dialect",
         "kind",
         "late",
         "padded",
-        "repeats",
+        "repetition_finder",
         "tier",
     )
 
@@ -111,13 +113,13 @@ class AnswerReader:
         self.kind = BodyKind.UNDECIDED
         self.dialect = DialectChooser(path, dialects)
         self._path = path
-        self._failed = failed
-        self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
+        self._is_error = failed
+        self._content_type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
-        self.repeats = RepetitionFinder()
-        """Finder of the event that the next reads may repeat (its `repetition`). The caller need not feed
-        repetitions of this event while the reader is idle: the parser is between two events before and after
-        each of them."""
+        self.repetition_finder = RepetitionFinder()
+        """Finds the event that the next reads possibly repeat (`RepetitionFinder.repetition`). The caller can
+        log repetitions of this event without feeding them, because the parser is between two events before
+        and after each of them."""
         self._lines: _Lines | None = None
         self._messages: MessageParser | None = None
         self._held_bytes = b""  # bytes read while the kind is undecided
@@ -128,22 +130,22 @@ class AnswerReader:
         They precede all events that the last call returned."""
         self._body = bytearray()  # JSON body so far
         self._keeps_body = True  # False after the memory limit was reached
-        self._size = 0
+        self._body_bytes = 0  # size of the JSON body so far, also if it is not kept
         self._is_one_value = False  # whether the first line shows that the body is one value, not lines
         self.broken: str | None = None
         """Reason why the messages of a tunnel could not be read."""
-        self._first_line = 0  # length of the body's first line, if it is a JSON object
-        self._first_line_ns = 0
+        self._first_line_bytes = 0  # length of the body's first line, if it is a JSON object
+        self._first_line_ns = 0  # time of the read that ended the first line
         self.padded: bool | None = None
         """Whether the first event with text has random padding (OpenAI's `obfuscation`); None before that
         event."""
         self.tier: str | None = None
         """Service tier that the answer names."""
-        self._had_output = False  # whether an event with output was searched for the tier
+        self._had_output = False  # whether an event with output has been searched for the tier
 
     @classmethod
     def of_tunnel(cls, path: str, dialects: Dialects = BUILT_IN, *, deflates: bool = False) -> "AnswerReader":
-        """Return a reader of WebSocket messages from the upstream. `deflates`: they may be compressed."""
+        """Return a reader of WebSocket messages from the upstream. `deflates`: they can be compressed."""
         reader = cls(None, path, dialects=dialects)
         reader.kind = BodyKind.MESSAGES
         reader._messages = MessageParser("upstream", masked=False, deflates=deflates)
@@ -184,10 +186,10 @@ class AnswerReader:
 
     @property
     def streamed(self) -> bool:
-        """Whether the body is a stream of events or lines, or was announced as one. False for tunnels: their
-        bytes need not belong to the opening request."""
+        """Whether the body is a stream of events or lines, or its content type announced one. False for
+        tunnels, because the bytes of a tunnel are not only the answer to its opening request."""
         announced = self.kind in (BodyKind.OPAQUE, BodyKind.UNDECIDED) and (
-            self._type in (b"text/event-stream", _MESSAGES) or self._type.endswith(_LINES)
+            self._content_type in (b"text/event-stream", _MESSAGES) or self._content_type.endswith(_LINES)
         )
         return announced or self.kind in (BodyKind.SSE, BodyKind.NDJSON)
 
@@ -206,15 +208,15 @@ class AnswerReader:
                 if delta.text and self.padded is None:
                     self.padded = event.data is not None and _PADDING in event.data
                 if not delta.repeatable:
-                    # This event may have changed the state of the dialect's reader, which may now read a
-                    # repetition differently.
-                    self.repeats.repetition = None
+                    # Expect no repetition: this event has possibly changed the state of the dialect's reader,
+                    # so that the reader would read the repeated event differently.
+                    self.repetition_finder.repetition = None
                     self._look_for_tier(event.data, delta)
             if len(out) == 1 and (delta := out[0]).repeatable and parser.idle and delta.size == len(payload):
-                self.repeats.search(payload, delta, parser.offset, dialect)
+                self.repetition_finder.search(payload, delta, parser.offset, dialect)
             return out
         if self.kind is BodyKind.JSON:
-            return self._keep(payload, t_ns)
+            return self._add_to_body(payload, t_ns)
         if self.kind is BodyKind.OPAQUE:
             return [Delta(EventClass.METADATA, len(payload), parsed=False)]
         if self._lines is not None:
@@ -234,7 +236,7 @@ class AnswerReader:
         return self._parser.idle
 
     def advance_offset(self, payload_bytes: int) -> None:
-        """Count bytes of repeated events that the parser did not get."""
+        """Count payload bytes of repeated events that were not fed, so that later offsets are right."""
         self._parser.offset += payload_bytes
 
     def close(self, *, whole: bool, t_ns: int = 0) -> list[Delta]:
@@ -250,7 +252,7 @@ class AnswerReader:
             held_bytes, self._held_bytes = self._held_bytes, b""
             if not held_bytes.strip():
                 return []
-            self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
+            self.kind = BodyKind.SSE if self._content_type == b"text/event-stream" else BodyKind.OPAQUE
             return self.feed(held_bytes, t_ns) + self._close(whole, t_ns)
         if self.kind is BodyKind.SSE:
             return self._read_events(self._parser.close(), t_ns)
@@ -259,7 +261,7 @@ class AnswerReader:
             if not isinstance(self._lines, MessageStreamParser):
                 events = [e for e in events if read_json(e.data or b"") is not None]
             return self._read_events(events, t_ns)
-        if self.kind is not BodyKind.JSON or not self._size:
+        if self.kind is not BodyKind.JSON or not self._body_bytes:
             return []
         if not self._keeps_body:
             delta = Delta(EventClass.METADATA, parsed=False)
@@ -267,34 +269,33 @@ class AnswerReader:
             delta = self.dialect.read_body(bytes(self._body))
             self._look_for_tier(bytes(self._body), delta)
             if not (whole or delta.parsed):
-                # A part of a JSON value has no meaning.
-                return []
-            if self._failed and not delta.parsed:
+                return []  # the body was cut off, and a part of a JSON value cannot be read
+            if self._is_error and not delta.parsed:
                 delta = Delta(EventClass.ERROR)
-        delta.size = self._size
+        delta.size = self._body_bytes
         self._release_body()
-        self._size = 0
+        self._body_bytes = 0
         return [delta]
 
     def give_up(self) -> None:
         """Stop parsing: the rest of the body is only timed."""
         self._release(self.dialect.conclude(), None, [])
         self.kind = BodyKind.OPAQUE
-        self.repeats.repetition = None
+        self.repetition_finder.repetition = None
         self._held_bytes = b""
         self._lines = self._messages = None
         self._parser.drop()
         self._release_body()
 
     def _offer(self, event: SseEvent, t_ns: int, out: list[Delta]) -> None:
-        """Pass an event to the chooser of the dialect, while the dialect is unknown."""
+        """Pass an event to the chooser of the dialect; called while the dialect is unknown."""
         self._release(self.dialect.offer(event, event.end - event.start, t_ns), t_ns, out)
 
     def _release(self, released: list[Released], t_ns: int | None, out: list[Delta]) -> None:
-        """Add events whose meaning is now known to those of this read, or to `late`."""
-        if self.dialect.kept_bytes != self._taken_bytes and not self._fits():
+        """Add events whose meaning is known now to `out` if they are of the read at `t_ns`, or to `late`."""
+        if self.dialect.kept_bytes != self._taken_bytes and not self._take_memory():
             released += self.dialect.conclude(whole=False)
-            self._fits()
+            self._take_memory()
         for delta, event, at_ns in released:
             if event is not None:
                 self._look_for_tier(event.data, delta)
@@ -305,8 +306,8 @@ class AnswerReader:
             else:
                 self.late.append((at_ns, delta))
 
-    def _fits(self) -> bool:
-        """Return whether there is memory for the events that are kept until the dialect is known."""
+    def _take_memory(self) -> bool:
+        """Take memory for the events that wait until the dialect is known. Return False if there is none."""
         more = self.dialect.kept_bytes - self._taken_bytes
         if more > 0 and not self._share.take(more):
             return False
@@ -315,43 +316,43 @@ class AnswerReader:
         self._taken_bytes += more
         return True
 
-    def _keep(self, payload: bytes, t_ns: int) -> list[Delta]:
-        """Take bytes of a JSON body, which may prove to be the first of several lines."""
-        self._size += len(payload)
+    def _add_to_body(self, payload: bytes, t_ns: int) -> list[Delta]:
+        """Store bytes of a JSON body. If they prove to be the first of several lines, read them as lines."""
+        self._body_bytes += len(payload)
         if not self._keeps_body:
             return []
-        if self._size > BODY_BYTES_MAX or not self._share.take(len(payload)):
+        if self._body_bytes > BODY_BYTES_MAX or not self._share.take(len(payload)):
             self._keeps_body = False
             self._release_body()
             return []
         self._body += payload
         if self._is_one_value:
             return []
-        if self._first_line == 0:
-            newline = self._body.find(b"\n", max(0, self._size - len(payload)))
+        if self._first_line_bytes == 0:
+            newline = self._body.find(b"\n", max(0, self._body_bytes - len(payload)))
             if newline < 0:
-                self._is_one_value = self._size > _FIRST_LINE_BYTES_MAX
+                self._is_one_value = self._body_bytes > _FIRST_LINE_BYTES_MAX
                 return []
             value = read_json(bytes(self._body[:newline]))
             self._is_one_value = not isinstance(value, dict)
-            # Ollama's answer behind a gateway that names another content type: "done": false shows that lines
-            # follow.
+            # Ollama streams lines, but a gateway can declare their content type as JSON. Then "done": false
+            # in the first line shows that more lines follow.
             if self._is_one_value or value.get("done") is False:
                 return [] if self._is_one_value else self._begin_kept_lines(t_ns)
-            self._first_line, self._first_line_ns = newline + 1, t_ns
-        more = self._body[self._first_line :].lstrip()
+            self._first_line_bytes, self._first_line_ns = newline + 1, t_ns
+        more = self._body[self._first_line_bytes :].lstrip()
         if more.startswith(b"{"):
             return self._begin_kept_lines(t_ns)
-        self._is_one_value = bool(more) or self._size - self._first_line > _HELD_BYTES_MAX
+        self._is_one_value = bool(more) or self._body_bytes - self._first_line_bytes > _HELD_BYTES_MAX
         return []
 
     def _begin_kept_lines(self, t_ns: int) -> list[Delta]:
         """Read the JSON body as lines. The first line keeps the time of the read that ended it."""
         body = bytes(self._body)
         self._release_body()
-        self._size = 0
+        self._body_bytes = 0
         parser = LineParser()
-        first, self._first_line = body[: self._first_line], 0
+        first, self._first_line_bytes = body[: self._first_line_bytes], 0
         if first:
             at_ns = self._first_line_ns
             self.late += [(at_ns, delta) for delta in self._begin_lines(first, parser, at_ns)]
@@ -419,10 +420,10 @@ class AnswerReader:
         return [delta]
 
     def _look_for_tier(self, data: bytes | None, delta: Delta) -> None:
-        """Store the service tier in an event.
+        """Store the service tier that an event names.
 
-        A later tier replaces an earlier one: `auto` becomes the granted tier. Of events with output, only the
-        first is searched, since later ones repeat it.
+        A later tier replaces an earlier one, because `auto` is followed by the granted tier. Of the events
+        with output, only the first is searched, because later ones repeat its tier.
         """
         if data is None or (delta.output and self._had_output):
             return
@@ -430,37 +431,37 @@ class AnswerReader:
         self.tier = granted_tier(data) or self.tier
 
     def _decide(self, payload: bytes, t_ns: int) -> list[Delta]:
-        """Determine the kind of the body from its type and first bytes, and read these."""
-        if self._type == _MESSAGES:
+        """Determine the kind of the body from its content type and first bytes, and read these bytes."""
+        if self._content_type == _MESSAGES:
             return self._begin_lines(payload, MessageStreamParser(), t_ns)
-        is_json = self._type == b"application/json" or self._type.endswith(b"+json")
+        is_json = self._content_type == b"application/json" or self._content_type.endswith(b"+json")
         out: list[Delta] = []
         held_bytes = self._held_bytes + payload
         text = held_bytes.lstrip()
-        marked = text.startswith(BOM)
+        has_bom = text.startswith(BOM)
         text = text.removeprefix(BOM)
         if is_json:
-            # DeepSeek sends blank lines before the JSON while it is waiting: each is a keep-alive.
+            # DeepSeek sends blank lines before the JSON while the request waits: count each as a keep-alive.
             blank = held_bytes[: len(held_bytes) - len(text)]
             ended = blank.splitlines(keepends=True)
             rest = b"" if not ended or ended[-1].endswith(b"\n") else ended.pop()
             out += [Delta(EventClass.KEEPALIVE, len(line)) for line in ended]
             held_bytes = rest + text
-        is_sse = self._type == b"text/event-stream"
+        is_sse = self._content_type == b"text/event-stream"
         if text.startswith((b"{", b"[")):
-            lines = self._type.endswith(_LINES)
-            array = text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._failed
+            lines = self._content_type.endswith(_LINES)
+            array = text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._is_error
             if lines or array:
                 self._held_bytes = b""
                 return out + self._begin_lines(
-                    text if marked else held_bytes, LineParser() if lines else ArrayParser(), t_ns
+                    text if has_bom else held_bytes, LineParser() if lines else ArrayParser(), t_ns
                 )
             self.kind = BodyKind.JSON
-            if marked:
+            if has_bom:
                 # RFC 8259 8.1: ignore the byte order mark, but count it as part of the body's one event.
                 held_bytes = text
-                self._size += len(BOM)
-        elif is_named_line(text) and self._type == b"text/plain":
+                self._body_bytes += len(BOM)
+        elif is_named_line(text) and self._content_type == b"text/plain":
             self._held_bytes = b""
             return out + self._begin_lines(held_bytes, LineParser(named=True), t_ns)
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):

@@ -1,10 +1,9 @@
-"""Limits of what an Exchange holds: lengths of its strings, no keys in them, its memory, and that of open
-bodies.
+"""Limits of an Exchange: the length of its strings, and the memory of the exchange and its unfinished bodies.
 
 `bounded` cuts one string before it is stored, `bound` cuts all strings of a complete exchange, and
 `memory_bytes` returns the memory of an exchange. The fields of the Exchange declare their bounds (`BOUNDS`),
-and `strings.py` applies them. SECURITY.md shows BOUNDS as a table, which a test rewrites. `Budget` limits the
-bytes of bodies that all open exchanges keep; each exchange takes its bytes through a `Share`.
+and functions in `strings.py` apply them. SECURITY.md shows BOUNDS as a table, which a test rewrites. `Budget`
+limits the bytes of bodies that all open exchanges keep; each exchange takes its bytes through a `Share`.
 """
 
 from array import array
@@ -20,7 +19,7 @@ from llmtap.exchange.strings import Bound
 
 _NUMBER_BYTES: Final = 32
 _HEADER_BYTES: Final = 16
-"""Bytes of the garbage collector's header before each object."""
+"""Bytes that the garbage collector adds to each object, which `__basicsize__` does not include."""
 _UNCHANGED_MAX: Final = 1_024
 """Maximum number of strings in each set of `_unchanged`."""
 _UNCHANGED_CHARS_MAX: Final = 64
@@ -42,16 +41,16 @@ def _bounds_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Bound]]:
 BOUNDS: Final = dict(_bounds_of(Exchange))
 """Limits by field of an Exchange; a name with a dot is a part of a field."""
 _unchanged: Final[dict[str, set[str]]] = {name: set() for name in BOUNDS}
-"""Short strings that need no change, by field. Most strings are repeated, and the search for keys takes 1 us.
-"""
+"""Cache of short strings that need no change, by field: most strings are repeated, and the search for keys in
+a string takes 1 us."""
 _WHOLE: Final = [(name, limits, _unchanged[name]) for name, limits in BOUNDS.items() if "." not in name]
 """Fields of an Exchange that have a bound (without parts of fields), each with its set of `_unchanged`."""
 _read_whole: Final = attrgetter(*(name for name, _, _ in _WHOLE))
-_readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
+_readers: dict[type, tuple[int, Callable[[object], Any]]] = {}  # results of `_reader_of`, by class
 
 
 def bounded(field: str, text: str) -> str:
-    """Return a string cut at the bound of its field, and without keys if the field requires that."""
+    """Return a string, cut at the bound of its field, or replaced if the field must not contain it."""
     unchanged = _unchanged[field]
     if text in unchanged:
         return text
@@ -65,7 +64,7 @@ def bounded(field: str, text: str) -> str:
 
 
 def bound(x: Exchange) -> None:
-    """Cut the strings of an exchange, also those in lists and objects, except those that a capture adds."""
+    """Cut the strings of an exchange, and those in its lists and objects, except fields of a capture."""
     for (name, limits, unchanged), value in zip(_WHOLE, _read_whole(x), strict=True):
         if value is None:
             continue
@@ -75,31 +74,32 @@ def bound(x: Exchange) -> None:
             setattr(x, name, fitted)
 
 
-def _fitted_value(field: str, value: Any, room: list[int]) -> Any:
+def _fitted_value(field: str, value: Any, members_left: list[int]) -> Any:
+    """Return a value with all strings cut. `members_left`: its element counts down for all nested values."""
     if isinstance(value, str):
         return bounded(field, value)
     if isinstance(value, dict):
         fitted = {}
         for name, item in value.items():
-            if not room[0]:
+            if not members_left[0]:
                 break
-            room[0] -= 1
-            fitted[bounded(field, name)] = _fitted_value(field, item, room)
+            members_left[0] -= 1
+            fitted[bounded(field, name)] = _fitted_value(field, item, members_left)
         return fitted
     if isinstance(value, list | tuple):
         listed = []
         for item in value:
-            if not room[0]:
+            if not members_left[0]:
                 break
-            room[0] -= 1
-            listed.append(_fitted_value(field, item, room))
+            members_left[0] -= 1
+            listed.append(_fitted_value(field, item, members_left))
         return listed
     return value
 
 
 def memory_bytes(value: object) -> int:
-    """Return the memory of an Exchange, or of any value in one, with all that it refers to. Shared values
-    count twice."""
+    """Return the memory in bytes of an Exchange, or of any value in one, with all objects that it refers to.
+    An object with two references counts twice."""
     kind = type(value)
     fixed = _FIXED_BYTES.get(kind)
     if fixed is not None:
@@ -123,9 +123,9 @@ def memory_bytes(value: object) -> int:
 
 
 def _reader_of(kind: type) -> tuple[int, Callable[[object], Any]]:
-    """Return the bytes of a class's fixed parts, and a function that returns all other parts as a tuple (and
-    the class, if there are fewer than two: attrgetter returns a tuple only for two names or more)."""
+    """Return the bytes of a class's fixed parts, and a function that returns all other parts as a tuple."""
     fixed_bytes, names = _parts_of(kind, "")
+    # attrgetter returns a tuple only for two names or more, so add `__class__`, which counts as 0 bytes.
     return fixed_bytes, attrgetter(*names, *["__class__"] * (2 - len(names)))
 
 
@@ -157,7 +157,7 @@ class Budget:
         self._on_shortage = on_shortage
 
     def take(self, n: int) -> bool:
-        """Take `n` bytes. Return False, without a change, if there is no room."""
+        """Take `n` bytes. Return False, without a change, if fewer are free."""
         if n > self.free_bytes:
             self._on_shortage()
             return False
@@ -189,11 +189,11 @@ class Share:
         self._taken_bytes -= n
 
     def resize(self, n: int) -> bool:
-        """Take or return bytes so that `n` are taken. Return False, without a change, if that is too much."""
+        """Take or return bytes so that `n` are taken. Return False, without a change, if too few are free."""
         return self.change(n - self._taken_bytes)
 
     def change(self, more: int) -> bool:
-        """Take `more` bytes (negative: return). Return False, without a change, if that is too much."""
+        """Take `more` bytes (negative: return). Return False, without a change, if too few are free."""
         if more > 0:
             return self.take(more)
         self.give(-more)

@@ -1,9 +1,9 @@
 """The Exchange: the record of one request and its answer, with the timeline of events.
 
-`observer.py` builds it from bytes, in the meter, in the load generator and for saved responses; the simulator
+`observer.py` builds it from bytes, in the meter, in the load generator and for saved responses. The simulator
 and the gRPC client fill it directly, and `capture/store/rows.py` restores it from a capture. Timestamps are
-ns of the host's monotonic clock, None where a point was never reached. `to_dict` is the public JSON: seconds
-since arrival, and the metrics that the caller passes.
+ns of the host's monotonic clock; None means that a point was never reached. `to_dict` returns the public
+JSON: seconds since arrival, and the metrics that the caller passes.
 """
 
 from array import array
@@ -34,7 +34,9 @@ class RequestShape:
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
+    """Number of choices that the client asks for."""
     tools: int | None = None
+    """Number of tools that the client offers to the model."""
     images: int | None = None
     """Number of images, sounds and files in the prompt."""
     response_format: Annotated[str | None, Bound(32, "client", clean_name)] = None
@@ -48,8 +50,9 @@ class RequestShape:
     first n blocks."""
     block_size: int | None = None
     block_unit: Annotated[str | None, Bound(16, "llmtap")] = None
-    """`tokens` or `bytes`."""
+    """Unit of `block_size`: `tokens` or `bytes`."""
     tokens: int | None = None
+    """Number of tokens in the prompt, if the capture has a tokenizer."""
 
 
 @dataclass(slots=True)
@@ -64,14 +67,14 @@ class Turn:
     parent: Annotated[str | None, Bound(128, "llmtap")] = None
     """Id of the previous exchange of the conversation."""
     think_ns: int | None = None
-    """Time from the end of the previous answer to this arrival, taken by a person or a tool."""
+    """Time from the end of the previous answer to this arrival, used by a person or a tool."""
     by: Annotated[str | None, Bound(16, "llmtap")] = None
     """`tool` if the last message is the result of a tool call (an agent's loop), else `human`."""
 
 
 @dataclass(slots=True)
 class CapturedText:
-    """Redacted texts, only at the capture level `full`."""
+    """Redacted texts of an exchange; stored only at the capture level `full`."""
 
     request_body: Annotated[str | None, Bound(8 << 20, "client")] = None
     response_text: Annotated[str | None, Bound(4 << 20, "upstream")] = None
@@ -80,18 +83,18 @@ class CapturedText:
 
 @dataclass(slots=True)
 class PairMember:
-    """Place of an exchange in a pair of exchanges on both sides of a gateway."""
+    """Place of an exchange in a pair: one at a gateway's front, and those at its back that belong to it."""
 
     id: Annotated[str, Bound(128, "llmtap")]
-    """Id of the exchange of the front."""
+    """Id of the pair, which is the id of the exchange at the front."""
     role: Annotated[str, Bound(16, "llmtap")] = ""
     """Purpose of a request that the gateway made (`pairing/attempts.py`); empty for the front."""
     evidence: Annotated[tuple[str, ...], Bound(16, "llmtap")] = ()
-    """Evidence that the exchange of the back belongs to the pair, the decisive key first."""
+    """Evidence that an exchange at the back belongs to the pair, the decisive evidence first."""
     figures: Annotated[dict[str, object] | None, Bound(32, "llmtap", members=256)] = None
-    """Figures of the pair, at the front; see `pairing/figures.py`."""
+    """Figures of the pair (`pairing/figures.py`), only of the exchange at the front."""
     partners: tuple[SpanIds, ...] = ()
-    """Spans of the exchanges of the other side."""
+    """Spans of the exchanges on the other side."""
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -118,13 +121,13 @@ _POINTS: Final = (
     "response_end",
     "delivered",
 )
-"""Names in the public timeline, in its order; each is a field of `Timeline` without `_ns`."""
+"""Names of the points in the public timeline, in its order; each is a field of `Timeline` without `_ns`."""
 FRONT: Final = "front"
-"""Side of a gateway on which its clients are."""
+"""Side of a gateway where its clients are."""
 BACK: Final = "back"
-"""Side of a gateway on which its engines are."""
+"""Side of a gateway where its engines are."""
 TEXT_BLOCK_CHARS: Final = 32
-"""Characters of a block of `Exchange.text_blocks`; the last block may be shorter."""
+"""Number of characters of a block of `Exchange.text_blocks`; the last block can be shorter."""
 A2A: Final = "a2a"
 """Endpoint and dialect of the agent protocol A2A."""
 BLANK: Final = 1
@@ -135,7 +138,7 @@ OUTPUT: Final = 2
 
 @dataclass(slots=True)
 class EventLog:
-    """Events of an answer as parallel columns (40 bytes an event instead of an object)."""
+    """Events of an answer as parallel columns: 40 bytes for each event, less than an object would take."""
 
     t_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Timestamp of the read that completed the event."""
@@ -146,10 +149,10 @@ class EventLog:
     """Tokens that the event declares (ids, logprobs, running usage), or that a configured tokenizer counts in
     its text; -1: unknown."""
     flags: bytearray = field(default_factory=bytearray)
-    """BLANK and OUTPUT of each event; events of a guardrail or an error may carry output, too."""
+    """Flags BLANK and OUTPUT of each event. Events of a guardrail or an error can have OUTPUT, too."""
     chars: "array[int]" = field(default_factory=lambda: array("l"))
-    """Characters of content that each event adds to the first choice; empty unless a capture wants the text.
-    """
+    """Number of characters of content that each event adds to the first choice; empty unless a capture needs
+    the text."""
 
     def add(self, t_ns: int, event_class: EventClass, size: int, tokens: int, flags: int) -> None:
         self.t_ns.append(t_ns)
@@ -199,8 +202,8 @@ class Timeline:
     """Total time in which the client did not read, so that the relay stopped reading the stream."""
     events: EventLog = field(default_factory=EventLog)
     connected_ns: int | None = None
-    """Time when the connection to the upstream was ready; None: a connection was reused. Like `send_wait_ns`,
-    only for the parts of the wait (`metrics/phases.py`)."""
+    """Time when the connection to the upstream was ready; None: a connection was reused. Used, like
+    `send_wait_ns`, only to divide the wait into phases (`metrics/phases.py`)."""
     holds: "array[int]" = field(default_factory=lambda: array("q"))
     """Begin and end of each pause in which the client did not read, so that the relay stopped reading the
     stream; ascending. If the pauses do not add up to `paused_ns`, some are missing."""
@@ -210,7 +213,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Tokens:
-    """Numbers of tokens; None: unknown. `source`: source of `output`."""
+    """Token counts of an exchange; None: unknown. `source`: source of `output`."""
 
     input: int | None = None
     output: int | None = None
@@ -221,7 +224,7 @@ class Tokens:
 
 @dataclass(slots=True)
 class Added:
-    """Latency added by llmtap: from a read until the kernel took the bytes, in ns."""
+    """Latency added by llmtap, in ns: from a read until the kernel took the bytes for the other side."""
 
     request_ns: int | None = None
     """Time from the read of the request's last byte until that byte was written, including the connection
@@ -229,6 +232,7 @@ class Added:
     first_chunk_ns: int | None = None
     chunk_max_ns: int | None = None
     chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    """Added latency of each read of the response."""
     connect_ns: int | None = None
     """Time to connect to the upstream, including name resolution and TLS; None if a connection was reused.
     Part of `request_ns` if the request came in one read."""
@@ -238,7 +242,7 @@ class Added:
 class Exchange:
     relay: Annotated[str, Bound(64, "llmtap")]
     seq: int
-    """Number within that relay, from 1 without gaps: missing numbers are exchanges that were dropped."""
+    """Number of the exchange in its relay, from 1. A missing number is an exchange that was dropped."""
     arrival_wall_ns: int
     timeline: Timeline
     outcome: Outcome = Outcome.COMPLETE
@@ -248,8 +252,8 @@ class Exchange:
     """`chat.completions`, `completions`, ... None: the path is unknown."""
     dialect: Annotated[str | None, Bound(32, "llmtap")] = None
     reading: Reading = Reading.DIALECT
-    """How the answer was parsed; decides which objectives apply (`metrics/objectives.py`). The observer sets
-    it. Other code that fills an exchange knows all events, so the default is correct."""
+    """How the answer was parsed, which decides what objectives apply (`metrics/objectives.py`). The observer
+    sets it. Other code that fills an exchange knows all its events, so the default is correct."""
     content_type: Annotated[str | None, Bound(64, "upstream", clean_name)] = None
     """Media type of the answer, without parameters."""
     call: Annotated[str | None, Bound(160, "client", clean_composed)] = None
@@ -265,6 +269,7 @@ class Exchange:
     arm: Annotated[str | None, Bound(64, "operator")] = None
     """Arm of the running experiment; None: not part of an experiment."""
     unit: Annotated[str | None, Bound(64, "llmtap")] = None
+    """Public id of the experiment's unit (request, conversation or tenant) that was assigned to the arm."""
     excluded: Annotated[str | None, Bound(64, "llmtap")] = None
     """Reason why the arm's change does not fully apply to the request: the change was not applied, or the
     client itself sent a header field of another arm (`own_header`)."""
@@ -280,15 +285,15 @@ class Exchange:
     request_id: Annotated[str | None, Bound(256, "client", clean_name)] = None
     """`X-Request-Id` of the request, else of the response."""
     upstream_request_id: Annotated[str | None, Bound(256, "upstream", clean_name)] = None
-    """The response's own id, in one of `observer.RESPONSE_IDS`: the one that the provider's support needs."""
+    """The response's own id, from a field of `observer.RESPONSE_IDS`; the provider's support asks for it."""
     answer_id: bytes | None = None
-    """Digest of the id by which a later request may name this answer (`previous_response_id`)."""
+    """Digest of the answer's id. A later request that continues it names the id (`previous_response_id`)."""
     status: int | None = None
     stream: bool = False
     """Whether the answer was a stream or, if the upstream failed before any output, whether the request
     wanted a stream."""
     padded: bool = False
-    """Whether events carry random padding, which is included in their sizes."""
+    """Whether events contain random padding, which their sizes include."""
     finish_reason: Annotated[str | None, Bound(WORD_CHARS_MAX, "upstream", clean_word)] = None
     refusal: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_composed, 32)] = None
     """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/interventions.py`."""
@@ -312,7 +317,7 @@ class Exchange:
     invalid_values: Annotated[dict[str, int] | None, Bound(32, "llmtap", members=16)] = None
     """Number of impossible values that were removed, by reason (`exchange/verdict.py`)."""
     error: Annotated[str | None, Bound(512, "llmtap")] = None
-    """One sentence that names the side at fault; never text of a body."""
+    """One sentence that names the side at fault; it never contains text of a body."""
     added: Added = field(default_factory=Added)
     uncertainty_ns: int = 0
     """Largest error of the times of output events, submission and end."""
@@ -323,7 +328,7 @@ class Exchange:
     clock: Annotated[str, Bound(16, "llmtap")] = "mono"
     """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival; `virtual`: simulated."""
     anchor: int = 0
-    """Number of times that the host's wall clock was set between the start of the relay and the arrival."""
+    """Number of times that the host's wall clock was set after the relay's start and before the arrival."""
     side: Annotated[str | None, Bound(8, "llmtap")] = None
     """FRONT or BACK if the exchanges of both sides of a gateway are paired."""
     pair: PairMember | None = None
@@ -335,28 +340,30 @@ class Exchange:
     text_blocks: "array[int] | None" = None
     """Chained hashes of the content of the first choice; None unless the capture has `capture.pair_key`."""
     arrival_mono_ns: int | None = None
-    """Arrival by the monotonic clock of its host, of an exchange that was read from a capture: its timeline
-    is that of the wall clock."""
+    """Arrival by the monotonic clock of the exchange's host. Set only for an exchange that was read from a
+    capture, whose timeline is in wall time."""
     capture_data: object | None = None
-    """The recorder's own data, until the end of the exchange."""
+    """Data of the meter's recorder about the exchange, until its end."""
     scheduled_ns: int | None = None
     """Planned time to send the request (monotonic); None: not sent by the load generator."""
     dispatch_late_ns: int | None = None
+    """Time from `scheduled_ns` until the first byte was sent."""
     reads: int = 0
+    """Number of reads of the response with payload, and not only framing."""
     request_bytes: int = 0
     response_bytes: int = 0
     unparsed_events: int = 0
-    """Events whose format the dialect does not know; they are timed as chunks."""
+    """Number of events whose format the dialect does not know; they are timed as chunks."""
     part: int = 0
     """Number of the response in its session, from 1; 0 without a session."""
     reading_limits: tuple[ReadingLimit, ...] = ()
     """Limits that were reached while the answer was parsed."""
     unlogged_events: int = 0
-    """Events beyond the length of the event log; they change only the points of the timeline."""
+    """Number of events after the event log was full; they change only the points of the timeline."""
 
     @property
     def id(self) -> str:
-        """Relay, number and part, such as `r0-17`."""
+        """Relay and number, such as `r0-17`, and the part, if there is one, such as `r0-17.2`."""
         return f"{self.relay}-{self.seq}" if not self.part else f"{self.relay}-{self.seq}.{self.part}"
 
     @property
@@ -380,7 +387,7 @@ class Exchange:
 
     @property
     def reasoning_is_separate(self) -> bool:
-        """Whether the usage counts reasoning in addition to the output.
+        """Whether the usage counts reasoning tokens in addition to output tokens, and not as a part of them.
 
         True if the name of the count shows it (Gemini), or if only then the counts add up to the total (xAI).
         """
@@ -394,7 +401,7 @@ class Exchange:
         return bool(input_tokens + output_tokens + reasoning == total)  # type: ignore[operator]
 
     def since_arrival(self, t_ns: int | None) -> float | None:
-        """Return a monotonic time as seconds since the arrival; None stays None."""
+        """Return a monotonic time as seconds since the arrival; None for None."""
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9
 
     def to_dict(
@@ -405,7 +412,7 @@ class Exchange:
         *,
         events: bool = False,
     ) -> dict[str, object]:
-        """Return public JSON: stable names, seconds, null for absent values."""
+        """Return the exchange as public JSON: stable names, times in seconds, null for absent values."""
         t, s = self.timeline, self.since_arrival
         out: dict[str, object] = {
             "id": self.id,

@@ -1,8 +1,8 @@
 """Make a fixture of a saved answer: its bytes, their times, and the expected result of parsing.
 
-`llmtap inspect --fixture` writes it. `tests/protocol/test_fixtures.py` plays each fixture of
-`tests/data/dialects`, cut in many ways, and compares. A saved answer has no times, so each event gets a read
-of its own; a fixture that is read again keeps its times.
+`llmtap inspect --fixture` writes it. `tests/protocol/test_fixtures.py` parses each fixture of
+`tests/data/dialects`, cut in many ways, and compares the result with the expected one. A saved answer has no
+times, so each event gets a read of its own; a fixture that is read again keeps its times.
 
 Source: tests/data/README.md describes the format.
 """
@@ -25,7 +25,7 @@ FORMAT: Final = "llmtap-dialect-fixture/1"
 _HEADERS_MS: Final = 100.0
 _FIRST_READ_MS: Final = 120.0
 _BETWEEN_READS_MS: Final = 10.0
-_NOT_KEPT: Final = (b"transfer-encoding", b"content-encoding", b"content-length", b"set-cookie")
+_REMOVED_FIELDS: Final = (b"transfer-encoding", b"content-encoding", b"content-length", b"set-cookie")
 _SOURCES: Final = {
     TokenSource.USAGE: "usage.final",
     TokenSource.RUNNING_USAGE: "usage_delta",
@@ -51,6 +51,8 @@ class FixtureRequest(Struct, frozen=True):
 
 
 class FixtureResponse(Struct, frozen=True, kw_only=True):
+    """Head of the answer, and its end. Times are in ms since the request was sent."""
+
     http_version: str
     status: int
     reason: str
@@ -69,8 +71,10 @@ class FixtureBody(Struct, frozen=True):
 
     file: str
     len: int
+    """Number of bytes in `file`."""
     sha256: str
     framing: str
+    """Kind of the events in the body, as in `SavedEvents.framing`."""
     content_encoding: str | None
     decoded_file: str | UnsetType = UNSET
     decoded_len: int | UnsetType = UNSET
@@ -78,9 +82,10 @@ class FixtureBody(Struct, frozen=True):
 
 
 class FixtureRead(Struct, frozen=True):
-    """One read of `n` bytes at the offset `off` of the body."""
+    """One read of `n` bytes, which begin at the offset `off` of the body."""
 
     t_ms: float
+    """Time of the read since the request was sent."""
     off: int
     n: int
     decoded_after: int | UnsetType = UNSET
@@ -101,7 +106,10 @@ class FixtureRaw(Struct, frozen=True):
 
 
 class ExpectedEvent(Struct, frozen=True, kw_only=True):
+    """Event that the parser must find between the bytes `start` and `end` of the decoded body."""
+
     i: int
+    """Index of the event in the answer."""
     kind: str = field(name="class")
     start: int
     end: int
@@ -114,10 +122,12 @@ class ExpectedEvent(Struct, frozen=True, kw_only=True):
     tokens: int | UnsetType = UNSET
     tokens_from: str | UnsetType = UNSET
     also: list[str] | UnsetType = UNSET
+    """Further classes of an event that has several kinds of output."""
 
 
 class ExpectedTokens(Struct, frozen=True):
     n: int
+    """Number of output tokens."""
     source: str = field(name="from")
     estimated: bool | UnsetType = UNSET
 
@@ -126,23 +136,25 @@ class ExpectedUsage(Struct, frozen=True):
     event: int
     """Index of the event with the usage."""
     normalized: dict[str, int]
+    """Token counts by the names of OpenAI, whatever the names in the event are."""
 
 
 class ExpectedError(Struct, frozen=True):
     event: int
+    """Index of the event with the error."""
     type: str | None
     message: str | None
 
 
 class ExpectedTrailing(Struct, frozen=True):
-    """Bytes after the last event."""
+    """Range of the bytes after the last event."""
 
     start: int
     end: int
 
 
 class Expected(Struct, frozen=True):
-    """Result that parsing a fixture must give."""
+    """Result that parsing a fixture must give. Times are in ms since the request was sent."""
 
     events: list[ExpectedEvent]
     first_byte_ms: float | None
@@ -156,7 +168,7 @@ class Expected(Struct, frozen=True):
     done_ms: float | None
     end_ms: float
     content_text: str | dict[str, str] | None
-    """Text, or the text of each choice (`reasoning_text` and `refusal_text`, too)."""
+    """Text of the only choice, or the text of each choice by its index (like the next two fields)."""
     reasoning_text: str | dict[str, str] | None
     refusal_text: str | dict[str, str] | None
     finish_reason: str | None
@@ -188,7 +200,7 @@ class Fixture(Struct, frozen=True, kw_only=True):
     body: FixtureBody
     chunks: list[FixtureRead]
     expect: Expected | None = None
-    """Result of parsing; None before the answer is parsed, also for a fixture that is read again."""
+    """Result of parsing; None until the answer has been parsed, also in a fixture that is read again."""
     raw: FixtureRaw | UnsetType = UNSET
 
     @property
@@ -209,12 +221,12 @@ def fixture_of(value: object) -> Fixture | None:
 
 
 def saved_of(fixture: Fixture, body: bytes) -> Saved:
-    """Return the answer of a fixture; `body`: decoded body."""
+    """Return the saved answer that a fixture describes; `body`: its decoded body."""
     request, response = fixture.request, fixture.response
     request_body = msgspec.json.encode(request.body)
     request_line = f"{request.method} {request.path} HTTP/1.1\r\n"
     head = f"{request_line}host: saved\r\ncontent-length: {len(request_body)}\r\n\r\n"
-    fields = [f"{k}: {v}\r\n" for k, v in response.headers if k.lower().encode() not in _NOT_KEPT]
+    fields = [f"{k}: {v}\r\n" for k, v in response.headers if k.lower().encode() not in _REMOVED_FIELDS]
     status = f"HTTP/1.1 {response.status} {response.reason}\r\n{''.join(fields)}\r\n"
     return Saved(
         "fixture",
@@ -233,8 +245,8 @@ def make_fixture(
     """Return the description of a fixture whose body is that of `saved`.
 
     Args:
-        source: where the bytes come from.
-        known: description of the fixture that the answer is from; all but `expect` is copied.
+        source: origin of the bytes, for the field `source`.
+        known: description of the fixture that `saved` is from: all fields but `expect` are copied.
     """
     framing, events = events_of(saved)
     fixture = _describe(name, saved, explained, framing, source) if known is None else known
@@ -261,7 +273,7 @@ def _describe(name: str, saved: Saved, explained: Explained, framing: str, sourc
     headers = [
         [k.decode("latin-1").lower(), v.decode("latin-1")]
         for k, v in response.headers
-        if k.lower() not in _NOT_KEPT
+        if k.lower() not in _REMOVED_FIELDS
     ]
     return Fixture(
         name=name,
@@ -322,7 +334,7 @@ def _expected_values(
         refusal_text=_text_of(events, EventClass.REFUSAL),
         finish_reason=x.finish_reason,
         output_tokens=x.tokens.output or 0,
-        output_tokens_from=_count_of(x),
+        output_tokens_from=_expected_tokens(x),
         usage=_usage_of(x, events),
         refusal=refusal,
         refusal_detail=refusal_detail,
@@ -330,7 +342,7 @@ def _expected_values(
         error=_error_of(events),
         server_timing=x.server_timing or [],
         end=_end_of(x, events, framing),
-        trailing=_trailing(saved, events, framing),
+        trailing=_trailing_of(saved, events, framing),
     )
 
 
@@ -364,7 +376,7 @@ def _text_of(events: Iterable[SavedEvent], kind: EventClass) -> str | dict[str, 
     return {str(choice): text for choice, text in texts.items()}
 
 
-def _count_of(x: Exchange) -> ExpectedTokens:
+def _expected_tokens(x: Exchange) -> ExpectedTokens:
     source = _SOURCES.get(x.tokens.source, "unknown")
     return ExpectedTokens(x.tokens.output or 0, source, True if source == "chunk_count" else UNSET)
 
@@ -408,7 +420,7 @@ def _end_of(x: Exchange, events: Sequence[SavedEvent], framing: str) -> str:
     return "eof" if x.finish_reason is None else "eof_after_finish"
 
 
-def _trailing(saved: Saved, events: Sequence[SavedEvent], framing: str) -> ExpectedTrailing | None:
+def _trailing_of(saved: Saved, events: Sequence[SavedEvent], framing: str) -> ExpectedTrailing | None:
     end = events[-1].end if events else 0
     if framing == "json" or not saved.body[end:].strip():
         return None

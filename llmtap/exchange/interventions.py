@@ -2,9 +2,10 @@
 
 `observer.py` feeds `Interventions` with each event, and calls `judge` at the end.
 
-Of several verdicts (`protocol/verdicts.py` finds them in events), one that acts (blocks, replaces) takes
-precedence over one that flags, the first over later ones, and signals over texts. A flag alone is not a
-refusal. An intervention after tokens that the client already has is marked `late`. Texts are not kept.
+`protocol/verdicts.py` finds verdicts in events. Of several verdicts, one that acts (blocks, replaces) takes
+precedence over one that only flags, and the first over later ones. A verdict takes precedence over a refusal
+that is found in the text. A flag alone is not a refusal. An intervention after tokens that the client already
+has is marked `late`. Texts are not kept.
 
 Source: docs/dialects.md.
 """
@@ -32,7 +33,8 @@ _CANNOT: Final = (
     r"(?! but\b)"
 )
 _SYMPATHY: Final = r"(?!,? (?:to (?:hear|learn|see)|for|about|if|(?:that )?you)\b)"
-"""What follows `sorry` in an answer that comforts its reader or corrects an earlier one: no refusal."""
+"""No match if `sorry` is followed by these words: such an answer comforts its reader or corrects an earlier
+one, and is no refusal."""
 TEXT_PATTERNS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -45,8 +47,8 @@ TEXT_PATTERNS: Final = tuple(
         r"violates [^\n]{0,80}\b(?:policy|guidelines)\b",
     )
 )
-"""Patterns of refusals. The match of the group `phrase` is reported, so it may only match fixed phrases; for
-a pattern without this group, the pattern itself is reported."""
+"""Patterns of refusals. The match of the group `phrase` is reported, so it must match only fixed phrases and
+no text of the answer; for a pattern without this group, the pattern itself is reported."""
 _OPENING_CHARS: Final = 200
 _PATTERN_CHARS_MAX: Final = 64
 _STOPS: Final = frozenset({"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"})
@@ -59,6 +61,8 @@ _OUTPUT_WORDS: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.
 
 
 class _Signal(NamedTuple):
+    """A verdict, the index of its event, and the number of tokens before this event."""
+
     verdict: Verdict
     event: int
     tokens_before: int
@@ -66,28 +70,28 @@ class _Signal(NamedTuple):
 
 class Interventions:
     """Refusals and guardrail interventions of one answer. Its first words are stored only until they are
-    judged."""
+    compared with the patterns."""
 
     __slots__ = (
         "_acted_signal",
         "_flagged_signal",
         "_opening_text",
         "_patterns",
+        "_refusal_phrase",
         "_refusal_signal",
-        "_words",
         "applied",
         "reading",
     )
 
     def __init__(self, patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS) -> None:
-        self.applied: bytes | None = None
-        self.reading = bool(patterns)
+        self.applied: bytes | None = None  # value of the header field APPLIED_GUARDRAILS
+        self.reading = bool(patterns)  # whether `read` still needs texts of the answer
         self._patterns = patterns
         self._opening_text = ""
-        self._words: str | None = None
+        self._refusal_phrase: str | None = None  # phrase or pattern that the opening of the answer matches
         self._refusal_signal: _Signal | None = None  # refusal by the model
-        self._acted_signal: _Signal | None = None
-        self._flagged_signal: _Signal | None = None
+        self._acted_signal: _Signal | None = None  # verdict of a guardrail that blocked or replaced text
+        self._flagged_signal: _Signal | None = None  # verdict of a guardrail that passed the text on
 
     def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
         """Add the verdict of the event with this index; `tokens_before`: number of tokens before it."""
@@ -97,38 +101,38 @@ class Interventions:
             self._flagged_signal = self._flagged_signal or _Signal(verdict, event, tokens_before)
             acted = self._acted_signal
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
-                # Bedrock: the trace shows that the guardrail only masked text, though the stop reason names
-                # it.
+                # In Bedrock, the stop reason names the guardrail, but the trace shows that the guardrail only
+                # masked text. So it did not act.
                 self._acted_signal = None
         else:
             acted = self._acted_signal
-            # A later trace has details that a stop reason lacks.
+            # A later trace has more details than a stop reason, so it replaces the verdict of a stop reason.
             if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
                 self._acted_signal = _Signal(verdict, event, tokens_before)
 
     def read(self, text: str) -> None:
-        """Add a text of the answer to its first words."""
+        """Add a text of the answer to its opening; judge the opening as soon as it is long enough."""
         self.read_all((text[:_OPENING_CHARS],))
 
     def read_all(self, texts: Iterable[str]) -> None:
         self._opening_text = (self._opening_text + "".join(texts)).lstrip()
         if len(self._opening_text) >= _OPENING_CHARS:
-            self._judge_words()
+            self._judge_opening()
 
-    def _judge_words(self) -> None:
+    def _judge_opening(self) -> None:
         opening, self._opening_text = self._opening_text[:_OPENING_CHARS], ""
         self.reading = False
         for pattern in self._patterns:
             m = pattern.search(opening)
             if m is not None:
-                signal = m["phrase"] if "phrase" in pattern.groupindex else None
-                self._words = signal or pattern.pattern[:_PATTERN_CHARS_MAX]
+                phrase = m["phrase"] if "phrase" in pattern.groupindex else None
+                self._refusal_phrase = phrase or pattern.pattern[:_PATTERN_CHARS_MAX]
                 return
 
     def judge(self, x: Exchange) -> None:
         """Set `refusal` and `guardrail` of the finished exchange."""
         if self.reading:
-            self._judge_words()
+            self._judge_opening()
         acted, flagged = self._acted_signal, self._flagged_signal
         if acted is None and x.status == _STATUS_DENIED:
             acted = _Signal(Verdict("error.type", None, "blocked"), 0, 0)
@@ -137,29 +141,30 @@ class Interventions:
             flagged.verdict.signal = "http_status"
         if acted is not None:
             self._complete_verdict(acted, x)
-            x.guardrail = _guardrail(acted)
+            x.guardrail = _guardrail_json(acted)
         refused = self._refusal_signal
         if acted is not None and (refused is None or acted.event < refused.event):
             refused = acted
         if refused is not None:
-            x.refusal = self._refusal(refused, x)
-        elif self._words is not None and (x.finish_reason or "").lower() in _STOPS:
+            x.refusal = self._refusal_json(refused, x)
+        elif self._refusal_phrase is not None and (x.finish_reason or "").lower() in _STOPS:
             x.refusal = {
                 "kind": MODEL_REFUSAL,
                 "source": "text_pattern",
-                "detail": {"value": self._words},
+                "detail": {"value": self._refusal_phrase},
                 "confidence": "low",
             }
         if x.guardrail is None and flagged is not None:
             flagged.verdict.phase = flagged.verdict.phase or "output"
-            x.guardrail = _guardrail(flagged)
+            x.guardrail = _guardrail_json(flagged)
 
     def _complete_verdict(self, signal: _Signal, x: Exchange) -> None:
         verdict, status = signal.verdict, x.status or 0
         no_token = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and no_token and not verdict.substituted:
             verdict.confidence = "medium"
-            # Filters of prompts and of answers share this reason; other reasons name the filter of answers.
+            # Filters of prompts and filters of answers share this reason, so the number of tokens must show
+            # which of them acted. All other reasons are of filters of answers.
             if reason_kind(verdict.value or "") == "content_filter":
                 if x.tokens.output is None:
                     mark_unknown(verdict, "no usage: input or output")
@@ -170,9 +175,10 @@ class Interventions:
             verdict.kind, verdict.phase = None, phase
             verdict.detail = {"header": APPLIED_GUARDRAILS.decode()}
         if verdict.phase is None:
-            # The signal does not name the phase. Use the phase of a header, if any. Else the phase is
-            # `output` if text came before the signal, or if the answer is a stream and the signal is not an
-            # error code in its body: the guardrail may have withheld the whole answer. Else it is `input`.
+            # The signal does not name the phase. Use the phase of a header, if there is one. Else the phase
+            # is `output` if text came before the signal, or if the answer is a stream and the signal is not
+            # an error code in its body: the guardrail has possibly withheld the whole answer. Else it is
+            # `input`.
             coded = verdict.signal.endswith("error.code") and status < 400
             withheld = x.stream and not coded
             verdict.phase = self._phase_of_header() or (
@@ -207,7 +213,7 @@ class Interventions:
         elif not is_decisive:
             verdict.signal = "http_status+message"
 
-    def _refusal(self, signal: _Signal, x: Exchange) -> dict[str, object]:
+    def _refusal_json(self, signal: _Signal, x: Exchange) -> dict[str, object]:
         verdict = signal.verdict
         detail: dict[str, object] = {"event": signal.event}
         if x.status is not None and x.status >= 400:
@@ -229,7 +235,7 @@ class Interventions:
         }
 
 
-def _guardrail(signal: _Signal) -> dict[str, object]:
+def _guardrail_json(signal: _Signal) -> dict[str, object]:
     verdict = signal.verdict
     out: dict[str, object] = {
         "phase": verdict.phase,

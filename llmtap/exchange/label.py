@@ -1,8 +1,8 @@
 """Label of a request: whether its sender expects a refusal (`x-llmtap-label`, or a column of a trace).
 
-The relay and the ASGI middleware remove the field from the request, so a guardrail cannot see it. A label
-changes nothing else: it is counted beside what happened (`metrics/refusals.py`). A value that is not one of
-EXPECTED is UNKNOWN, and is never stored.
+The relay and the ASGI middleware remove the field from the request, so that a guardrail cannot see it. A
+label does not change the measurement: `metrics/refusals.py` only compares it with the outcome. A value that
+is not one of EXPECTED becomes UNKNOWN, and is never stored.
 """
 
 from typing import Final

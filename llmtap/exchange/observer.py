@@ -367,7 +367,7 @@ class Observer:
     def _end_read(self, answer: AnswerReader, size: int, t_ns: int) -> None:
         if not answer.idle:
             self._mark_followed_token(t_ns)
-        elif (repetition := answer.repeats.repetition) is not None and self._decoder is None:
+        elif (repetition := answer.repetition_finder.repetition) is not None and self._decoder is None:
             self._expect_repetition(repetition)
         if size < READ_BYTES_MAX:
             self._emptied_ns = t_ns

@@ -18,7 +18,7 @@ __all__ = [
 
 
 class Outcome(Word):
-    """How an exchange ended, as seen from between client and gateway."""
+    """End of an exchange, as seen from a place between client and gateway."""
 
     COMPLETE = "complete"
     REFUSED = "refused"
@@ -48,7 +48,7 @@ FAILED: Final = UPSTREAM_FAILED | OWN_FAULTS
 """Outcomes that are a failure of the upstream or of llmtap. A refusal, a disconnect of the client and an
 error of the client are not failures."""
 _NOT_SERVED: Final = frozenset({408, 425, 429})
-"""Statuses from 400 to 499 that a correct request may get."""
+"""Statuses from 400 to 499 that a correct request can get, so they are no errors of the client."""
 
 
 def is_client_error(status: int | None) -> bool:

@@ -1,9 +1,10 @@
-"""Parse prompts: from a request's body to messages, in one form for all endpoints, and parameters.
+"""Parse the prompt in a request's body: to messages, in one form for all endpoints, and parameters.
 
-For the capture: the meter's recorder calls `read_prompt`; block hashes and sessions are made from the result.
-`request.py` reads the fields that every exchange needs. A message is a role and parts: text, token ids, and
-marks for parts without a length (pictures). Reasoning that a client sends back is a separate field, because
-clients drop it between turns. Nothing raises. The text is for hashing and counting.
+Only captures need the prompt: the meter's recorder calls `read_prompt`, and makes block hashes and sessions
+from the result. (`request.py` reads the fields that every exchange needs.) A message is a role and parts:
+text, token ids, and marks for parts without a length, such as pictures. Reasoning that a client sends back is
+a separate field, because clients drop it between turns. No function raises an exception. The text is used
+only for hashes and sizes.
 
 Source: each provider's reference.
 """
@@ -26,12 +27,13 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 MESSAGES_MAX: Final = 10_000
-"""Maximum number of messages: no model's context has room for more. A longer body is not parsed."""
+"""Maximum number of messages of a body, more than any model's context can have. A body with more messages is
+not parsed."""
 PARTS_MAX: Final = 65_536
-"""Maximum number of parts of all messages of a body, at 2 us each. A list with more parts than remain becomes
-one mark."""
+"""Maximum number of parts of all messages of a body: parsing takes 2 us for each part. A list that exceeds
+the number becomes one mark."""
 ID_BYTES: Final = 4
-"""Bytes that a token id counts as: 512 ids then make a block like 2 KiB of text."""
+"""Number of bytes that a token id counts as, so that 512 ids make a block like 2 KiB of text."""
 _DEPTH_MAX: Final = 8
 """Maximum depth of nested content; a tool's result in a message has depth 2."""
 _INT_MAX: Final = (1 << 31) - 1
@@ -51,6 +53,7 @@ class PromptMessage:
     """Parts of the message. Adjacent texts are joined, so that the client's division of its text has no
     effect."""
     thinking: str = ""
+    """Reasoning of the model that the client sends back."""
     result: bool = False
     """Whether the message is the result of a tool call."""
 
@@ -75,7 +78,7 @@ class PromptShape:
     messages: list[PromptMessage]
     shape: RequestShape
     value: JsonObject
-    """The request's body."""
+    """The request's body, as a JSON object."""
     chat: bool
     """Whether the prompt is a list of messages."""
     tools: bytes = b""
@@ -85,8 +88,8 @@ class PromptShape:
 
 
 def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
-    """Return the prompt in a request's decoded body, at most MESSAGES_MAX messages of it. None if the body is
-    not a JSON object, or has no known prompt. The kind of prompt that the endpoint usually has is tried
+    """Return the prompt in a request's decoded body; None if the body is not a JSON object, or if neither the
+    endpoint nor a prompt in the body is known. The kind of prompt that the endpoint usually has is tried
     first, then every other kind."""
     if body.lstrip()[:1] != b"{":
         return None
@@ -102,7 +105,7 @@ def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
         messages = read(reader, value)
         if messages:
             chat = converses
-            shape.images = reader.media
+            shape.images = reader.media_count
             break
     else:
         if endpoint is None:
@@ -114,47 +117,47 @@ def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
 
 
 class _Reader:
-    __slots__ = ("_room", "cut", "media")
+    """Reader of the messages in one body. `cut`: whether parts were left out because of PARTS_MAX."""
+
+    __slots__ = ("_parts_left", "cut", "media_count")
 
     def __init__(self) -> None:
-        self.media = 0
-        self._room = PARTS_MAX
+        self.media_count = 0
+        self._parts_left = PARTS_MAX
         self.cut = False
 
     def count_parts(self, n: int) -> bool:
-        """Count `n` more parts. Return False if their number exceeds the limit."""
-        if n > self._room:
+        """Count `n` more parts. Return False if the number of parts then exceeds PARTS_MAX."""
+        if n > self._parts_left:
             self.cut = True
             return False
-        self._room -= n
+        self._parts_left -= n
         return True
 
-    def chat(self, value: JsonObject) -> list[PromptMessage]:
-        """Read `messages`, or Gemini's `contents`, and system prompts outside of them (Anthropic and
-        others)."""
+    def read_chat(self, value: JsonObject) -> list[PromptMessage]:
+        """Read `messages`, or Gemini's `contents`, and a system prompt beside them, as in Anthropic's API."""
         messages = value.get("messages") or value.get("contents")
         if not isinstance(messages, list) or not messages or len(messages) > MESSAGES_MAX:
             return []
-        return [*self._system_prompts(value), *(self._message(message) for message in messages)]
+        return [*self._system_prompts(value), *(self._read_message(message) for message in messages)]
 
-    def input(self, value: JsonObject) -> list[PromptMessage]:
+    def read_input(self, value: JsonObject) -> list[PromptMessage]:
         """Read `input` of the Responses API, or of LM Studio, which has the same format."""
         items = value.get("input")
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if not isinstance(items, list) or not items or len(items) > MESSAGES_MAX:
             return []
-        return [*self._system_prompts(value), *(self._item(item) for item in items)]
+        return [*self._system_prompts(value), *(self._read_item(item) for item in items)]
 
     def _system_prompts(self, value: JsonObject) -> Iterator[PromptMessage]:
         for key in ("system", "instructions", "system_prompt", "systemInstruction"):
             if system := value.get(key):
-                yield self._make(
-                    "system", system.get("parts", system) if isinstance(system, dict) else system
-                )
+                content = system.get("parts", system) if isinstance(system, dict) else system
+                yield self._message_of("system", content)
 
-    def completion(self, value: JsonObject, keys: tuple[str, ...]) -> list[PromptMessage]:
-        """Read texts or token ids, one or several, from the first of these members."""
+    def read_completion(self, value: JsonObject, keys: tuple[str, ...]) -> list[PromptMessage]:
+        """Read one or several prompts, texts or token ids, from the first of the members `keys`."""
         content = next((value[key] for key in keys if value.get(key)), None)
         if content is None:
             return []
@@ -164,13 +167,14 @@ class _Reader:
         )
         if several and len(content) > MESSAGES_MAX:
             return []
-        messages = [self._make("system", value["system"])] if value.get("system") else []
+        messages = [self._message_of("system", value["system"])] if value.get("system") else []
         if value.get("context"):  # Ollama: token ids of the conversation so far
             messages.append(PromptMessage("context", self._ids_or_text(value["context"])))
         messages += [
             PromptMessage("prompt", self._ids_or_text(one)) for one in (content if several else [content])
         ]
-        messages[-1].parts += self._all_media(_list(value.get("images")) or _list(value.get("image_data")))
+        images = _as_list(value.get("images")) or _as_list(value.get("image_data"))
+        messages[-1].parts += self._media_marks(images)
         if isinstance(value.get("suffix"), str) and value["suffix"]:
             messages.append(PromptMessage("suffix", [value["suffix"]]))
         return messages
@@ -180,7 +184,7 @@ class _Reader:
             return [value] if value else []
         if isinstance(value, dict):  # llama.cpp: a prompt with pictures
             parts = self._ids_or_text(value.get("prompt_string") or value.get("prompt_token_ids"))
-            return [*parts, *self._all_media(_list(value.get("multimodal_data")))]
+            return [*parts, *self._media_marks(_as_list(value.get("multimodal_data")))]
         if isinstance(value, list) and value:
             try:
                 return [array("I", value)]
@@ -188,69 +192,72 @@ class _Reader:
                 return [b"value" + _digest(value)]
         return []
 
-    def _message(self, message: Any) -> PromptMessage:
+    def _read_message(self, message: Any) -> PromptMessage:
         if not isinstance(message, dict):
-            return self._make("other", message)
+            return self._message_of("other", message)
         role = _role_word(message.get("role"))
         builder = _MessageBuilder(self)
         if message.get("name") and role != "tool":
-            builder.mark(b"name", message["name"])
-        builder.think(next((message[k] for k in _THINKING if isinstance(message.get(k), str)), None))
+            builder.add_mark(b"name", message["name"])
+        builder.add_thinking(next((message[k] for k in _THINKING if isinstance(message.get(k), str)), None))
         if isinstance(message.get("tool_plan"), str):  # Cohere: text before the tool calls
-            builder.text(message["tool_plan"])
+            builder.add_text(message["tool_plan"])
         content = message.get("content", message.get("parts"))
-        builder.content(content)
+        builder.add_content(content)
         if isinstance(message.get("refusal"), str):
-            builder.text(message["refusal"])
-        builder.parts += self._all_media(_list(message.get("images")))  # in Ollama's messages
+            builder.add_text(message["refusal"])
+        builder.parts += self._media_marks(_as_list(message.get("images")))  # in Ollama's messages
         if isinstance(message.get("audio"), dict):
-            builder.media(message["audio"])
-        calls = _list(message.get("tool_calls"))
+            builder.add_media(message["audio"])
+        calls = _as_list(message.get("tool_calls"))
         if not self.count_parts(len(calls)):
-            builder.mark(b"value", calls)
+            builder.add_mark(b"value", calls)
             calls = []
         for call in calls:
-            named = call.get("function") or call.get("custom") if isinstance(call, dict) else None
-            builder.call(named if isinstance(named, dict) else {"input": call})
+            function = call.get("function") or call.get("custom") if isinstance(call, dict) else None
+            builder.add_call(function if isinstance(function, dict) else {"input": call})
         if isinstance(message.get("function_call"), dict):
-            builder.call(message["function_call"])
+            builder.add_call(message["function_call"])
         return builder.build(role, result=role in ("tool", "function") or _only_results(content))
 
-    def _item(self, item: Any) -> PromptMessage:
+    def _read_item(self, item: Any) -> PromptMessage:
         if not isinstance(item, dict):
-            return self._make("user", item)
+            return self._message_of("user", item)
         kind = item.get("type")
         kind = kind if isinstance(kind, str) else "message"
         builder = _MessageBuilder(self)
         if kind == "message" or "role" in item:
-            builder.content(item.get("content"))
+            builder.add_content(item.get("content"))
             return builder.build(_role_word(item.get("role", "user")))
         if kind == "text" and isinstance(item.get("content"), str):  # an item of LM Studio
-            builder.text(item["content"])
+            builder.add_text(item["content"])
             return builder.build("user")
         if kind.endswith("_output"):
-            builder.content(item.get("output"))
+            builder.add_content(item.get("output"))
             return builder.build("tool", result=True)
         if kind.endswith("_call"):
-            builder.call(item)
-            builder.content(item.get("output"))  # result of a call that the provider made itself
+            builder.add_call(item)
+            builder.add_content(item.get("output"))  # result of a call that the provider made itself
             return builder.build("assistant")
         if kind == "reasoning":
-            builder.think(item.get("content") or item.get("summary"))
+            builder.add_thinking(item.get("content") or item.get("summary"))
             return builder.build("assistant")
-        builder.part(item, 0)
+        builder.add_part(item, 0)
         return builder.build("user" if builder.parts and not kind.endswith("_reference") else "other")
 
-    def _make(self, role: str, content: Any) -> PromptMessage:
+    def _message_of(self, role: str, content: Any) -> PromptMessage:
         builder = _MessageBuilder(self)
-        builder.content(content)
+        builder.add_content(content)
         return builder.build(role)
 
-    def _all_media(self, values: list[Any]) -> list[Part]:
-        return [*map(self._media, values)] if self.count_parts(len(values)) else [b"value" + _digest(values)]
+    def _media_marks(self, values: list[Any]) -> list[Part]:
+        if not self.count_parts(len(values)):
+            return [b"value" + _digest(values)]
+        return [*map(self.media_mark, values)]
 
-    def _media(self, value: Any) -> bytes:
-        self.media += 1
+    def media_mark(self, value: Any) -> bytes:
+        """Count a picture, sound or file, and return its mark."""
+        self.media_count += 1
         return b"media" + _digest(value)
 
 
@@ -273,77 +280,78 @@ class _MessageBuilder:
                     parts.extend(run)
         return PromptMessage(role, parts, "".join(self._thinking), result)
 
-    def text(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         if text:
             self.parts.append(text)
 
-    def mark(self, kind: bytes, value: Any) -> None:
+    def add_mark(self, kind: bytes, value: Any) -> None:
         self.parts.append(kind + _digest(value))
 
-    def media(self, value: Any) -> None:
-        # Remove the cache mark: it moves from turn to turn while the picture stays the same.
+    def add_media(self, value: Any) -> None:
+        # Remove `cache_control`: clients move it from turn to turn, but the digest of the same picture must
+        # stay the same.
         if isinstance(value, dict) and "cache_control" in value:
             value = {k: v for k, v in value.items() if k != "cache_control"}
-        self.parts.append(self._reader._media(value))
+        self.parts.append(self._reader.media_mark(value))
 
-    def think(self, value: Any, depth: int = 0) -> None:
+    def add_thinking(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):
             self._thinking.append(value)
         elif isinstance(value, list) and depth < _DEPTH_MAX:
             for item in value:
-                self.think(item.get("text") if isinstance(item, dict) else item, depth + 1)
+                self.add_thinking(item.get("text") if isinstance(item, dict) else item, depth + 1)
 
-    def call(self, function: JsonObject) -> None:
+    def add_call(self, function: JsonObject) -> None:
         self.parts.append(b"call")
         if isinstance(function.get("name"), str):
-            self.text(function["name"])
+            self.add_text(function["name"])
         for key in ("arguments", "input", "action", "args"):
             if key in function:
                 self.parts.append(b"arguments")
                 arguments = function[key]
-                self.text(
-                    arguments if isinstance(arguments, str) else _json(arguments).decode("utf-8", "replace")
-                )
+                if not isinstance(arguments, str):
+                    arguments = _encode_json(arguments).decode("utf-8", "replace")
+                self.add_text(arguments)
 
-    def content(self, value: Any, depth: int = 0) -> None:
+    def add_content(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):
-            self.text(value)
+            self.add_text(value)
         elif isinstance(value, list) and self._reader.count_parts(len(value)):
             for item in value:
-                self.part(item, depth)
+                self.add_part(item, depth)
         elif isinstance(value, dict):
-            self.part(value, depth)
+            self.add_part(value, depth)
         elif value is not None:
-            self.mark(b"value", value)
+            self.add_mark(b"value", value)
 
-    def part(self, item: Any, depth: int) -> None:
-        """Read one part of a content by its type; without a known type, by its members."""
+    def add_part(self, item: Any, depth: int) -> None:
+        """Add one part of a content, by its type or, without a known type, by its members."""
         if isinstance(item, str):
-            self.text(item)
+            self.add_text(item)
             return
         if not isinstance(item, dict) or depth >= _DEPTH_MAX:
-            self.mark(b"value", item)
+            self.add_mark(b"value", item)
             return
         kind = item.get("type")
         kind = kind if isinstance(kind, str) else ""
         if kind.endswith("thinking") or kind in ("reasoning", "reasoning_text"):
-            self.think(item.get("thinking") or item.get("text") or item.get("summary"))
+            self.add_thinking(item.get("thinking") or item.get("text") or item.get("summary"))
         elif kind.endswith("tool_use"):
-            self.call(item)
+            self.add_call(item)
         elif not kind and isinstance(call := item.get("functionCall", item.get("toolUse")), dict):
-            self.call(call)  # a tool call of Gemini or Bedrock
+            self.add_call(call)  # a tool call of Gemini or Bedrock
         elif kind.endswith("tool_result"):
             self.parts.append(b"result")
-            self.content(item.get("content"), depth + 1)
+            self.add_content(item.get("content"), depth + 1)
         elif _media_word(kind) or (not kind and any(map(_media_word, item))):
-            self.media(item)
+            self.add_media(item)
         elif isinstance(text := item.get("text", item.get("refusal")), str):
-            self.text(text)
+            self.add_text(text)
         elif "content" in item:
             self.parts.append(b"part")
-            self.content(item["content"], depth + 1)
+            self.add_content(item["content"], depth + 1)
         else:
-            self.mark(b"value", item)
+            self.add_mark(b"value", item)
 
 
 _THINKING: Final = ("reasoning_content", "reasoning", "thinking")
@@ -352,25 +360,25 @@ _media_word = re.compile(r"image|audio|video|file|document|screenshot|inlineData
 _Read = Callable[[_Reader, JsonObject], list[PromptMessage]]
 
 
-def _completion(*keys: str) -> tuple[_Read, bool]:
-    return lambda reader, value: reader.completion(value, keys), False
+def _completion_reader(*keys: str) -> tuple[_Read, bool]:
+    return lambda reader, value: reader.read_completion(value, keys), False
 
 
-_CHAT: Final[tuple[_Read, bool]] = (_Reader.chat, True)
-_INPUT: Final[tuple[_Read, bool]] = (_Reader.input, True)
-_PROMPT: Final = _completion("prompt", "inputs")
+_CHAT: Final[tuple[_Read, bool]] = (_Reader.read_chat, True)
+_INPUT: Final[tuple[_Read, bool]] = (_Reader.read_input, True)
+_PROMPT: Final = _completion_reader("prompt", "inputs")
 _BY_MEMBERS: Final = (_CHAT, _PROMPT, _INPUT)
 _FIRST: Final = {
     **dict.fromkeys(
         ("completions", "llamacpp.completion", "ollama.generate", "tgi.generate_stream"), _PROMPT
     ),
-    # TGI and vLLM also use `/generate`, the path of SGLang's own endpoint: look for the members of all three.
-    "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
+    # SGLang, TGI and vLLM all have an endpoint `/generate`, so look for the members of all three.
+    "generate": _completion_reader("prompt", "inputs", "text", "input_ids", "token_ids"),
     "responses": _INPUT,
     "lmstudio.chat": _INPUT,
-    "embeddings": _completion("input", "inputs"),
+    "embeddings": _completion_reader("input", "inputs"),
 }
-"""Members of a body that are read first, by endpoint; other endpoints begin with `messages`."""
+"""Kind of prompt that is tried first, by endpoint; for other endpoints, `messages` is tried first."""
 
 
 def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
@@ -380,7 +388,7 @@ def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
 
 def _parameters(value: JsonObject) -> RequestShape:
     # Ollama, TGI and SGLang have their parameters in an inner object.
-    places = [value, *(_dict(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
+    places = [value, *(_as_object(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
     tools = value.get("tools", value.get("functions"))
     return RequestShape(
         max_tokens=_first_count(
@@ -403,9 +411,9 @@ def _parameters(value: JsonObject) -> RequestShape:
 def _response_format(value: JsonObject) -> str | None:
     for wanted in (
         value.get("response_format"),
-        _dict(value.get("text")).get("format"),  # in the Responses API
-        _dict(value.get("output_config")).get("format"),  # in Anthropic's API
-        _dict(value.get("parameters")).get("grammar"),  # in TGI's API
+        _as_object(value.get("text")).get("format"),  # in the Responses API
+        _as_object(value.get("output_config")).get("format"),  # in Anthropic's API
+        _as_object(value.get("parameters")).get("grammar"),  # in TGI's API
     ):
         if isinstance(wanted, dict) and wanted.get("type"):
             return _role_word(wanted["type"])
@@ -416,7 +424,7 @@ def _response_format(value: JsonObject) -> str | None:
 
 
 def _first_count(places: list[JsonObject], *names: str) -> int | None:
-    """Return the first number that is a count; skip -1, which some servers read as "no limit"."""
+    """Return the first number that is a count. Skip -1, which means "no limit" to some servers."""
     for number in _numbers_at(places, names):
         if 0 <= number <= _INT_MAX and number == int(number):
             return int(number)
@@ -436,7 +444,7 @@ def _numbers_at(places: list[JsonObject], names: tuple[str, ...]) -> Iterator[in
 
 
 def _role_word(value: Any) -> str:
-    """Return the name of a role or format; `other` if it is not a word, since clients may put text there."""
+    """Return the name of a role or format; `other` if it is not a word, because it could be private text."""
     if not isinstance(value, str) or not _is_word(value) or looks_secret(value):
         return "other"
     return sys.intern(value)  # one object for all messages
@@ -459,23 +467,23 @@ def _only_results(content: Any) -> bool:
     )
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _dict(value: Any) -> JsonObject:
+def _as_object(value: Any) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _json(value: Any) -> bytes:
+def _encode_json(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (ValueError, RecursionError):
-        return b"?"  # nested too deeply; cannot happen with a decoded body
+        return b"?"  # the value is nested too deeply, which cannot happen with a decoded body
 
 
 def _digest(value: Any) -> bytes:
-    return blake2b(_json(value), digest_size=_MARK_BYTES).digest()
+    return blake2b(_encode_json(value), digest_size=_MARK_BYTES).digest()
 
 
 def _utf8_size(text: str) -> int:

@@ -1,9 +1,9 @@
 """Parse a request: its head, and the fields of its body that an exchange needs, into an Exchange.
 
-`observer.py` feeds `RequestReader` with the body, read by read. The tenant comes from a function that is
-passed in. A request with an MCP field goes to an MCP server, unless its path is one of inference and its
-body names a model; bodies of other requests to MCP servers are not read. `prompt.py` parses the messages, for
-captures only.
+`observer.py` feeds `RequestReader` with the body, read by read. A function that is passed in returns the
+tenant. `prompt.py` parses the messages, for captures only. A request with a header field of MCP counts as a
+call of an MCP server, except if its path is one of inference and its body names a model. If its path is not
+one of inference, the body is not read.
 
 Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives; modelcontextprotocol.io
 SEP-2243 and streamable HTTP; a2a-protocol.org.
@@ -29,6 +29,7 @@ from llmtap.protocol.websocket import negotiates_deflate
 REQUEST_BYTES_MAX: Final = 8 << 20
 """Maximum size of a request body; a longer one is not stored, so its model is unknown."""
 _PIECE_BYTES: Final = 64
+"""Memory that a piece of the body takes in addition to its bytes."""
 _SLO_MS_MAX: Final = 3_600_000
 
 _ENDPOINTS: Final = (
@@ -52,7 +53,7 @@ _ENDPOINTS: Final = (
     ("/invoke-with-response-stream", "bedrock.invoke"),
     ("/invoke", "bedrock.invoke"),
 )
-"""Names of endpoints by the end of the path; the first match is used."""
+"""Names of endpoints by the end of the path; of several matches, the first one counts."""
 
 _STREAMED_PATHS: Final = (
     "/generate_stream",
@@ -66,8 +67,8 @@ _STREAM_BY_DEFAULT: Final = frozenset({"ollama.chat", "ollama.generate"})
 
 _MCP: Final = (b"mcp-method", b"mcp-name", b"mcp-session-id", b"mcp-protocol-version")
 _METHODS_WITH_NAME: Final = ("tools/call", "prompts/get")
-"""MCP methods whose `mcp-name` is the name of a tool or prompt. For other methods, it may be the address of a
-document."""
+"""MCP methods whose field `mcp-name` has the name of a tool or prompt. For other methods, the field can have
+the address of a document, which must not be stored."""
 _match_method: Final = re.compile(r"[a-z][a-zA-Z]{0,31}(?:/[a-zA-Z_]{1,31}){0,3}").fullmatch
 _match_name: Final = re.compile(r"[A-Za-z0-9_./-]{1,96}").fullmatch
 
@@ -81,7 +82,7 @@ Identify = Callable[[RequestHead, str, Callable[[], Any]], str]
 
 OnRequest = Callable[[Exchange, RequestHead, bytes], bool]
 """`(exchange, head, body) -> wants_text`, called by the observer when the request is complete. Returns
-whether the text of the answer is to be captured, too. The body is decoded; empty if it was not stored."""
+whether the text of the answer is to be captured, too. `body` is decoded, and empty if it was not stored."""
 
 
 class _RequestBody(msgspec.Struct):
@@ -96,12 +97,14 @@ _decode_value: Final = bounded_decoder()
 
 
 class RequestReader:
-    """Reader of one request into its Exchange `x`. `identify` returns the tenant, `on_request` is called with
-    the complete request, and memory for the body is taken from `share`."""
+    """Reader of one request, which sets the fields of its Exchange `x`. `raw`: the request's head. `identify`
+    returns the tenant, `on_request` is called with the complete request, and memory for the body is taken
+    from `share`."""
 
     __slots__ = (
         "_body",
-        "_coding",
+        "_body_bytes",
+        "_encoding",
         "_head",
         "_identify",
         "_keeps_body",
@@ -109,7 +112,6 @@ class RequestReader:
         "_on_request",
         "_path",
         "_share",
-        "_size",
         "_taken_bytes",
         "_x",
         "method",
@@ -131,17 +133,17 @@ class RequestReader:
         self._share = Share() if share is None else share
         self._body: list[bytes] = []
         self._keeps_body = False
-        self._size = 0
-        self._taken_bytes = 0
+        self._body_bytes = 0  # size of the body so far
+        self._taken_bytes = 0  # memory taken from `_share` for the body
         self._identify = identify
         self._on_request = on_request
         self._head: RequestHead | None = None
-        self._path = ""  # may contain keys, so it is used for tenant rules only, and never stored
+        self._path = ""  # can contain secrets, so it is used only for the tenant and the model, never stored
         self.path = ""
         """Path by which the dialect is recognised (`routed_path`), with the same limits as the exchange's
         own."""
         self._mcp_fields: dict[bytes, str] = {}
-        self._coding: bytes | None = None
+        self._encoding: bytes | None = None
         self.method = b""
         self.wants_stream = False
         self.wants_text = False
@@ -149,7 +151,7 @@ class RequestReader:
         try:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
-            return  # the relay refuses such a request, too, and reports that as the outcome
+            return  # the relay refuses such a request as well, and reports the outcome
         self._keeps_body = True
         self.method = head.method
         x.method = bounded("method", head.method.decode("latin-1"))
@@ -171,11 +173,11 @@ class RequestReader:
                     x.slo_tpot_ns = _ms_to_ns(value)
                 case lower if lower == LABEL_FIELD:
                     label = label_of(value.decode("latin-1"))
-                    # Lines with different values contradict each other, and none of the values is more
-                    # likely.
+                    # Several fields with different labels contradict each other, and it is unknown which of
+                    # them is right.
                     x.label = label if x.label in (None, label) else UNKNOWN
                 case b"content-encoding":
-                    self._coding = value
+                    self._encoding = value
                 case b"sec-websocket-extensions":
                     self.offers_deflate = self.offers_deflate or negotiates_deflate([value])
                 case b"a2a-version" if x.endpoint is None:
@@ -189,21 +191,21 @@ class RequestReader:
     def feed(self, data: bytes) -> None:
         if not self._keeps_body:
             return
-        self._size += len(data)
+        self._body_bytes += len(data)
         taken_bytes = len(data) + _PIECE_BYTES
-        if self._size > REQUEST_BYTES_MAX or not self._share.take(taken_bytes):
+        if self._body_bytes > REQUEST_BYTES_MAX or not self._share.take(taken_bytes):
             self._drop_body()
             return
         self._taken_bytes += taken_bytes
         self._body.append(data)
 
     def end(self) -> None:
-        """End the request: it is complete, or no more of it comes. A second call does nothing."""
+        """Parse the body, because it is complete or no more of it will come. A second call does nothing."""
         head, self._head = self._head, None
         if head is None:
             return
         path, self._path = self._path, ""
-        body = self._payload(chunked=head.framing is Framing.CHUNKED)
+        body = self._decoded_body(chunked=head.framing is Framing.CHUNKED)
         self._drop_body()
         request = _RequestBody()
         if body.lstrip().startswith(b"{"):
@@ -211,12 +213,12 @@ class RequestReader:
                 request = _decode_request(body)
             except (ValueError, RecursionError):
                 pass
-        model = request.model or _model_in(path)
+        model = request.model or _model_of_path(path)
         if isinstance(model, str) and model:
             self._x.model = bounded("model", model)
         elif self._mcp_fields and self._x.call is None:
-            # Old MCP transports POST to `/messages`. Count the request as one of MCP only if its body has no
-            # model: a client must not be able to remove a request from the figures by adding an MCP field.
+            # Old MCP transports use a path of inference, `/messages`. Count such a request as a call of MCP
+            # only if its body names no model, so that an MCP field cannot remove a request from the figures.
             self._x.call = bounded("call", _call_name(self._mcp_fields, self._x.method))
         self._x.service_tier_requested = tier_of(request.service_tier, request.speed)
         self.wants_stream = (
@@ -225,7 +227,7 @@ class RequestReader:
             or (self._x.endpoint in _STREAM_BY_DEFAULT and request.stream is None)
         )
         if self._identify is not None:
-            self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
+            self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _decode_json(body)))
         if self._on_request is not None and self._x.call is None:
             self.wants_text = self._on_request(self._x, head, body)
 
@@ -235,18 +237,18 @@ class RequestReader:
         self._share.give(self._taken_bytes)
         self._taken_bytes = 0
 
-    def _payload(self, *, chunked: bool) -> bytes:
+    def _decoded_body(self, *, chunked: bool) -> bytes:
         body = b"".join(self._body)
         try:
             if chunked:
                 body = ChunkedDecoder().feed(body)
-            return Decoder(self._coding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body) if body else b""
+            return Decoder(self._encoding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body) if body else b""
         except PeerProtocolError:
             return b""
 
 
 def _call_name(fields: dict[bytes, str], method: str) -> str:
-    """Return the method and name of an MCP request; without the header `mcp-method`, the HTTP method."""
+    """Return the method and name of an MCP request; without the field `mcp-method`, the HTTP method."""
     mcp_method, name = fields.get(b"mcp-method", method), fields.get(b"mcp-name", "")
     if b"mcp-method" in fields and not _match_method(mcp_method):
         return "other"
@@ -255,14 +257,14 @@ def _call_name(fields: dict[bytes, str], method: str) -> str:
     return f"{mcp_method} {name}" if _match_name(name) else f"{mcp_method} other"
 
 
-def _json(body: bytes) -> Any:
+def _decode_json(body: bytes) -> Any:
     try:
         return _decode_value(body)
     except (ValueError, RecursionError):
         return None
 
 
-def _model_in(path: str) -> str | None:
+def _model_of_path(path: str) -> str | None:
     match = _MODEL_PATH.search(path)
     return None if match is None else (match[1] or match[2]).replace("%2F", "/")
 
@@ -273,7 +275,7 @@ def _ms_to_ns(value: bytes) -> int | None:
         ms = float(value)
     except ValueError:
         return None
-    # Use None if the value rounds to 0 ns: no exchange can meet an objective of 0.
+    # Return None if the value rounds to 0 ns, because no exchange can meet an objective of 0.
     return round(ms * 1e6) or None if 0 < ms <= _SLO_MS_MAX else None
 
 

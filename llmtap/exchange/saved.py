@@ -1,8 +1,8 @@
 """Build an Exchange from a saved answer, with every event and its place in the body (`llmtap inspect`).
 
 `read_saved` accepts an HTTP response (as `curl -i` writes it), a HAR file or entry, and a bare event stream,
-NDJSON or JSON; `explain` returns the exchange and its events, with all timestamps 0. `traces/formats/har.py`
-and the server detection of `llmtap bench` use both, too.
+NDJSON or JSON. `explain` returns the exchange and its events, with all timestamps 0. `traces/formats/har.py`
+and the server detection of `llmtap bench` use these two functions, too.
 
 Source: RFC 9112, HAR 1.2, docs/dialects.md.
 """
@@ -50,11 +50,14 @@ class SavedError(LlmtapError):
 
 @dataclass(slots=True)
 class Saved:
+    """A saved answer, with its request if the file has it, else with a generated request."""
+
     what: str
     """Kind of the file: `HTTP response`, `HAR entry 3`, `event stream`, `NDJSON`, `JSON`."""
     head: bytes
     """Head of the answer; for a bare body, a generated one with its content type."""
     wire: bytes
+    """Bytes after the head, as in the file."""
     body: bytes
     """Bytes of `wire` without framing and content-encoding."""
     request_head: bytes
@@ -62,6 +65,7 @@ class Saved:
     whole: bool = True
     """Whether the answer is complete by its framing."""
     status_known: bool = True
+    """Whether `head` has the status of the server, and not a generated one."""
     arrival_wall_ns: int | None = None
     totals: dict[str, float] = field(default_factory=dict)
     """Times of a HAR entry in seconds: `total`, `send`, `wait`, `receive`, ..."""
@@ -83,7 +87,7 @@ class SavedEvent:
 
 @dataclass(slots=True)
 class Explained:
-    """A parsed answer."""
+    """A parsed answer: its exchange and all its events."""
 
     exchange: Exchange
     events: list[SavedEvent]
@@ -105,7 +109,7 @@ class _RecordingObserver(Observer):
 
 
 CPU_MAX_NS: Final = 10_000_000_000
-"""Limit of CPU time for parsing a saved answer. The rest of the answer is not parsed."""
+"""Limit of CPU time for parsing a saved answer. When it is reached, the rest of the answer is not parsed."""
 _TOO_COSTLY: Final = "its parsing took too much CPU time"
 
 
@@ -127,13 +131,13 @@ def explain(saved: Saved, dialects: Dialects = BUILT_IN, cpu_ns: Callable[[], in
     x = observer.finish(None, outcome.value, None, None, 0, 0, len(saved.request_body), len(saved.wire))
     if not saved.status_known:
         x.status = None
-    spans = _spans(saved.body, [delta.size for delta in observer.deltas])
+    spans = _event_spans(saved.body, [delta.size for delta in observer.deltas])
     events = [SavedEvent(*span, delta) for span, delta in zip(spans, observer.deltas, strict=True)]
     return Explained(x, events)
 
 
 class _EventRecorder(DialectChooser):
-    """Takes the place of a dialect, and records the events of an answer."""
+    """Recorder of the events of an answer, used in place of a dialect."""
 
     __slots__ = ("events",)
 
@@ -151,7 +155,7 @@ class _EventRecorder(DialectChooser):
 
 
 class SavedEvents(NamedTuple):
-    """Events of a saved answer, as the dialect would get them. A JSON body is one event."""
+    """Events of a saved answer, as a dialect gets them. A JSON body is one event."""
 
     framing: str
     """`sse`, `ndjson`, `json-array`, `eventstream`, `json`, or `opaque`."""
@@ -173,7 +177,7 @@ def events_of(saved: Saved) -> SavedEvents:
 def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry: int | None = None) -> Saved:
     """Parse a saved answer. `path` and `request_body` are used if the file has no request; `entry`: index of
     a HAR entry, from 0. Raises SavedError."""
-    marked, data = data, data.removeprefix(codecs.BOM_UTF8)
+    data_with_bom, data = data, data.removeprefix(codecs.BOM_UTF8)
     if not data.strip():
         raise SavedError("the file is empty", "save a response with `curl -si --raw`")
     if data.startswith(b"HTTP/"):
@@ -191,7 +195,7 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
         raise SavedError("the file is not a HAR file, so it has no entries", "leave out --entry")
     kind, content_type = _kind_of(data)
     if content_type == b"text/event-stream":
-        data = marked  # with the byte order mark: positions count from the start of the file
+        data = data_with_bom  # so that positions of events count from the start of the file
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
     return Saved(
         kind,
@@ -216,7 +220,7 @@ _UNREADABLE: Final = (
     (b"\xff\xfe", "UTF-16 text", "convert it to UTF-8: `iconv -f UTF-16 -t UTF-8 FILE`"),
     (b"\xfe\xff", "UTF-16 text", "convert it to UTF-8: `iconv -f UTF-16 -t UTF-8 FILE`"),
 )
-"""First bytes of files that need a conversion, with the name of their form and the cure."""
+"""First bytes of files that need a conversion, the name of their format, and a hint how to convert them."""
 
 
 def _kind_of(body: bytes) -> tuple[str, bytes]:
@@ -237,9 +241,9 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
             raise SavedError(
                 "the JSON document cannot be parsed to its end", "check whether the file is complete"
             )
-    for begin, what, cure in _UNREADABLE:
+    for begin, what, hint in _UNREADABLE:
         if body.startswith(begin):
-            raise SavedError(f"the file is {what}", cure)
+            raise SavedError(f"the file is {what}", hint)
     raise SavedError(
         "the content is not an event stream, NDJSON, JSON, an HTTP response or a HAR file",
         "save a response together with its head: `curl -si --raw`",
@@ -265,10 +269,10 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
     try:
         parsed = parse_response_head(head, b"POST")
     except PeerProtocolError as exc:
-        raise SavedError(str(exc)) from None
+        raise SavedError(f"the HTTP response cannot be read: {exc}") from None
     payload, whole = _unframe(parsed, rest)
     if payload is None:
-        notes.append("the head says chunked, but the body is not: its framing was taken off before")
+        notes.append("the head says chunked, but the body is not: its framing was removed when it was saved")
         head, payload, whole = _without_fields(head, {b"transfer-encoding"}), rest, True
         rest = payload
     codings = b",".join(value for name, value in parsed.headers if name.lower() == b"content-encoding")
@@ -276,11 +280,12 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
         body = Decoder(codings).feed(payload) if payload else b""
     except PeerProtocolError as exc:
         if not _SSE_LINE.search(payload[:4096]) and _read_json(payload) is None:
-            raise SavedError(str(exc)) from None
-        notes.append(f"the head says {codings.decode('latin-1')}, but the body was decoded before")
+            raise SavedError(f"the body of the HTTP response cannot be decoded: {exc}") from None
+        coding = codings.decode("latin-1")
+        notes.append(f"the head says {coding}, but the body was decoded when it was saved")
         head, rest, body = _without_fields(head, _REMOVED_BY_WRITERS), payload, payload
     if not whole:
-        notes.append("the body ends before its framing does: it was cut off")
+        notes.append("the body is shorter than its framing says: it was cut off")
     return Saved("HTTP response", head, rest, body, request_head, whole=whole, notes=notes)
 
 
@@ -323,7 +328,9 @@ def _pick_entry(entries: list[Any], entry: int | None) -> tuple[JsonObject, int]
         i: e for i, e in enumerate(entries) if isinstance(e, dict) and isinstance(e.get("response"), dict)
     }
     if not usable:
-        raise SavedError("the HAR file has no entry with a response")
+        raise SavedError(
+            "the HAR file has no entry with a response", "export it again after the response has arrived"
+        )
     if entry is None and len(usable) > 1:
         listed = [f"  {i}: {_entry_line(e)}" for i, e in usable.items()][:_ENTRIES_LISTED]
         listed += [f"  and {len(usable) - len(listed)} more"] if len(usable) > len(listed) else []
@@ -347,8 +354,7 @@ def _path_of(request: JsonObject) -> str:
     try:
         return urlsplit(str(request.get("url") or "/")).path or "/"
     except ValueError:
-        # urlsplit() refuses brackets that hold no IPv6 address.
-        return "/"
+        return "/"  # urlsplit() refuses a URL with brackets around another text than an IPv6 address
 
 
 def _entry_line(entry: JsonObject) -> str:
@@ -377,7 +383,7 @@ def _read_entry(entry: JsonObject, number: int) -> Saved:
         try:
             body = base64.b64decode(text, validate=True)
         except binascii.Error:
-            raise SavedError(f"HAR entry {number}: the content is not valid base64") from None
+            raise SavedError(f"HAR entry {number}: its content.text is not valid base64") from None
     sent = str(_object_member(request, "postData").get("text") or "").encode()
     saved = Saved(
         f"HAR entry {number}",
@@ -399,7 +405,7 @@ def _read_entry(entry: JsonObject, number: int) -> Saved:
 
 
 def har_status(response: JsonObject) -> int | None:
-    """Return the status of a HAR response. None: no answer (browsers write status 0, -1 or nothing)."""
+    """Return the status of a HAR response; None if there was no answer (browsers write 0, -1 or nothing)."""
     status = response.get("status")
     if isinstance(status, float | str) and str(status).removesuffix(".0").isdecimal():
         status = int(float(status))
@@ -415,8 +421,8 @@ def har_error(entry: JsonObject) -> str | None:
 
 
 def _har_head(response: JsonObject, content: JsonObject) -> bytes:
-    """Return the head as HTTP/1.1, without fields for framing and coding, which the HAR's writer has already
-    removed from the content (HAR 1.2, "content")."""
+    """Return the head as HTTP/1.1, without the fields of framing and coding: the program that wrote the HAR
+    has removed both from the content (HAR 1.2, "content")."""
     lines = [f"HTTP/1.1 {har_status(response) or 200} saved"]
     names = set()
     headers = response.get("headers")
@@ -431,7 +437,7 @@ def _har_head(response: JsonObject, content: JsonObject) -> bytes:
 
 
 def _total_times(entry: JsonObject) -> dict[str, float]:
-    """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply.
+    """Return the times of a HAR entry in seconds; a HAR has milliseconds, and -1 if a phase does not apply.
 
     A time above `_HAR_TIME_MAX_MS` is left out, because it cannot be the duration of a request.
     """
@@ -451,7 +457,7 @@ def _wall_ns(date: object) -> int | None:
         return None
 
 
-def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
+def _event_spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
     """Return start and end of each event in a body; `sizes`: the sizes of the events."""
     parser = MessageStreamParser() if is_message_stream(body) else SseParser()
     blocks = [(event.start, event.end) for event in parser.feed(body) + parser.close()]
@@ -463,8 +469,8 @@ def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
     for spans in (blocks, lines):
         if [end - start for start, end in spans] == sizes:
             return spans
-    # The body is JSON, perhaps after blank lines sent as keep-alives, or has an unknown format: cut it by the
-    # sizes alone.
+    # The body is JSON, possibly after blank lines that were sent as keep-alives, or has an unknown format:
+    # cut it by the sizes alone.
     spans, at = [], 0
     for size in sizes:
         spans.append((at, min(at + size, len(body))))

@@ -2,9 +2,9 @@
 
 The meter's assembler passes the bytes of both directions to a `Session`, which makes one Observer for each
 response. An exchange begins with the client's `response.create`; if the server creates a response by itself,
-the exchange begins with the last committed audio or `response.steer`. An exchange ends with the response,
+the exchange begins with the latest committed audio or `response.steer`. An exchange ends with the response,
 with an error in place of the response, or with the session. An event belongs to the response that it names,
-else to the response on its stream (`stream_id`).
+or else to the response on its stream (`stream_id`).
 
 Other sessions are one exchange. To split Gemini Live, a turn would begin at the last `realtimeInput` or at
 `clientContent.turnComplete` and end at `serverContent.turnComplete`. OpenAI Live has no mark of an answer.
@@ -30,11 +30,11 @@ SESSION_ENDPOINTS: Final = frozenset({"responses", "realtime"})
 RESPONSES_MAX: Final = 64
 """Maximum number of running and requested responses of a session. Further responses are not measured."""
 _CAUSE_BYTES_MAX: Final = 1 << 16
-"""Maximum size of a message that is stored because it may cause a response; the content of a larger one is
-lost."""
+"""Maximum size of a message that is stored because it can cause a response; the content of a larger one is
+not stored."""
 _ENDS: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "done"})
 _CAUSES: Final = ("input_audio_buffer.commit", "response.steer")
-"""Types of client messages after which the server may begin a response without a `response.create`."""
+"""Types of client messages after which the server can begin a response without a `response.create`."""
 _COMMITTED: Final = ("input_audio_buffer.committed", "input_audio_buffer.speech_stopped")
 """Events by which the server reports that it committed the audio itself (voice activity detection)."""
 _CUT_OFF: Final = "the session ended before the response did"
@@ -42,29 +42,32 @@ _CUT_OFF: Final = "the session ended before the response did"
 
 @dataclass(slots=True, eq=False)
 class _Response:
+    """A requested or running response of the session."""
+
     observer: Observer
-    stream: str
+    stream_id: str
     event_id: str
-    """Event id of the client's message, which an error may name."""
+    """Event id of the client's message that asked for the response; an error can name this id."""
     request_bytes: int
-    bytes: int = 0
+    response_bytes: int = 0
     id: str = ""
     began: bool = False
 
 
 class Session:
-    """Responses of one session. `observe(t_ns)` returns the observer of an exchange whose request was read at
-    `t_ns`, `on_end` takes a complete exchange, `on_discard` is called for a discarded one."""
+    """Responses of one session. `observe(t_ns)` returns a new observer, for an exchange whose request was
+    read at `t_ns`. `on_end` is called with each complete exchange, `on_discard` for each discarded one.
+    Memory for unfinished messages is taken from `share`. `deflates`: messages can be compressed."""
 
     __slots__ = (
-        "_cause",
+        "_causes",
         "_client_parser",
+        "_is_realtime",
         "_model",
         "_observe",
         "_on_discard",
         "_on_end",
         "_open_responses",
-        "_realtime",
         "_server_parser",
         "_share",
         "began",
@@ -81,11 +84,9 @@ class Session:
         *,
         deflates: bool = False,
     ) -> None:
-        """`share`: memory for unfinished messages is taken from it; `deflates`: messages may be
-        compressed."""
         self.began = False
         """Whether the session had a response. If so, the tunnel is not an exchange of its own."""
-        self._realtime = endpoint == "realtime"
+        self._is_realtime = endpoint == "realtime"
         self._observe = observe
         self._on_end = on_end
         self._on_discard = on_discard
@@ -93,10 +94,10 @@ class Session:
         self._client_parser = MessageParser("client", masked=True, deflates=deflates)
         self._server_parser = MessageParser("upstream", masked=False, deflates=deflates)
         self._open_responses: list[_Response] = []
-        self._cause: dict[str, tuple[int, int, bytes]] = {}
-        """Latest message by stream that may cause a response: time of its read, added latency, and
+        self._causes: dict[str, tuple[int, int, bytes]] = {}
+        """Latest message of each stream that can cause a response: time of its read, added latency, and
         content."""
-        self._model: str | None = None
+        self._model: str | None = None  # model of the session, if the server has named it
         self.lost = False
         """Whether messages are no longer parsed."""
 
@@ -105,7 +106,7 @@ class Session:
         return [r.observer for r in self._open_responses]
 
     def client_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
-        """Take bytes from the client, read at `t_ns` and written `added_ns` later."""
+        """Process bytes from the client, read at `t_ns` and written `added_ns` later."""
         for message in () if self.lost else self._client_parser.feed(data):
             event = _read_event(message)
             kind, stream, payload = (
@@ -120,20 +121,20 @@ class Session:
             elif kind in _CAUSES:
                 # `response.steer` belongs to the stream of the response that it names.
                 steered = _text_member(event, "previous_response_id")
-                stream = next((r.stream for r in self._open_responses if steered and r.id == steered), stream)
-                self._store_cause(stream, t_ns, added_ns, payload)
+                named = (r.stream_id for r in self._open_responses if steered and r.id == steered)
+                self._store_cause(next(named, stream), t_ns, added_ns, payload)
         self._count_memory()
 
     def server_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
-        """Take bytes from the server, read at `t_ns` and written `added_ns` later."""
+        """Process bytes from the server, read at `t_ns` and written `added_ns` later."""
         for message in () if self.lost else self._server_parser.feed(data):
             event = _read_event(message)
             kind, stream = _text_member(event, "type"), _text_member(event, "stream_id")
             if kind.startswith("response."):
-                self._take_event(event, kind.removeprefix("response."), stream, message, t_ns, added_ns)
+                self._add_event(event, kind.removeprefix("response."), stream, message, t_ns, added_ns)
             elif kind == "error":
                 self._fail_response(event, stream, message, t_ns, added_ns)
-            elif kind in _COMMITTED and stream not in self._cause:
+            elif kind in _COMMITTED and stream not in self._causes:
                 self._store_cause(stream, t_ns, added_ns, b"")
             elif kind.startswith("session."):
                 self._model = _text_member(_object_member(event, "session"), "model") or self._model
@@ -141,12 +142,12 @@ class Session:
 
     @property
     def broken(self) -> str | None:
-        """Reason why the messages of a side cannot be parsed."""
+        """Reason why the messages of one side cannot be parsed; None: they can."""
         return self._client_parser.broken or self._server_parser.broken
 
     def _count_memory(self) -> None:
-        """Count the unfinished messages against the common limit; drop them if it is reached."""
-        causes = self._cause.values()
+        """Count the memory of the unfinished messages. Drop them if the limit of all exchanges is reached."""
+        causes = self._causes.values()
         kept_bytes = (
             self._client_parser.kept_bytes
             + self._server_parser.kept_bytes
@@ -155,17 +156,17 @@ class Session:
         if not self._share.resize(kept_bytes):
             self._client_parser.drop()
             self._server_parser.drop()
-            self._cause = {stream: (*cause[:2], b"") for stream, cause in self._cause.items()}
+            self._causes = {stream: (*cause[:2], b"") for stream, cause in self._causes.items()}
 
     def close(self, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int = 0) -> None:
-        """End all running responses: the session has ended, or its relay died."""
+        """End all running responses, because the session has ended or its relay has died."""
         self._share.close()
         ended_as = Outcome.TRUNCATED if outcome == Outcome.COMPLETE else Outcome(outcome)
         for response in list(self._open_responses):
             self._end_response(response, delivered_ns, ended_as, error or _CUT_OFF, lag_ns)
 
     def give_up(self, reason: str) -> None:
-        """Stop parsing the messages; the running responses get `reason` as their error."""
+        """Stop parsing the messages. The running responses end with the error `reason`."""
         self.lost = True
         self._client_parser.drop()
         self._server_parser.drop()
@@ -182,13 +183,14 @@ class Session:
         self._open_responses.clear()
 
     def _store_cause(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
-        if stream in self._cause or len(self._cause) < RESPONSES_MAX:
-            self._cause[stream] = (t_ns, added_ns, payload if len(payload) <= _CAUSE_BYTES_MAX else b"")
+        if stream in self._causes or len(self._causes) < RESPONSES_MAX:
+            stored = payload if len(payload) <= _CAUSE_BYTES_MAX else b""
+            self._causes[stream] = (t_ns, added_ns, stored)
 
     def _begin_response(
         self, stream: str, t_ns: int, added_ns: int, payload: bytes, event_id: str = "", size: int = 0
     ) -> _Response | None:
-        self._cause.pop(stream, None)
+        self._causes.pop(stream, None)
         if len(self._open_responses) >= RESPONSES_MAX:
             return None
         observer = self._observe(t_ns)
@@ -199,24 +201,26 @@ class Session:
         return response
 
     def _response_of(self, event: JsonObject, stream: str) -> _Response | None:
-        """Return the response that a message names, else the running response of its stream, else the next
-        one to begin."""
+        """Return the response that a message names, else the running response of its stream, else the oldest
+        requested response of its stream."""
         name = _text_member(_object_member(event, "response"), "id") or _text_member(event, "response_id")
         response = next((r for r in self._open_responses if name and r.id == name), None)
         if response is not None:
             return response
-        here = [r for r in self._open_responses if r.stream == stream and not (name and r.began and r.id)]
-        return next((r for r in here if r.began), here[0] if here else None)
+        others = [
+            r for r in self._open_responses if r.stream_id == stream and not (name and r.began and r.id)
+        ]
+        return next((r for r in others if r.began), others[0] if others else None)
 
-    def _take_event(
+    def _add_event(
         self, event: JsonObject, kind: str, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
     ) -> None:
         response = None
         if kind == "created":
-            response = next((r for r in self._open_responses if r.stream == stream and not r.began), None)
+            response = next((r for r in self._open_responses if r.stream_id == stream and not r.began), None)
             if response is None:
-                since_ns, held_ns, payload = self._cause.get(stream, (t_ns, added_ns, b""))
-                response = self._begin_response(stream, since_ns, held_ns, payload)
+                cause_ns, cause_added_ns, payload = self._causes.get(stream, (t_ns, added_ns, b""))
+                response = self._begin_response(stream, cause_ns, cause_added_ns, payload)
             if response is not None:
                 response.began = True
                 response.id = _text_member(_object_member(event, "response"), "id")
@@ -224,7 +228,7 @@ class Session:
             response = self._response_of(event, stream)
         if response is None:
             return
-        response.bytes += message.size
+        response.response_bytes += message.size
         response.observer.message(message, t_ns, added_ns)
         if kind in _ENDS:
             self._end_response(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns)
@@ -232,21 +236,22 @@ class Session:
     def _fail_response(
         self, event: JsonObject, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
     ) -> None:
-        """End a response with an error. The error replaces a response that has not begun. A running response
-        of a Realtime session continues; a stream of the Responses API ends."""
+        """End the response that an error belongs to: one that has not begun, which the error replaces, or
+        else the running response of a stream of the Responses API. A running response of a Realtime session
+        continues after an error."""
         name = _text_member(_object_member(event, "error"), "event_id")
-        waiting = [r for r in self._open_responses if not r.began and r.stream == stream]
+        waiting = [r for r in self._open_responses if not r.began and r.stream_id == stream]
         if name:
             waiting = [r for r in waiting if not r.event_id or r.event_id == name]
         response = waiting[0] if waiting else None
-        if response is None and not self._realtime:
-            response = next((r for r in self._open_responses if r.stream == stream), None)
+        if response is None and not self._is_realtime:
+            response = next((r for r in self._open_responses if r.stream_id == stream), None)
         if response is None:
             return
-        response.bytes += message.size
+        response.response_bytes += message.size
         response.observer.message(message, t_ns, added_ns)
-        # Pass COMPLETE: then `judge` decides by the events whether this is a refusal or an error, as over
-        # HTTP.
+        # Pass COMPLETE, so that `judge` decides by the events whether this is a refusal or an error, as for
+        # an answer over HTTP.
         self._end_response(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns, failed=True)
 
     def _end_response(
@@ -264,13 +269,12 @@ class Session:
         observer = response.observer
         if end_ns is not None:
             observer.response_end(end_ns)
-        x = observer.finish(
-            delivered_ns, outcome.value, None, error, 0, lag_ns, response.request_bytes, response.bytes
-        )
+        sizes = (response.request_bytes, response.response_bytes)
+        x = observer.finish(delivered_ns, outcome.value, None, error, 0, lag_ns, *sizes)
         if x.model is None and self._model is not None:
             x.model = bounded("model", self._model)
         if x.finish_reason == "cancelled" and x.outcome is not Outcome.UPSTREAM_ERROR:
-            # Cancelled by `response.cancel`, or because the user began to speak (`turn_detected`).
+            # The client cancelled the response, or its user began to speak (`turn_detected`).
             x.outcome = Outcome.CLIENT_CANCELLED
             if x.no_token_reason is not None:
                 x.no_token_reason = no_token_reason(x)

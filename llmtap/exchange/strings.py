@@ -1,19 +1,19 @@
-"""Strings that clients and upstreams choose: their `Bound`, and what makes a string a name, a word or a path.
+"""Strings that clients and upstreams choose: their `Bound`, and tests for names, words, paths and keys.
 
-Any of these strings may be a text: a gateway may put a sentence into its finish reason, a client into the
-name of its model. No text may be stored below the level `full`, shown or exported, so a string is kept only
-if it has the form of an identifier. `clean_name` replaces any other name by `*`, and `clean_word` any other
-reason, code or category by `other`.
+Any of these strings can be a text: a gateway can put a sentence into its finish reason, and a client into the
+name of its model. No text must be shown or exported, or stored below the capture level `full`. So a string is
+kept only if it has the form of an identifier. `clean_name` replaces any other name by `*`, and `clean_word`
+any other reason, code or category by `other`.
 
-Names and words chosen by clients and upstreams are searched for keys before they are cut at their bound. The
+Names and words are searched for keys (API keys and other secrets) before they are cut at their bound. The
 search includes KEY_CHARS characters after the bound, so that it sees a key at the bound as a whole. Tenants
 and captured texts are only cut.
 
 `clean_path` keeps a segment of a path only if it looks like words: API words, versions, names of models. It
 replaces any other segment by `*`. Plain letters stay (`/pass/swordfish/`), unless the previous segment shows
 that they are a key (`/key/swordfish/`). A name or a word with a key (`holds_key`) is replaced as a whole.
-KEY_PATTERN, the forms of keys that their issuers publish for secret scanning, also serves the
-redaction of captures.
+KEY_PATTERN has the forms of keys that their issuers publish for secret scanning. The redaction of captures
+uses it, too.
 """
 
 import re
@@ -24,11 +24,11 @@ from urllib.parse import unquote
 
 PATH_CHARS_MAX: Final = 256
 _SEGMENT_CHARS_MAX: Final = 80
-"""Maximum length of a path segment: model names on hubs have up to 96 characters, and names in use half of
-that."""
+"""Maximum length of a path segment that is kept. The names of models that are in use have up to 48
+characters."""
 NAME_CHARS_MAX: Final = 256
 KEY_CHARS: Final = 320
-"""Number of characters that are sufficient to recognise a key: a JWT needs 308, most keys about 20."""
+"""Number of characters that is sufficient to recognise a key: a JWT needs 308, most keys about 20."""
 WORD_CHARS_MAX: Final = 64
 """Maximum length of a reason, a code or a category that programs write."""
 _DECODINGS_MAX: Final = 4
@@ -48,13 +48,13 @@ KEY_PATTERN: Final = (
 """Keys of OpenAI, Anthropic, Stripe, Groq, Cerebras, GitHub, GitLab, AWS, Google, Slack, Twilio, Mailgun,
 Hugging Face, npm, Replicate, Together, Fireworks, NVIDIA, xAI, Perplexity, PyPI, DigitalOcean, Linear,
 Shopify, LangSmith, Tavily, Pinecone, E2B, Notion, Supabase, Grafana, Docker, SendGrid, Vault, Databricks,
-Postman, New Relic, Atlassian; JWT. Only the end of each form has no length limit, so the search takes linear
-time. Possessive quantifiers would have the same effect, but `re` of Python 3.11.0 to 3.11.4 matches them
-wrongly."""
+Postman, New Relic, Atlassian; JWT. Only the end of each form has no length limit, so that the search takes
+linear time. Possessive quantifiers would have the same effect, but `re` of Python 3.11.0 to 3.11.4 matches
+them wrongly."""
 
 _keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
 _key_in = _keys_in.search
-# After a letter or digit, `sk-` may be the end of a word (`task-`), so the pattern of the rest is stricter.
+# After a letter or digit, `sk-` can be the end of a word (`task-`), so fewer forms count as keys there.
 _key_after_letters = re.compile(
     r"(?a:(?:[spr]k-(?:proj-|live_|test_|or-v1-|ant-[a-z0-9]{1,16}-)?(?=[A-Za-z_]{0,64}[0-9])\w{20,})"
     r"|gh[pousr]_\w{30,}|github_pat_\w{20,}|AIza[\w-]{30,})"
@@ -91,7 +91,7 @@ def looks_secret(word: str) -> bool:
         size, turns = len(piece), len(_edges_of(piece))
         edges += turns
         if _is_hex(piece) or (piece.isdigit() and size > 8):
-            # A number of 8 digits may be a date.
+            # A longer number is an id, but one of 8 digits can be a date.
             return True
         if size >= 12 and (turns >= 4 or len(_humps_of(piece)) >= 5):
             return True
@@ -111,15 +111,15 @@ def looks_secret(word: str) -> bool:
 
 
 _IDENTIFIER: Final = re.compile(r"[\w.~:/@+,;()\[\]{}=|#*$!&-]*", re.ASCII)
-"""Characters of names of models, ids and media types. Texts have blanks, quotes, or letters of other scripts.
-"""
+"""Characters of names of models, ids and media types. Texts have other characters: blanks, quotes, or letters
+of other scripts."""
 _EMAIL: Final = re.compile(r"[\w.+-]@[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}", re.ASCII)
 _WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
 
 
 def is_word(text: str) -> bool:
-    """Return whether a text is a word of at most WORD_CHARS_MAX characters without a key, as programs write
-    for reasons, codes and categories."""
+    """Return whether a text is a word as programs write for reasons, codes and categories: at most
+    WORD_CHARS_MAX characters, and no key in it."""
     return _WORD.fullmatch(text) is not None and not holds_key(text)
 
 
@@ -133,7 +133,7 @@ def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
     """Return the first `chars_max` characters of a name, or "*" if it is not an identifier: a text, an e-mail
     address, or a key.
 
-    Keys and texts that begin up to KEY_CHARS after the cut count, too.
+    The check includes KEY_CHARS characters after the cut, because a key can cross it.
     """
     name = name[: chars_max + KEY_CHARS]
     is_name = _IDENTIFIER.fullmatch(name) and not _EMAIL.search(name) and not holds_key(name)
@@ -148,8 +148,8 @@ def clean_composed(text: str, chars_max: int) -> str:
 
 @lru_cache(maxsize=512)
 def holds_key(name: str) -> bool:
-    """Return whether a key is in the name of a model or tenant, by its issuer's form or by a long run of
-    letters and digits. The caller cuts `name`: results are cached."""
+    """Return whether the name of a model or tenant contains a key, by the form of a key's issuer or by a long
+    run of letters and digits. The caller must cut a long `name`, because results are cached."""
     if _key_after_letters(name):
         return True
     keys = (key[0] for key in _keys_in.finditer(name))
@@ -183,19 +183,19 @@ _clean_known = lru_cache(maxsize=512)(_clean_path)
 
 
 def _is_shown(segment: str, text: str | None) -> bool:
-    """Return whether a segment stays; `text`: the segment without percent-encoding."""
+    """Return whether a segment is kept; `text`: the segment without percent-encoding."""
     if segment == "*":
         return True
     if text is None or len(segment) > _SEGMENT_CHARS_MAX:
         return False
-    # An encoded slash joins the names of a model and its owner: meta-llama%2FLlama-3.1-8B.
+    # An encoded slash joins the owner's and the model's name, so check both: meta-llama%2FLlama-3.1-8B.
     return all(_is_name(name) for name in text.split("/"))
 
 
 def _is_name(name: str) -> bool:
     if not _is_plain(name):
         return False
-    # Numbers are ids, except short ones: versions, years and ports.
+    # Numbers of more than 4 digits are ids; shorter ones are versions, years and ports.
     if name.isdigit() and len(name) > 4:
         return False
     at = name.find("@", 1)  # Cloudflare's models begin with @
@@ -225,9 +225,11 @@ class Bound(NamedTuple):
     """Limits of a field, or of each string in a list or an object."""
 
     chars: int
+    """Maximum number of characters."""
     chosen_by: str
     """Source of the text: `client`, `upstream`, `operator` or `llmtap`."""
     fit: Callable[[str, int], str] = _cut_text
+    """Function that returns a text within a number of characters: cut, or replaced if it must not be kept."""
     members: int = 1
     """Maximum number of members, including those of nested lists and objects."""
 

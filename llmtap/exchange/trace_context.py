@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-# Version 00 ends after the flags. A later version may have more fields after a dash; only the first four are
-# read.
+# Version 00 ends after the flags. A later version can have more fields after a dash, which are ignored.
 _FIELDS: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16
@@ -46,8 +45,8 @@ class SpanIds(NamedTuple):
 
 
 def span_ids_of(name: str, parent: TraceParent | None) -> SpanIds:
-    """Return the ids of the span of an exchange: a hash of a name that no other exchange has, so that they
-    need not be stored. The trace is that of the caller, if there is one."""
+    """Return the ids of the span of an exchange. They are a hash of `name`, which no other exchange has, so
+    they need not be stored. If the caller has sent a trace (`parent`), the trace id is the caller's."""
     digest = blake2b(name.encode(), digest_size=24).digest()
     trace_id = int.from_bytes(digest[:16]) if parent is None else int(parent.trace_id, 16)
     return SpanIds(trace_id, int.from_bytes(digest[16:]))

@@ -2,7 +2,7 @@
 
 `observer.py` feeds `TokenLadder` and `ServerTiming` with each event, and calls `judge` and
 `remove_implausible` at the end. Texts of the server are not kept, except single words. Impossible durations
-and counts are removed and counted by reason (`REMOVAL_REASONS`): `server_time_negative`,
+and token counts are removed and counted by reason (`REMOVAL_REASONS`): `server_time_negative`,
 `server_time_not_finite`, `server_time_too_long` (longer than the exchange) and `token_count` (negative, not
 whole, above `USAGE_TOKENS_MAX`, or not a number).
 
@@ -31,11 +31,11 @@ _USAGE_ITEMS_MAX: Final = 64
 def judge(
     x: Exchange, reported: Outcome, *, cut_off: bool, lost: str | None, error_type: str | None
 ) -> tuple[Outcome, str | None]:
-    """Return the outcome that the relay reported, refined by the events, and a sentence about it.
+    """Return the outcome (as the relay reported it, or more exact by the events), and a sentence about it.
 
     Args:
         cut_off: the answer ended without the end marker that its dialect always has.
-        lost: reason why the body could not be parsed to its end.
+        lost: reason why the body could not be parsed to its end; None: it was parsed.
         error_type: type of an error in the events.
     """
     if reported is not Outcome.COMPLETE:
@@ -104,18 +104,18 @@ REMOVAL_REASONS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
 ROUNDING_NS: Final = 1_000_000
 """Tolerance for each duration: many servers round to whole milliseconds."""
 TOKENS_MAX: Final = 1 << 20
-"""Maximum number of tokens that the events of an exchange may declare. No answer has more, and the figures
-computed from them take memory."""
+"""Maximum number of tokens that the events of an exchange can declare. No answer has more, and the figures
+computed from the tokens take memory."""
 _TOKENIZED_CHARS_MAX: Final = 1 << 16
 """Maximum length of an event's text for the tokenizer. A longer text would delay all other exchanges."""
 _PARTS: Final = ("queue", "prefill", "decode")
-"""Consecutive durations, whose sum cannot exceed the duration of the exchange."""
+"""Names of durations of consecutive phases, whose sum cannot exceed the duration of the exchange."""
 
 
 def remove_implausible(x: Exchange) -> None:
-    """Remove impossible durations and counts, and count them. A duration may last from submit to the end,
-    plus the exchange's uncertainty and ROUNDING_NS; without an end, only its sign and finiteness are
-    checked."""
+    """Remove impossible durations and token counts from an exchange, and count them. The longest possible
+    duration is the time from submit to the end, plus the exchange's uncertainty and ROUNDING_NS. If the end
+    is unknown, every finite duration that is not negative is possible."""
     if x.server_timing is not None or x.server_gaps_ns is not None:
         _check_times(x)
     tokens = x.tokens
@@ -168,7 +168,7 @@ def _duration_ns(t: Timeline) -> int | None:
         end_ns = max((ns for ns in points if ns is not None), default=None)
     if end_ns is None:
         return None
-    # A server may answer before the request has been sent completely.
+    # A server can answer before the request has been sent completely. Then count from the arrival.
     began_ns = t.arrival_ns if t.submit_ns is None or t.submit_ns > end_ns else t.submit_ns
     return end_ns - began_ns if end_ns > began_ns else None
 
@@ -184,13 +184,13 @@ _BURST_TOKENS_MAX: Final = 1_024
 """Maximum number of tokens between two timestamps of a server. Speculative decoding gives a few; with more,
 the timestamps are not those of tokens."""
 _GAPS_MAX: Final = 1 << 18
-"""Maximum number of gaps of an exchange, equal to that of logged events; 8 bytes each. Further gaps are
-omitted."""
+"""Maximum number of gaps between tokens of an exchange, of 8 bytes each; equal to that of logged events.
+Further gaps are omitted."""
 
 
 class TokenLadder:
-    """Token count of one answer by its best source (IETF draft, 4.4). `tokenizer` counts the tokens in a
-    text."""
+    """Token count of one answer by its best source (IETF draft, 4.4). `tokenizer` returns the number of
+    tokens in a text."""
 
     __slots__ = (
         "_declared_counts",
@@ -205,11 +205,12 @@ class TokenLadder:
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
         self.chunks = 0
+        """Number of chunks of output with a text."""
         self.textless = 0
         """Number of chunks of output without a text or a count: audio, the name of a call, arguments as an
-        object. Used only if `chunks` is 0, since a transcript or arguments as text already count."""
-        self.counts = UsageCounts()
-        self._has_total = False
+        object. Used only if `chunks` is 0: otherwise a transcript or arguments as text count already."""
+        self.counts = UsageCounts()  # counts in the latest usage
+        self._has_total = False  # whether `counts` are of the whole answer
         self._declared_counts = {
             TokenSource.TOKEN_IDS: 0,
             TokenSource.LOGPROBS: 0,
@@ -246,9 +247,9 @@ class TokenLadder:
         tokenizer = self._tokenizer
         try:
             if tokenizer is None or len(text) > _TOKENIZED_CHARS_MAX:
-                raise ValueError
+                raise ValueError("there is no tokenizer, or the text is too long for it")
             n = tokenizer(text)
-        except Exception:  # a tokenizer that fails must not end the measurement
+        except Exception:  # a tokenizer that fails must not end the measurement, so use another source
             self._tokenizer = None
             self._tokenized_count = 0
             return -1
@@ -256,16 +257,16 @@ class TokenLadder:
         return n
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
-        """Store the usage of an event; `total`: it covers the whole answer."""
+        """Store the usage that an event has; `total`: it covers the whole answer."""
         self.counts, self._has_total = counts, total
 
     @property
     def has_output(self) -> bool:
-        """Whether an event brought output."""
+        """Whether an event had output."""
         return bool(self.chunks or self.textless)
 
     def result(self, *, stream: bool, without_usage: bool = False) -> Tokens:
-        """Return the counts at the end of the answer. `without_usage`: its count of output is not used."""
+        """Return the counts of the whole answer. `without_usage`: ignore the output count of the usage."""
         counts = self.counts
         tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
         if self._has_total and counts.output is not None and not without_usage:
@@ -283,36 +284,37 @@ class TokenLadder:
 
 
 class ServerTiming:
-    """Collector of durations that the server reports.
+    """Collector of durations that the server reports, in the head, in events and in trailers.
 
-    A duration with the same name and place replaces an earlier one.
+    A duration in an event replaces an earlier one with the same name and place.
     """
 
-    __slots__ = ("_by_event", "_by_head", "_by_trailer", "_clock_ns", "_gaps_ns")
+    __slots__ = ("_clock_ns", "_event_times", "_gaps_ns", "_head_times", "_trailer_times")
 
     def __init__(self) -> None:
-        self._by_head: list[ServerTime] = []
-        self._by_event: dict[tuple[str, str], tuple[int, ServerTime]] = {}
-        self._by_trailer: list[ServerTime] = []
-        self._clock_ns = -1
+        self._head_times: list[ServerTime] = []
+        self._event_times: dict[tuple[str, str], tuple[int, ServerTime]] = {}
+        self._trailer_times: list[ServerTime] = []
+        self._clock_ns = -1  # the server's clock at the previous event that reports it; -1: none
         self._gaps_ns: array[int] = array("q")
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self._by_head = header_times(headers)
+        self._head_times = header_times(headers)
 
     def read_trailers(self, lines: Iterable[bytes]) -> None:
-        self._by_trailer = trailer_times(lines)
+        self._trailer_times = trailer_times(lines)
 
     def read_event(self, event: int, delta: Delta) -> None:
+        """Add the durations and the server's clock of an event; `event`: its index."""
         for time in delta.server_times:
             key = (time.name, time.where)
-            if key in self._by_event or len(self._by_event) < _ENTRIES_MAX:
-                self._by_event[key] = (event, time)
+            if key in self._event_times or len(self._event_times) < _ENTRIES_MAX:
+                self._event_times[key] = (event, time)
         clock_ns = delta.server_clock_ns
         if clock_ns < 0:
             return
         gap_ns, tokens = clock_ns - self._clock_ns, max(1, delta.tokens)
-        # A clock that goes back has restarted, for example with another attempt.
+        # A clock that goes back has restarted, for example with another attempt, so the gap is unknown.
         known = self._clock_ns >= 0 and gap_ns >= 0 and tokens <= _BURST_TOKENS_MAX
         if known and len(self._gaps_ns) + tokens <= _GAPS_MAX:
             share_ns, rest_ns = divmod(gap_ns, tokens)
@@ -320,8 +322,11 @@ class ServerTiming:
         self._clock_ns = clock_ns
 
     def entries(self) -> list[dict[str, object]] | None:
-        events = [_public_row(time) | {"event": i, "path": time.path} for i, time in self._by_event.values()]
-        head, trailer = (map(_public_row, part[:_ENTRIES_MAX]) for part in (self._by_head, self._by_trailer))
+        """Return the durations for `Exchange.server_timing`."""
+        times = self._event_times.values()
+        events = [_public_row(time) | {"event": i, "path": time.path} for i, time in times]
+        places = (self._head_times, self._trailer_times)
+        head, trailer = (map(_public_row, times[:_ENTRIES_MAX]) for times in places)
         return [*head, *events, *trailer] or None
 
     def gaps_ns(self) -> "array[int] | None":

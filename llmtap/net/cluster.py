@@ -21,11 +21,11 @@ import llmtap
 from llmtap.errors import ConfigError, install_hint
 
 _CONNECT_S: Final = 5.0
-_STARTS: Final = 2
+_START_ATTEMPTS: Final = 2
 _KILL_S: Final = 30.0
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 256 << 20
-"""Object store of a local Ray. A million requests take 24 MB; bodies are sent in pieces of some MB."""
+"""Size of the object store of a local Ray. A million requests take 24 MB, and bodies are sent in pieces."""
 _TOKEN_HINT: Final = "if the cluster requires a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
 """Without RAY_AUTH_MODE, Ray 2.60 does not send the token to a cluster that it did not start."""
 
@@ -34,15 +34,15 @@ _TOKEN_HINT: Final = "if the cluster requires a token, set RAY_AUTH_MODE=token a
 def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     """Yield the module `ray`, connected to the cluster at `auto`, `HOST:6379` or `ray://HOST:10001`.
 
-    The nodes of the cluster need llmtap. `local` starts a cluster with `workers` CPUs on this machine's
-    loopback, and ends it afterwards. Raises ConfigError about `--ray`.
+    llmtap must be installed on the nodes of the cluster. `local` starts a cluster with `workers` CPUs on this
+    machine's loopback, and ends it afterwards. Raises ConfigError about `--ray`.
     """
-    # Ray and its processes read the environment at import. This switches off Ray's usage reports.
+    # Switch off Ray's usage reports, before the import: Ray and its processes read the variable then.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local = address == "local"
     if local:
-        # With clusters disabled, the node listens on 127.0.0.1 only. Whoever reaches its ports can run code,
-        # so set a token. Ray would otherwise store one in the home folder.
+        # With clusters disabled, the node listens on 127.0.0.1 only. Any program that reaches its ports can
+        # run code, so set a token. Without it, Ray would store a token of its own in the home folder.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
@@ -56,11 +56,11 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             with _keep_signal_handler():
                 ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as exc:
-            # A process listens at the address, so it may have refused the token: Ray reports that in its log
-            # only.
+            # A process listens at the address, so it has possibly refused the token. Ray reports this only in
+            # its log.
             hint = _TOKEN_HINT if isinstance(exc, ConnectionError) else None
             if address == "auto":
-                hint = "start one with `ray start --head`, or use --ray local"
+                hint = "start a cluster with `ray start --head`, or use --ray local"
             raise ConfigError("--ray", f"no Ray cluster answers at {address}: {_reason(exc)}", hint) from None
         try:
             yield ray
@@ -68,7 +68,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             ray.shutdown()
         return
     with TemporaryDirectory(prefix="llmtap-ray-") as folder:
-        # Ray's processes import llmtap from the same place as this one, also where it is not installed.
+        # Let Ray's processes import llmtap from the same folder as this process, even if it is not installed.
         settings = quiet | {
             "num_cpus": workers or os.cpu_count(),
             "include_dashboard": False,
@@ -86,7 +86,10 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
 
 @contextmanager
 def _on_loopback_only(ray: Any) -> Iterator[None]:
-    """Start Ray on loopback even if it is imported already. Raises ConfigError if Ray listens elsewhere."""
+    """Make Ray start on loopback, even if it was imported before the environment variable was set.
+
+    Raises ConfigError if Ray listens on other addresses.
+    """
     constants = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -96,39 +99,41 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
     addresses = {node["NodeManagerAddress"] for node in ray.nodes()}
     if addresses != {_LOOPBACK}:
         raise ConfigError(
-            "--ray", f"Ray would listen on {', '.join(sorted(addresses))}, not on loopback only"
+            "--ray",
+            f"Ray would listen on {', '.join(sorted(addresses))}, and not only on loopback",
+            "start a cluster with `ray start --head`, and use --ray auto",
         )
 
 
 def _start_ray(ray: Any, settings: dict[str, Any]) -> None:
-    """Start Ray; try a second time, since a start on a busy machine may exceed Ray's limit of 30 s. Raises
+    """Start Ray. Try a second time, because a start on a busy machine can exceed Ray's limit of 30 s. Raises
     ConfigError."""
     message = ""
-    for _ in range(_STARTS):
+    for _ in range(_START_ATTEMPTS):
         try:
             with _keep_signal_handler():
                 ray.init("local", **settings)
             return
-        except Exception as exc:  # After a time-out, Ray raises a bare Exception.
+        except Exception as exc:  # after a time-out, Ray raises Exception itself, and no subclass
             message = _reason(exc)
             _shut_down(ray, settings["_temp_dir"])
-    raise ConfigError("--ray", f"Ray did not start on this machine in {_STARTS} attempts: {message}")
+    raise ConfigError("--ray", f"Ray did not start on this machine in {_START_ATTEMPTS} attempts: {message}")
 
 
 def _reason(exc: Exception) -> str:
-    """Return the first line of an error's text, or the name of its type if it has no text."""
+    """Return the first line of an error's text, or the name of its class if it has no text."""
     return next(iter(str(exc).splitlines()), type(exc).__name__)
 
 
 def _shut_down(ray: Any, folder: str) -> None:
-    """End our Ray and its remaining processes: Ray kills its node after a second, and workers that are just
-    starting would look for the node for minutes."""
-    started = _ray_processes(folder)
+    """End the Ray that this process started, and its remaining processes: Ray kills its node after a second,
+    but workers that are just starting would search for the node for minutes."""
+    processes = _ray_processes(folder)
     ray.shutdown()
-    for process in started:
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(started, timeout=_KILL_S)
+    psutil.wait_procs(processes, timeout=_KILL_S)
 
 
 def _ray_processes(folder: str) -> list[psutil.Process]:
@@ -170,7 +175,8 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, OverflowError) as exc:
-        raise ConfigError("--ray", f"no Ray cluster answers at {address}: {exc}") from None
+        hint = "check the address, or use --ray local"
+        raise ConfigError("--ray", f"no Ray cluster answers at {address}: {exc}", hint) from None
 
 
 def _import_path() -> str:

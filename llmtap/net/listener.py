@@ -1,9 +1,10 @@
-"""Listening TCP sockets, addresses (HOST:PORT), and why a connection failed.
+"""Listening TCP sockets, addresses (HOST:PORT), and reasons of failed connections.
 
-The supervisor opens the sockets (`bind`) and relay processes inherit them, and accept (`Listener`). While a
-relay restarts, new connections wait in the kernel's queue. Simulated server and admin port open theirs here,
-too. `failure_text` describes a failed connection (refused, unknown name, TLS error) in a few words;
-`is_own_shortage` tells a lack of file descriptors or memory on this host from a fault of the other side.
+The supervisor opens the sockets (`bind`). Relay processes inherit them, and accept connections (`Listener`).
+While a relay restarts, new connections wait in the kernel's queue. The simulated server and the admin port
+use these functions, too. `failure_text` describes a failed connection (refused, unknown name, TLS error) in a
+few words; `is_own_shortage` distinguishes a lack of file descriptors or memory on this host from a fault of
+the other side.
 """
 
 import asyncio
@@ -19,10 +20,10 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 ACCEPTS_PER_TURN: Final = 64
-"""Maximum number of connections accepted at once: it bounds the time that running streams wait for them."""
+"""Maximum number of connections that are accepted before the event loop continues with running streams."""
 BACKLOG: Final = 4_096
 FULL_PAUSE_S: Final = 0.1
-"""Pause of accepting when the process has no file descriptor left."""
+"""Time for which no connections are accepted after the process had no file descriptor left."""
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 """Finds the error number in the text of asyncio's error about several addresses, which has no `errno`."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
@@ -32,7 +33,8 @@ _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files of this process to the hard one: each connection is a file."""
+    """Raise the soft limit of open files of this process to the hard limit, because each connection counts as
+    an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -41,7 +43,7 @@ def raise_file_limit() -> None:
 def parse_address(text: str, place: str) -> tuple[str, int]:
     """Return host and port of `127.0.0.1:8080`, `[::1]:80` or `:80` (every interface).
 
-    Raises ConfigError that names `place`, the option with this text.
+    Raises ConfigError, which names `place`, the option with this text.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -54,7 +56,7 @@ def parse_address(text: str, place: str) -> tuple[str, int]:
 
 
 def bind(host: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a listening TCP socket; `shared`: sockets of this user may share the port (SO_REUSEPORT).
+    """Return a listening TCP socket; `shared`: other sockets of this user can share the port (SO_REUSEPORT).
 
     Raises OSError.
     """
@@ -76,7 +78,7 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def keep_port() -> socket.socket:
-    """Return a socket that reserves a free loopback port for a server that sets SO_REUSEADDR, as ours do."""
+    """Return a socket that reserves a free loopback port for a server with SO_REUSEADDR, such as ours."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))
@@ -90,7 +92,7 @@ def name_of(sock: socket.socket) -> str:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise OSError when the port is in use, even by a process that would share it (SO_REUSEPORT)."""
+    """Raise OSError if the port is in use, even by a process that shares it (SO_REUSEPORT)."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
@@ -99,8 +101,8 @@ def check_free(host: str, port: int) -> None:
 class Listener:
     """Calls `on_accept` with each accepted, non-blocking socket.
 
-    Calls `on_shortage` when there is no file descriptor or memory for one; connections wait in the kernel
-    then.
+    If there is no file descriptor or memory for a connection, calls `on_shortage`, and lets connections wait
+    in the kernel for FULL_PAUSE_S.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Listener:
                 raise
             self._on_shortage(exc)
             self._loop.remove_reader(self._sock)
-            if self._timer is None:  # `close` may call this during a pause, when a timer is set.
+            if self._timer is None:  # during a pause, in which `close` can call this, a timer is already set
                 self._timer = self._loop.call_later(FULL_PAUSE_S, self._resume)
             return False
         sock.setblocking(False)
@@ -150,21 +152,21 @@ class Listener:
         self._loop.remove_reader(self._sock)
         while self._accept_one():
             pass
-        if self._timer is not None:  # Check after the loop: the last accept may have begun a pause.
+        if self._timer is not None:  # check after the loop, because the last accept can begin a pause
             self._timer.cancel()
         self._sock.close()
 
 
 ERROR_FIELD: Final = "X-Llmtap-Error"
-"""Field of answers that llmtap itself gives instead of a gateway; its value is the code of the error."""
+"""Header field of answers that llmtap itself gives in place of a gateway; its value is the error's code."""
 ADMIN_PORT: Final = "admin_port"
-"""Code of the answer to a client that mistook the admin port for the proxy's port."""
+"""Code of the answer to a client that sent a request for the proxy to the admin port."""
 
 
 def failure_text(error: BaseException) -> str:
     """Return a short text such as `connection refused` or `TLS: certificate not trusted`.
 
-    Errors inside others (aiohttp's `os_error`, `certificate_error`) come first.
+    If an error of aiohttp contains another one (`os_error`, `certificate_error`), the text is about that one.
     """
     inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     match inner:
@@ -175,11 +177,11 @@ def failure_text(error: BaseException) -> str:
             return "TLS: certificate not trusted" + (f" ({reason})" if reason else "")
         case ssl.SSLError():
             reason = getattr(inner, "reason", None) or "it failed"
-            spoken = reason.replace("_", " ").lower()
+            reason_text = reason.replace("_", " ").lower()
             return (
                 "TLS: the server does not speak it (its URL begins with http://)"
                 if reason in _NO_TLS
-                else f"TLS: {spoken}"
+                else f"TLS: {reason_text}"
             )
         case socket.gaierror():
             is_temporary = inner.errno == socket.EAI_AGAIN
@@ -188,7 +190,7 @@ def failure_text(error: BaseException) -> str:
     number = getattr(inner, "errno", None) or (int(number_text[1]) if number_text is not None else None)
     if number:
         return _lower_first(os.strerror(number))
-    # aiohttp's errors about an answer have a `message`; their whole text repeats the URL.
+    # Prefer the `message` of aiohttp's errors about an answer, because their whole text repeats the URL.
     return _lower_first(str(getattr(inner, "message", "") or inner)) or type(inner).__name__
 
 
@@ -198,6 +200,6 @@ def is_own_shortage(error: OSError) -> bool:
 
 
 def _lower_first(text: str) -> str:
-    """Return the first line of a text, with its first letter in lower case."""
+    """Return the first line of a text, with the first letter in lower case unless the word is in capitals."""
     line = text.strip().partition("\n")[0]
-    return line[:1].lower() + line[1:] if line[1:2].islower() else line  # Keep abbreviations in upper case.
+    return line[:1].lower() + line[1:] if line[1:2].islower() else line

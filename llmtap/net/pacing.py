@@ -1,9 +1,9 @@
 """Precise timers for sending at planned times: one heap, and one kernel timer for all callbacks of a `Pacer`.
 
-The load generator waits with it for the time of each request, the simulated server for that of each token.
-The event loop's own timers count whole milliseconds, so the kernel's `timerfd_create(2)` (Linux) is used.
-A `Pacer` calls a `Waker` at the earliest requested time, never before it. Times once requested are not
-cancelled, so a callback may find nothing due; it returns the time of its next call.
+The load generator uses it to wait for the time of each request, the simulated server for that of each token.
+The event loop's own timers have a resolution of 1 ms, so the kernel's `timerfd_create(2)` (Linux) is used.
+A `Pacer` calls a `Waker` at the earliest requested time, never before it. A requested time is never
+cancelled, so a callback can find that it has nothing to do; it returns the time of its next call.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from llmtap.clock import Clock
 from llmtap.units import NEVER, NS_PER_S
 
 TURN_NS_MAX: Final = 2_000_000
-"""Maximum duration of a turn, after which the loop reads its sockets."""
+"""Maximum duration of a turn, in which due callbacks are called. After it, the event loop reads its sockets.
+"""
 PAUSE_NS: Final = 200_000
 """Minimum time between two turns, so that callbacks share system calls under load; 0: best precision."""
 
@@ -29,13 +30,13 @@ class Pacer:
     def __init__(self, clock: Clock, *, pause_ns: int = PAUSE_NS) -> None:
         self._mono_ns = clock.mono_ns
         self._pause_ns = pause_ns
-        self._heap: list[tuple[int, int, Waker]] = []
-        self._order = count()
+        self._heap: list[tuple[int, int, Waker]] = []  # (due time, order, waker)
+        self._order = count()  # decides between wakers with the same due time
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
-        """Time of the alarm; 0: none."""
+        """Time for which the alarm is set; 0: it is not set."""
         self._is_in_turn = False
-        """Whether callbacks are running: then the alarm is set only once, at the end of the turn."""
+        """Whether callbacks are running. Then the alarm is set only at the end of the turn."""
         self._closed = False
 
     async def wait_until(self, due_ns: int) -> None:
@@ -56,9 +57,9 @@ class Pacer:
         return self._armed_ns or NEVER
 
     def catch_up(self) -> None:
-        """Call due wakers now, for a caller that does other work in between."""
+        """Call the due wakers now; for a caller that does long work without returning to the event loop."""
         if 0 < self._armed_ns <= self._mono_ns() and not self._is_in_turn:
-            self._turn()
+            self._run_turn()
 
     def close(self) -> None:
         """Make no more calls."""
@@ -78,11 +79,11 @@ class Pacer:
 
     def _arm(self, at_ns: int) -> None:
         if self._alarm is None:
-            self._alarm = _Alarm(self._turn)
+            self._alarm = _Alarm(self._run_turn)
         self._armed_ns = at_ns
-        self._alarm.set(at_ns)
+        self._alarm.set_time(at_ns)
 
-    def _turn(self) -> None:
+    def _run_turn(self) -> None:
         self._armed_ns = 0
         heap = self._heap
         self._is_in_turn = True
@@ -91,12 +92,12 @@ class Pacer:
         finally:
             self._is_in_turn = False
         if heap:
-            # Callbacks that are due now run after the loop has read its sockets. Later ones also wait for the
-            # pause.
+            # Callbacks that are due now run after the event loop has read its sockets. Later ones run at
+            # their time, but not before the pause has passed.
             self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
 
     def _call_due(self) -> int:
-        """Call all due wakers for at most TURN_NS_MAX; return the time."""
+        """Call due wakers for at most TURN_NS_MAX. Return the time at the end."""
         heap, mono_ns = self._heap, self._mono_ns
         now_ns = mono_ns()
         end_ns = now_ns + TURN_NS_MAX
@@ -104,18 +105,19 @@ class Pacer:
             _, order, waker = heapq.heappop(heap)
             waiting_ns = waker.waiting_ns
             waiting_ns.pop()
-            again_ns = waker.act(now_ns)
-            if again_ns < NEVER and (not waiting_ns or again_ns < waiting_ns[-1]):
-                waiting_ns.append(again_ns)
-                heapq.heappush(heap, (again_ns, order, waker))
+            next_ns = waker.act(now_ns)
+            if next_ns < NEVER and (not waiting_ns or next_ns < waiting_ns[-1]):
+                waiting_ns.append(next_ns)
+                heapq.heappush(heap, (next_ns, order, waker))
             now_ns = mono_ns()
         return now_ns
 
 
 class Waker:
-    """Reschedulable callback for `Pacer`; it may be called early.
+    """Reschedulable callback for `Pacer`. After it was rescheduled to a later time, it is also called at the
+    earlier time.
 
-    Requests to the pacer are never cancelled; `waiting_ns` has their times, the earliest last.
+    `waiting_ns`: times of its requests to the pacer, which are never cancelled; the earliest is last.
     """
 
     __slots__ = ("_pacer", "act", "waiting_ns")
@@ -134,7 +136,7 @@ class Waker:
             self._pacer.add(due_ns, self)
 
     def close(self) -> None:
-        """Call `act` no more, and break the reference cycle."""
+        """Do not call `act` any more, and break the reference cycle."""
         self.act = _do_nothing
 
 
@@ -143,19 +145,20 @@ def _do_nothing(now_ns: int) -> int:
 
 
 class _Alarm:
-    """Kernel timer that calls back at a time of CLOCK_MONOTONIC, never earlier."""
+    """Kernel timer that calls `on_alarm` at a time of CLOCK_MONOTONIC, never before it."""
 
     def __init__(self, on_alarm: Callable[[], None]) -> None:
         self._on_alarm = on_alarm
         self._loop = asyncio.get_running_loop()
         self._fd = _libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot create a timer (timerfd_create): {os.strerror(number)}")
         self._loop.add_reader(self._fd, self._on_timer)
 
-    def set(self, at_ns: int) -> None:
-        """Set the time of the call; replaces an earlier one."""
-        # (interval s, ns, value s, ns); a value of 0 would disarm the timer.
+    def set_time(self, at_ns: int) -> None:
+        """Set the time of the call, which replaces the previous one."""
+        # (interval in s, ns; value in s, ns). A value of 0 would switch the timer off, so use at least 1 ns.
         spec = _Timespecs(0, 0, *divmod(max(1, at_ns), NS_PER_S))
         _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, spec, None)
 
@@ -167,7 +170,7 @@ class _Alarm:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # The timer was set again in the meantime.
+            return  # the timer was set to a later time after it had expired
         self._on_alarm()
 
 

@@ -1,11 +1,11 @@
 """Pool of connections to an upstream server: opened when needed, kept while idle, checked before reuse.
 
-Relay and load generator take connections (`Pool.take`, `Pool.connect`) and give them back. `parse_origin`
-reads the upstream's URL. An idle connection leaves the pool as soon as the upstream closes it or sends
-anything. Two races remain. The upstream may close the connection while a request is on its way; the relay
-decides whether to send it again. Or it may send an unsolicited answer after the check, which HTTP/1.1 cannot
-tell from the right one. Over TLS, bytes that arrived since the connection became idle close it, too, even if
-they are a part of a record that is not decrypted yet.
+The relay and the load generator take connections (`Pool.take`, `Pool.connect`) and give them back.
+`parse_origin` reads the upstream's URL. An idle connection leaves the pool as soon as the upstream closes it
+or sends anything. Over TLS, a part of a record that is not decrypted yet is enough. Two races remain. The
+upstream can close the connection while a request is on its way; the relay decides whether to send the request
+again. Or the upstream can send an unsolicited answer after the check, and HTTP/1.1 has no means to
+distinguish it from the answer to the request.
 """
 
 import asyncio
@@ -46,7 +46,10 @@ class Origin:
 
 
 def parse_origin(url: str, place: str) -> Origin:
-    """Return the origin of `http://host:port[/prefix]` or `https://...`. Raises ConfigError with `place`."""
+    """Return the origin of `http://host:port[/prefix]` or `https://...`.
+
+    Raises ConfigError, which names `place`, the option with this URL.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -57,17 +60,18 @@ def parse_origin(url: str, place: str) -> Origin:
             place, f"expected http:// or https://, got {url!r}", "such as http://127.0.0.1:8000"
         )
     if parts.query or parts.fragment or parts.username:
-        raise ConfigError(place, "the URL must not have a query, a fragment or a user name")
+        hint = "such as http://127.0.0.1:8000"
+        raise ConfigError(place, "the URL must not have a query, a fragment or a user name", hint)
     tls = parts.scheme == "https"
     default = 443 if tls else 80
     host = parts.hostname
-    shown = f"[{host}]" if ":" in host else host
-    authority = shown if port in (None, default) else f"{shown}:{port}"
+    host_text = f"[{host}]" if ":" in host else host
+    authority = host_text if port in (None, default) else f"{host_text}:{port}"
     return Origin(host, port or default, tls, authority.encode(), parts.path.rstrip("/").encode())
 
 
 class Waiter(Handler, Protocol):
-    """Receiver of a connection that is being opened; becomes its handler."""
+    """Receiver of a connection that is being opened. It becomes the handler of the connection."""
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         """Called when the connection is open."""
@@ -77,25 +81,25 @@ class Waiter(Handler, Protocol):
         free file descriptor."""
 
 
-class _Idle:
+class _IdleConnection:
     """Handler of an idle connection; any event removes it from the pool."""
 
-    __slots__ = ("_pool", "_received_bytes", "since_ns", "stream", "used")
+    __slots__ = ("_pool", "_received_bytes", "has_served", "since_ns", "stream")
 
     def __init__(self, pool: "Pool", stream: Stream, now_ns: int, used: bool) -> None:
         self._pool = pool
         self._received_bytes = stream.received_bytes
         self.stream = stream
-        self.since_ns = now_ns
-        self.used = used
+        self.since_ns = now_ns  # time at which the connection became idle
+        self.has_served = used  # whether a request was answered on the connection
 
     def is_usable(self) -> bool:
         """Return whether the upstream has neither closed the connection nor sent anything since it became
         idle."""
         stream = self.stream
-        # A server may send TLS session tickets at any time, usually before its first answer. So bytes that
-        # arrive on a connection without an answer yet do not close it.
-        is_same = not self.used or stream.received_bytes == self._received_bytes
+        # A server can send TLS session tickets at any time, but usually before its first answer. So bytes
+        # that arrive do not close a connection on which no request was answered.
+        is_same = not self.has_served or stream.received_bytes == self._received_bytes
         return is_same and stream.is_alive()
 
     def on_data(self, data: bytes, t_ns: int) -> None:
@@ -139,20 +143,22 @@ class Pool:
         self._connect_ns = connect_ns
         self._idle_max = idle_max
         self._idle_ns = idle_ns
-        self._idle_connections: list[_Idle] = []
-        """Idle connections, the youngest last: the upstream is least likely to close that one."""
+        self._idle_connections: list[_IdleConnection] = []
+        """Idle connections, the latest one last. `take` uses the last one, because the upstream is least
+        likely to close it."""
         self._addresses: list[Address] = []
         self.resolved_ns = -RESOLUTION_NS
         self.unresolved: dict[Attempt, None] = {}
-        """Attempts that wait for the look-up of the name, in their order."""
+        """Attempts that wait for the look-up of the host name, in the order of their start."""
         self._lookup_task: asyncio.Task[None] | None = None
         self.connects = 0
+        """Number of connections that were opened."""
         self.up: bool | None = None
         """Whether the upstream accepted the latest connection; None before the first attempt."""
         self.tried_ns = 0
         """Monotonic time at which the latest attempt to connect ended."""
         self.on_change: Callable[[OSError | None], None] | None = None
-        """Callback for each change of `up` except a first success; the error is None if it is up again."""
+        """Called at each change of `up`, except at a first success, with the error; None: up again."""
         self.reuses = 0
         """Number of requests sent on a connection that had already served another request."""
         self.unsolicited = 0
@@ -160,10 +166,11 @@ class Pool:
 
     @property
     def idle(self) -> int:
+        """Number of idle connections."""
         return len(self._idle_connections)
 
     def set_state(self, error: OSError | None) -> None:
-        """Set the result of the latest attempt to connect; None: it succeeded."""
+        """Set the state by the result of the latest attempt to connect; None: it succeeded."""
         was_up, self.up, self.tried_ns = self.up is not False, error is None, mono_ns()
         if self.up is not was_up and self.on_change is not None:
             self.on_change(error)
@@ -175,34 +182,35 @@ class Pool:
             stream = idle.stream
             if idle.is_usable():
                 stream.handler = handler
-                self.reuses += idle.used
+                self.reuses += idle.has_served
                 return stream
             self.unsolicited += stream.has_unread()
             stream.close()
         return None
 
     def give_back(self, stream: Stream, now_ns: int, *, used: bool = True) -> None:
-        """Keep a connection whose last answer ended cleanly, or that is not `used` yet, if there is room."""
+        """Keep a connection whose latest answer ended cleanly, or that is not `used` so far. Close it if the
+        pool is full."""
         if len(self._idle_connections) >= self._idle_max or self._idle_ns == 0 or stream.closed:
             stream.close()
             return
-        idle = _Idle(self, stream, now_ns, used)
+        idle = _IdleConnection(self, stream, now_ns, used)
         stream.handler = idle
         self._idle_connections.append(idle)
 
-    def discard(self, idle: _Idle) -> None:
+    def discard(self, idle: _IdleConnection) -> None:
         """Close an idle connection, and remove it from the pool."""
         idle.stream.close()
         try:
             self._idle_connections.remove(idle)
         except ValueError:
-            pass  # The connection was taken from the pool in the same turn of the loop.
+            pass  # the connection was already taken from the pool in this round of the event loop
 
     def sweep(self, now_ns: int) -> None:
         """Close connections that were idle too long, and cancel attempts to connect that take too long."""
         for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
             attempt.cancel()
-            attempt.fail(TimeoutError("no connection in time"))
+            attempt.fail(TimeoutError(f"no connection within {self._connect_ns / 1e9:g} s"))
         while self._idle_connections and now_ns - self._idle_connections[0].since_ns > self._idle_ns:
             self._idle_connections.pop(0).stream.close()
 
@@ -238,7 +246,7 @@ class Pool:
             )
         except OSError as exc:
             error = exc
-        except ValueError as exc:  # UnicodeError: the host name cannot be encoded.
+        except ValueError as exc:  # UnicodeError, because the host name cannot be encoded
             error = OSError(str(exc))
         else:
             self._addresses = [(family, address) for family, _, _, _, address in infos]
@@ -262,36 +270,37 @@ class Route:
 
 
 class Attempt:
-    """One connection that is being opened, by callbacks: a task would cost more CPU."""
+    """One connection that is being opened. It works by callbacks, because a task would use more CPU."""
 
-    __slots__ = ("_addresses", "_pool", "_sock", "_task", "began_ns", "waiter")
+    __slots__ = ("_addresses", "_pool", "_sock", "_tls_task", "began_ns", "waiter")
 
     def __init__(self, pool: Pool, waiter: Waiter) -> None:
         self._pool = pool
         self._sock: socket.socket | None = None
-        self._addresses: list[Address] = []
-        self._task: asyncio.Task[None] | None = None
+        self._addresses: list[Address] = []  # addresses that have not been tried
+        self._tls_task: asyncio.Task[None] | None = None
         self.waiter = waiter
         self.began_ns = mono_ns()
 
     def on_resolved(self, addresses: list[Address], error: OSError | None) -> None:
         """Connect to the first address that answers, unless the look-up failed."""
         if self not in self._pool.attempts:
-            return  # The attempt was cancelled in the meantime.
+            return  # the attempt was cancelled during the look-up
         if error is None:
             self._addresses = list(addresses)
-            self._next(OSError("the host name has no address"))
+            self._try_next_address(OSError("the host name has no address"))
         else:
             self.fail(error)
 
-    def _next(self, error: OSError) -> None:
+    def _try_next_address(self, error: OSError) -> None:
+        """Begin to connect to the next address; if there is none, fail with the error of the previous one."""
         while self._addresses:
             family, address = self._addresses.pop(0)
             try:
                 sock = socket.socket(family, socket.SOCK_STREAM)
             except OSError as exc:
                 if is_own_shortage(exc):
-                    # The fault is on this host, so attempts at other addresses would fail, too.
+                    # This host has no descriptor or memory left, so attempts at other addresses would fail.
                     self.fail(exc)
                     return
                 error = exc
@@ -308,7 +317,7 @@ class Attempt:
                 return
             error = OSError(status, os.strerror(status))
             sock.close()
-        self._pool.resolved_ns = -RESOLUTION_NS  # No address answered: look the name up again.
+        self._pool.resolved_ns = -RESOLUTION_NS  # no address works, so look the name up again next time
         self.fail(error)
 
     def _on_writable(self, sock: socket.socket) -> None:
@@ -319,18 +328,18 @@ class Attempt:
         else:
             self._sock = None
             sock.close()
-            self._next(OSError(status, os.strerror(status)))
+            self._try_next_address(OSError(status, os.strerror(status)))
 
     def _on_connect(self, sock: socket.socket) -> None:
         pool = self._pool
         if pool.tls is not None:
-            self._task = pool.loop.create_task(self._secure(sock))
+            self._tls_task = pool.loop.create_task(self._start_tls(sock))
             return
         self._sock = None
         self._succeed(open_stream(pool.loop, sock, self.waiter, pool.timebase, pool.clock))
 
-    async def _secure(self, sock: socket.socket) -> None:
-        self._sock = None  # From here on the loop closes the socket.
+    async def _start_tls(self, sock: socket.socket) -> None:
+        self._sock = None  # from here on, the event loop closes the socket
         pool = self._pool
         try:
             _, stream = await pool.loop.create_connection(
@@ -340,9 +349,10 @@ class Attempt:
                 server_hostname=pool.server_name,
             )
         except OSError as exc:
-            pool.resolved_ns = -RESOLUTION_NS  # The addresses may belong to another host by now.
+            # Look the name up again next time, because the address possibly belongs to another host now.
+            pool.resolved_ns = -RESOLUTION_NS
             self.fail(exc)
-        except ValueError as exc:  # UnicodeError: the host name cannot be encoded.
+        except ValueError as exc:  # UnicodeError, because the host name cannot be encoded
             self.fail(OSError(str(exc)))
         else:
             self._succeed(stream)
@@ -364,8 +374,8 @@ class Attempt:
     def cancel(self) -> None:
         """Stop the attempt without calling the waiter."""
         self._remove()
-        if self._task is not None:
-            self._task.cancel()
+        if self._tls_task is not None:
+            self._tls_task.cancel()
         if self._sock is not None:
             self._pool.loop.remove_writer(self._sock)
             self._sock.close()
@@ -377,7 +387,8 @@ class Attempt:
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    # On the same host the handshake is over when connect() returns: no need to wait for the loop's next turn.
+    # On the same host, the handshake is over when connect() returns. Then the attempt need not wait for the
+    # next round of the event loop.
     try:
         sock.getpeername()
     except OSError:

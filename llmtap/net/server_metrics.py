@@ -1,10 +1,10 @@
 """Read the `/metrics` page of an inference server: a few values under common names (`SERIES`).
 
-`read_metrics` parses a page; `meter/relays.py` and `load/monitor/` request it. Metric names of vLLM,
-SGLang, TGI, llm-d's router and llmtap's simulated server, present and former ones, are known. Other lines are
-not parsed, so that a scrape is cheap. The parser is our own and takes linear time (prometheus_client's is
-quadratic in the length of a line), because servers are not trusted. `read_metrics_in_thread` runs it in a
-thread.
+`read_metrics` parses a page; `meter/relays.py` and `load/monitor/` request it. The present and former metric
+names of vLLM, SGLang, TGI, llm-d's router and llmtap's simulated server are known. Other lines are not
+parsed, so that a scrape is cheap. Servers are not trusted, so llmtap has a parser of its own, which takes
+linear time (the parser of prometheus_client is quadratic in the length of a line). `read_metrics_in_thread`
+runs it in a thread.
 
 Sources: vLLM, vllm/v1/metrics/loggers.py, docs/usage/metrics.md, pull requests 29330 and 32661 (removed
 names); SGLang, python/sglang/srt/metrics/collector.py and its "Production Metrics"; TGI, "Metrics" of its
@@ -29,6 +29,7 @@ ACCEPT: Final = {"Accept": "text/plain;version=0.0.4"}
 BODY_BYTES_MAX: Final = 16 << 20
 """Maximum size of a page. A vLLM server with 8 engines sends about 2 MB."""
 SCRAPE_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+"""Exceptions of a failed scrape; see `failure_reason`."""
 Kind = Literal["interval", "gauge", "counter"]
 
 
@@ -97,7 +98,7 @@ _TABLE: Final = (
             " llm_d_epp_request_output_tokens_sum"
         ),
     ),
-    # Times that the server measured: a mean is the growth of the `_seconds` divided by that of the `_values`.
+    # Times that the server measured: their mean is the growth of `_seconds` divided by that of `_values`.
     (
         "ttft_seconds",
         "seconds",
@@ -166,16 +167,18 @@ _TABLE: Final = (
         ),
     ),
 )
-"""Our series, its unit and kind, and the metrics from which it is read (the first one that the page has),
-each with the label that its samples must have, if any. A share is the mean over a server's engines, any other
-value their sum."""
+"""Name of a series, its unit and kind, and the server's metrics from which it is read: the first one that the
+page has. `{LABEL=VALUE}`: only samples with this label. A share is the mean over a server's engines, any
+other value is their sum."""
 MEAN_TIMES: Final = ("ttft", "itl", "queue", "prefill")
-"""Times of which llmtap reads the sum (series `NAME_seconds`) and the number (`NAME_values`). The quotient is
-the mean."""
+"""Names of times of which llmtap reads the sum (series `NAME_seconds`) and the number of values
+(`NAME_values`). The quotient is the mean."""
 SERIES: Final = {name: MonitorSeries(unit, cast(Kind, kind)) for name, unit, kind, _ in _TABLE}
 
 
 class _Source(NamedTuple):
+    """Metric of a server, and the label that its samples must have (None: any)."""
+
     name: str
     label: tuple[bytes, bytes] | None
 
@@ -200,15 +203,14 @@ _OPEN: Final = re.compile(rb"\s*\{")
 _CLOSE: Final = re.compile(rb"\s*\}")
 _LABEL: Final = re.compile(rb'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(,|(?=\}))')
 _VALUE: Final = re.compile(rb"\s*([^\s_]+)(?:\s+[+-]?[0-9.eE+]+)?\s*")
-"""A value, and a timestamp, which is ignored. Source: prometheus.io, "Exposition formats"."""
+"""A value and, possibly, a timestamp, which is ignored. Source: prometheus.io, "Exposition formats"."""
 _COPY_LABELS: Final = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
-"""Labels that distinguish copies of one figure of a server; only one copy is counted."""
-"""Labels of SGLang's ranks of one engine, which report the same value."""
+"""Labels of the ranks of one engine of SGLang. All ranks report the same value, so only one is counted."""
 
 
 def metrics_url(target: str) -> str:
-    """Return the URL of the metrics of the server at `target`: under the root, where all known servers have
-    it."""
+    """Return the URL of the metrics of the server at `target`: the path `/metrics` of its host, as all known
+    servers have it."""
     url = urlsplit(target)
     return urlunsplit((url.scheme, url.netloc, "/metrics", "", ""))
 
@@ -219,32 +221,32 @@ class _Sample(NamedTuple):
 
 
 async def read_metrics_in_thread(body: bytes) -> dict[str, float]:
-    """Run `read_metrics` in a worker thread, so that the loop does not wait for a page of many MB."""
+    """Run `read_metrics` in a thread, so that a page of many MB does not block the event loop."""
     return await asyncio.to_thread(read_metrics, body)
 
 
 def read_metrics(body: bytes) -> dict[str, float]:
-    """Read our series (names of `SERIES`) from an exposition. Raises ValueError if it cannot be parsed."""
+    """Return the values of the series in `SERIES` that a page has. Raises ValueError for an invalid page."""
     samples: dict[str, list[_Sample]] = {}
-    for number, line in enumerate(io.BytesIO(body)):
-        if number >= LINES_MAX:
+    for number, line in enumerate(io.BytesIO(body), 1):
+        if number > LINES_MAX:
             raise ValueError(f"the page has more than {LINES_MAX:,} lines")
         name = _NAME.match(line)
         if name is not None:
             metric = name[0].decode()
             if len(line) > LINE_BYTES_MAX:
-                raise ValueError(f"{metric}: a line has more than {LINE_BYTES_MAX >> 10} KiB")
+                raise ValueError(f"line {number}: {metric} has more than {LINE_BYTES_MAX >> 10} KiB")
             try:
                 samples.setdefault(metric, []).append(_read_sample(line, name.end()))
             except ValueError as exc:
-                raise ValueError(f"{metric}: {exc}") from None
+                raise ValueError(f"line {number}: {metric}: {exc}") from None
     values = {}
-    for ours, sources in _SOURCES.items():
+    for series, sources in _SOURCES.items():
         chosen = next(filter(None, (_samples_of(source, samples) for source in sources)), None)
         if chosen is not None:
-            value = _over_engines(chosen, mean=SERIES[ours].unit == "share")
-            if 0 <= value < inf:  # False for NaN, too
-                values[ours] = value
+            value = _combined_value(chosen, mean=SERIES[series].unit == "share")
+            if 0 <= value < inf:  # this also excludes NaN
+                values[series] = value
     return values
 
 
@@ -257,24 +259,24 @@ def _samples_of(source: _Source, samples: Mapping[str, list[_Sample]]) -> list[_
 
 
 def _read_sample(line: bytes, at: int) -> _Sample:
-    """Read a line after the name of its metric. Raises ValueError."""
-    line.decode()
+    """Read the rest of a line, from `at` behind the name of its metric. Raises ValueError."""
+    line.decode()  # raises UnicodeDecodeError, a ValueError, if the line is not UTF-8
     labels: dict[bytes, bytes] = {}
     brace = _OPEN.match(line, at)
     if brace is not None:
         at = brace.end()
         while (label := _LABEL.match(line, at)) is not None:
             if label[1] in labels:
-                raise ValueError("a line has the same label twice")
+                raise ValueError(f"the label {label[1].decode()} occurs twice")
             labels[label[1]] = label[2]
             at = label.end()
         end = _CLOSE.match(line, at)
         if end is None:
-            raise ValueError("the labels of a line are malformed")
+            raise ValueError('the labels are malformed, expected {NAME="VALUE", ...}')
         at = end.end()
     value = _VALUE.fullmatch(line, at)
     if value is None:
-        raise ValueError("a line has no value: expected a number, or a number and a time")
+        raise ValueError("the value is missing or malformed, expected a number, or a number and a time")
     return _Sample(labels, float(value[1]))
 
 
@@ -285,20 +287,22 @@ async def read_body(response: aiohttp.ClientResponse) -> bytes:
     return await read_at_most(response, BODY_BYTES_MAX)
 
 
-def _over_engines(samples: Sequence[_Sample], *, mean: bool) -> float:
-    """Combine the values of several engines (label `engine` or `dp_rank`) and models."""
-    # With priorities, SGLang reports a value for each priority, and the total under an empty priority.
+def _combined_value(samples: Sequence[_Sample], *, mean: bool) -> float:
+    """Return the sum, or the `mean`, of the values of several engines (label `engine` or `dp_rank`) and
+    models."""
+    # With priorities, SGLang reports a value for each priority, and their total under an empty priority. Then
+    # use only the total.
     totals = [sample for sample in samples if sample.labels.get(b"priority") == b""]
     engines: dict[frozenset[tuple[bytes, bytes]], float] = {}
     for sample in totals or samples:
-        at = frozenset((name, value) for name, value in sample.labels.items() if name not in _COPY_LABELS)
-        engines[at] = max(engines.get(at, sample.value), sample.value)
+        key = frozenset((name, value) for name, value in sample.labels.items() if name not in _COPY_LABELS)
+        engines[key] = max(engines.get(key, sample.value), sample.value)
     total = sum(engines.values())
     return total / len(engines) if mean else total
 
 
 def failure_reason(exc: Exception) -> str:
-    """Return the reason of a failed scrape, in the same words for each failure of the same kind."""
+    """Return the reason of a failed scrape, with the same text for all failures of a kind, to count them."""
     if isinstance(exc, TimeoutError):
         return "no answer in time"
     if isinstance(exc, aiohttp.InvalidURL):

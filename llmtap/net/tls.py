@@ -14,10 +14,10 @@ mono_ns = SystemClock.mono_ns
 
 
 class TlsStream(asyncio.Protocol):
-    """A connection that asyncio encrypts; stamps are taken when the plain text appears.
+    """A connection that asyncio encrypts. A read is stamped when its plain text appears.
 
-    `write` returns False while asyncio's buffer is above its high-water mark. `sock` is asyncio's to read and
-    close; the stream only looks at it.
+    `write` returns False while asyncio's buffer is above its high-water mark. asyncio reads and closes
+    `sock`; this class only queries its state.
     """
 
     __slots__ = ("_is_full", "_sock", "_transport", "closed", "handler", "resumed_ns")
@@ -26,15 +26,15 @@ class TlsStream(asyncio.Protocol):
         self.handler = handler
         self._sock = sock
         self.closed = False
-        # Only for kernel timestamps of data that waited during a pause. TLS data are stamped on reading.
+        # Stays 0: only kernel timestamps need it, and TLS data are stamped on reading.
         self.resumed_ns = 0
-        self._is_full = False
+        self._is_full = False  # whether asyncio's buffer is above its high-water mark
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's, but have the same methods.
         self._transport = cast(asyncio.Transport, transport)
-        if self.closed:  # The owner closed the stream during the handshake.
+        if self.closed:  # the owner closed the stream during the handshake
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -44,7 +44,7 @@ class TlsStream(asyncio.Protocol):
     def eof_received(self) -> bool:
         if not self.closed:
             self.handler.on_eof()
-        return False  # Close both directions: TLS connections are not used half-closed.
+        return False  # close both directions, because TLS connections are not used half-closed
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.closed:
@@ -61,7 +61,7 @@ class TlsStream(asyncio.Protocol):
 
     @property
     def pending(self) -> int:
-        """Bytes in asyncio's buffer while it is above the high-water mark; else 0."""
+        """Number of bytes in asyncio's buffer while it is above the high-water mark; else 0."""
         if self.closed or not self._is_full or self._transport is None:
             return 0
         return self._transport.get_write_buffer_size()
@@ -72,12 +72,12 @@ class TlsStream(asyncio.Protocol):
 
     @property
     def received_bytes(self) -> int:
-        # Only this count shows a part of a record that waits in the TLS layer.
+        # Only this count of the kernel includes a part of a record that waits in the TLS layer.
         return received_bytes_of(self._sock)
 
     @property
     def out_of_order(self) -> bool:
-        return False  # Timestamps are taken on reading, so the order of packets does not matter.
+        return False  # timestamps are taken on reading, so the order of packets does not matter
 
     def came_at_once(self, data: bytes) -> bool:
         return False
@@ -87,7 +87,7 @@ class TlsStream(asyncio.Protocol):
 
     def write(self, data: bytes) -> bool:
         if self.closed or self._transport is None or self._transport.is_closing():
-            raise ConnectionResetError("connection is closed")
+            raise ConnectionResetError("cannot write, because the TLS connection is closed")
         self._transport.write(data)
         return not self._is_full
 
@@ -104,11 +104,11 @@ class TlsStream(asyncio.Protocol):
             self._transport.resume_reading()
 
     def shutdown_write(self) -> None:
-        """Close once everything is sent: TLS cannot close one direction only."""
+        """Close the connection after everything is sent, because TLS cannot close one direction only."""
         self.close()
 
     def peer_left(self) -> bool:
-        """Return False: with TLS, the end of the peer is only known after reading."""
+        """Return False: with TLS, only a read shows that the peer has closed."""
         return False
 
     def look_again(self) -> None:
@@ -120,8 +120,8 @@ class TlsStream(asyncio.Protocol):
         return is_open and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
-        """Return whether the peer has sent bytes that are unread, and has not closed. After a close, unread
-        bytes may be only TLS's notice of the close."""
+        """Return whether the peer has sent bytes that are unread, and has not closed. After a close, the
+        unread bytes are possibly only TLS's notice of the close."""
         return not self.closed and not is_quiet(self._sock) and not has_left(self._sock)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ss
     """Return a listener's TLS context; `prefix`: beginning of the options' names. Raises ConfigError."""
     for place, name in ((f"{prefix}certificate", certificate), (f"{prefix}key", key)):
         if not Path(name).is_file():
-            raise ConfigError(place, f"no such file: {name}", "give the path of a PEM file")
+            raise ConfigError(place, f"there is no file {name!r}", "give the path of a PEM file")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     try:
@@ -156,14 +156,19 @@ def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ss
 
 
 def client_context(ca: str | None, verify: bool) -> ssl.SSLContext:
-    """Return the TLS context to an upstream: verified against the system's CAs, or `ca` (a PEM file) alone.
+    """Return the TLS context for connections to an upstream, whose certificate is verified with the system's
+    CAs or, if `ca` (a PEM file) is given, only with these CAs. `verify` false: it is not verified.
 
     Raises ConfigError.
     """
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)
     except (ssl.SSLError, OSError) as exc:
-        raise ConfigError("relay.upstream_ca", f"cannot be read: {exc}") from None
+        raise ConfigError(
+            "relay.upstream_ca",
+            f"the CAs in {ca!r} cannot be read: {exc}",
+            "give the path of a PEM file with certificates",
+        ) from None
     context.set_alpn_protocols(["http/1.1"])
     if not verify:
         context.check_hostname = False

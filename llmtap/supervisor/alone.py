@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-from llmtap.channel import replaceable
+from llmtap.channel import is_socket_replaceable
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.log import set_up
@@ -17,7 +17,7 @@ from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.process import serve
 from llmtap.meter.setup import check_no_meter_listens
 from llmtap.net.listener import name_of
-from llmtap.supervisor.checks import measuring_problems
+from llmtap.supervisor.checks import meter_problems
 from llmtap.supervisor.ports import bind_for
 from llmtap.supervisor.run import fresh_meter_setup
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def alone_problems(settings: Settings, *, in_use: bool = False) -> Iterator[ConfigError]:
-    """Yield the mistakes in the settings of a meter without relays; `in_use` as in `problems_of`."""
+    """Yield the mistakes in the settings of `llmtap meter`. `in_use`: see `problems_of`."""
     if settings.meter.socket is None:
         yield ConfigError(
             "meter.socket",
@@ -38,13 +38,14 @@ def alone_problems(settings: Settings, *, in_use: bool = False) -> Iterator[Conf
             "is true, but only the relays of `llmtap proxy` can assign requests to arms",
             "set it to false, or use `llmtap proxy`",
         )
-    yield from measuring_problems(settings, in_use=in_use)
+    yield from meter_problems(settings, in_use=in_use)
 
 
 def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
-    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the socket and the admin port's address.
+    """Run until SIGTERM, Ctrl-C or a hang-up of the terminal; `announce` is called with the socket's path and
+    the admin port's address.
 
-    The settings are checked (`alone_problems`). Raises ConfigError.
+    The caller has checked the settings by `alone_problems`. Raises ConfigError.
     """
     path = settings.meter.socket
     assert path is not None
@@ -53,7 +54,7 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     address = name_of(admin)
     sock = _listen_at(path)
     set_up(settings.log)
-    if replaceable(path):
+    if is_socket_replaceable(path):
         log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
     serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
 
@@ -64,5 +65,7 @@ def _listen_at(path: str) -> socket.socket:
     except OSError as exc:
         hint = None
         if isinstance(exc, PermissionError):
-            hint = f"make its directory for this user: install -d -m 700 -o {os.geteuid()} DIRECTORY"
+            hint = (
+                f"create a directory that belongs to this user: install -d -m 700 -o {os.geteuid()} DIRECTORY"
+            )
         raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}", hint) from None

@@ -1,7 +1,7 @@
-"""Check a configuration (addresses, files, certificates, contradictions) before it takes effect.
+"""Check a configuration (addresses, files, certificates, contradictions) before it is used.
 
-`check_settings` raises one ConfigError with all problems of a proxy's settings; `warnings_of` yields probable
-mistakes. `alone.py` and `watching.py` check their commands with the part for the meter.
+`check_settings` raises one ConfigError with all mistakes in a proxy's settings; `warnings_of` yields probable
+mistakes. `alone.py` and `watching.py` use `meter_problems` for their commands.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,31 +19,35 @@ from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.relay.options import RelayOptions
 
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})
-"""Host names of this machine. Two URLs with different ones of them and the same port lead to the same
+"""Host names of this machine. Two URLs with the same port, and with any two of these names, lead to the same
 server."""
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise one ConfigError for all problems of a proxy's settings (`problems_of`)."""
+    """Raise one ConfigError for all mistakes in a proxy's settings (`problems_of`)."""
     raise_all(problems_of(settings))
 
 
-def check_measuring(settings: Settings) -> None:
-    """Raise one ConfigError for all problems of the settings of any meter."""
-    raise_all(measuring_problems(settings))
+def check_meter(settings: Settings) -> None:
+    """Raise one ConfigError for all mistakes in the settings of a meter (`meter_problems`)."""
+    raise_all(meter_problems(settings))
 
 
 def problems_of(
     settings: Settings, supervisor: int | None = None, *, in_use: bool = False
 ) -> Iterator[ConfigError]:
-    """Yield the mistakes in the settings of a proxy. `supervisor`: process id of the proxy's supervisor, if
-    it is not this process. `in_use`: whether a running llmtap may use the settings, so that its capture in
-    the same folder is not a mistake."""
+    """Yield the mistakes in the settings of a proxy.
+
+    Args:
+        supervisor: process id of the proxy's supervisor, if it is not this process.
+        in_use: a running llmtap possibly uses the same settings, so its capture in the same folder is no
+            mistake.
+    """
     if settings.pair.back_ports:
         hint = "set pair.upstream and pair.listen for a relay, or use llmtap watch"
         yield ConfigError("pair.back_ports", "is for llmtap watch, and a proxy watches no ports", hint)
     yield from relay_problems(settings)
-    yield from measuring_problems(settings, supervisor, in_use=in_use)
+    yield from meter_problems(settings, supervisor, in_use=in_use)
     if settings.experiment.enabled and not settings.experiment.arms:
         yield ConfigError(
             "experiment.arms", "is empty, but experiment.enabled is true", "add at least two arms"
@@ -105,8 +109,8 @@ def relay_problems(settings: Settings) -> Iterator[ConfigError]:
 def back_relay_problems(
     settings: Settings, taken: Mapping[str, tuple[str, int] | None]
 ) -> Iterator[ConfigError]:
-    """Yield the mistakes in the settings of the relay between a gateway and its engine. `taken`: addresses
-    that are in use, by key."""
+    """Yield the mistakes in the settings of the relay between a gateway and its engine. `taken`: addresses of
+    other sockets of llmtap, by option."""
     pair = settings.pair
     try:
         listen = parse_address(pair.listen, "pair.listen")
@@ -125,7 +129,7 @@ def back_relay_problems(
 
 
 def _is_same(origin: Origin, address: tuple[str, int]) -> bool:
-    """Return whether a URL leads to this address, also if the URL uses another name of this host."""
+    """Return whether a URL leads to this address, possibly by another name of this host."""
     host, port = address
     hosts = {origin.host, host}
     return origin.port == port and (len(hosts) == 1 or hosts <= _OWN_HOSTS)
@@ -150,10 +154,10 @@ def warnings_of(settings: Settings) -> Iterator[str]:
         )
 
 
-def measuring_problems(
+def meter_problems(
     settings: Settings, supervisor: int | None = None, *, in_use: bool = False
 ) -> Iterator[ConfigError]:
-    """Yield the mistakes in the settings that every meter has; `in_use` as in `problems_of`."""
+    """Yield the mistakes in the settings of a meter, in any command; parameters as of `problems_of`."""
     meter = settings.meter
     if meter.admin_tls_certificate and meter.admin_tls_key:
         tls = (meter.admin_tls_certificate, meter.admin_tls_key, "meter.admin_tls_")
@@ -168,7 +172,7 @@ def measuring_problems(
     if meter.tokenizer is not None:
         yield from errors_of_check(load_tokenizer, meter.tokenizer)
     if settings.capture.to is not None:
-        # Import it here, because Arrow takes 40 MB and 200 ms.
+        # Import it here, because Arrow takes 40 MB and 200 ms, and only captures need it.
         from llmtap.capture.store.store import check
 
         yield from errors_of_check(check, settings.capture, supervisor, in_use)

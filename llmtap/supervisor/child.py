@@ -1,8 +1,8 @@
 """Start, signal and stop one child process of the supervisor (relay, meter or watcher).
 
-A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout. `Child.adopt` takes
-over a process that was started before a hot restart; `back_off` waits after a child died, before the caller
-starts the next one.
+A child reads its setup as one line of JSON from stdin, and writes the line `ready` to stdout. `Child.adopt`
+takes over a process that was started before a hot restart. `back_off` waits after the death of a child,
+before the caller starts the next one.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from llmtap.meter.setup import MeterSetup
 from llmtap.units import encode_special
 
 BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Pauses before the next start of a child, by the number of failures in a row; the last pause repeats."""
+"""Pauses before the next start of a child, by the number of consecutive failures; the last pause repeats."""
 HEALTHY_S: Final = 10.0
 """A child that ran for this time before it died is restarted at once."""
 READY_S: Final = 30.0
@@ -42,17 +42,18 @@ log = logging.getLogger(__name__)
 
 
 class ChildState(msgspec.Struct, kw_only=True):
-    """State of a child in a hot restart."""
+    """State of a child, which a hot restart passes to the next program."""
 
     kind: Kind
     name: str
     index: int
+    """Index of a relay, which selects its sockets; 0 for other children."""
     pid: int
     stdin: int
-    """Descriptor of the writing end of the child's stdin; the child ends when this is closed."""
+    """Descriptor of the writing end of the child's stdin; the child ends when this descriptor is closed."""
     ready: bool
     until_s: float | None
-    """Monotonic time in seconds at which the child is killed; None: it was not signalled to end."""
+    """Monotonic time in seconds at which the child is killed; None: it was not told to end."""
 
 
 class _Process(Protocol):
@@ -63,20 +64,19 @@ class _Process(Protocol):
 
 
 class Child:
-    """A running child process. A child ends when its stdin closes, and therefore also when this process
-    ends."""
+    """A running child process. It ends when its stdin is closed, and so also when this process ends."""
 
     def __init__(self, kind: Kind, name: str, index: int, process: _Process, stdin: int) -> None:
         self.kind = kind
         self.name = name
         self.index = index
         self.began_s = time.monotonic()
-        self.is_ready = False
-        self.until_s: float | None = None
+        self.is_ready = False  # whether the child has reported `ready`
+        self.until_s: float | None = None  # as in `ChildState`
         self.drain_s = 0.0
         """Drain limit with which a relay was started, in seconds."""
         self.settings: MeterSetup | None = None
-        """Setup of a meter; None if an earlier supervisor started it."""
+        """Setup of a meter; None if an earlier supervisor started the meter."""
         self._process = process
         self._stdin = stdin
         self._stdout: asyncio.StreamReader | None = None
@@ -85,7 +85,7 @@ class Child:
     async def start(
         cls, kind: Kind, name: str, index: int, setup: msgspec.Struct, fds: Sequence[int]
     ) -> "Child":
-        """Run the package of this kind with `python -m`; it gets `setup` as JSON and inherits `fds`."""
+        """Run the package of this kind by `python -m`. The child gets `setup` as JSON, and inherits `fds`."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # do not import modules from the current folder
@@ -99,7 +99,7 @@ class Child:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(encode_setup(setup) + b"\n")
             await process.stdin.drain()
-        # Keep a copy of the descriptor, since asyncio closes its own when the child ends.
+        # Keep a copy of the descriptor, because asyncio closes its own one when the child ends.
         child = cls(kind, name, index, process, os.dup(process.stdin.get_extra_info("pipe").fileno()))
         child._stdout = process.stdout
         return child
@@ -128,8 +128,8 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ready(self) -> bool:
-        """Wait until the child is ready. Return False if it ends or takes longer than `READY_S`."""
+    async def read_ready_line(self) -> bool:
+        """Wait until the child reports `ready`. Return False if it ends, or takes longer than READY_S."""
         assert self._stdout is not None
         try:
             # Do not use `wait_for`: before Python 3.12, it loses a cancellation that arrives together with
@@ -141,8 +141,14 @@ class Child:
         self.is_ready = line == b"ready\n"
         return self.is_ready
 
+    def not_ready_reason(self) -> str:
+        """Return the reason why `read_ready_line` returned False."""
+        assert self._stdout is not None
+        has_ended = self._stdout.at_eof()
+        return "it ended" if has_ended else f"it did not report `ready` within {READY_S:g} s"
+
     async def wait(self) -> int:
-        """Wait for the exit status."""
+        """Wait for the end of the child. Return its exit status."""
         return await self._process.wait()
 
     async def wait_and_close(self) -> None:
@@ -157,28 +163,28 @@ class Child:
             self._process.send_signal(number)
 
     def write_line(self, word: bytes) -> None:
-        """Write a line to the child's stdin if the child still runs. The few bytes never block."""
+        """Write a line to the child's stdin if the child still runs. A line is short, so it never blocks."""
         with contextlib.suppress(OSError):
             os.write(self._stdin, word + b"\n")
 
     async def end_within(self, seconds: float) -> None:
-        """Wait until the child ends after its signal. Send SIGKILL if it still runs after `seconds`."""
+        """Wait for the end of a child that was told to end. Kill it if it still runs after `seconds`."""
         self.until_s = time.monotonic() + seconds
         try:
             await asyncio.wait_for(self._process.wait(), seconds)
         except TimeoutError:
-            log.warning("event=child_killed child=%s pid=%d", self.name, self.pid)
+            log.warning("event=child_killed child=%s pid=%d limit_s=%.1f", self.name, self.pid, seconds)
             self.signal(signal.SIGKILL)
             await self._process.wait()
 
     async def stop(self, timeout_s: float) -> None:
-        """Send SIGTERM, and SIGKILL if the child still runs after `timeout_s` seconds."""
+        """Send SIGTERM to the child, and SIGKILL if it still runs after `timeout_s` seconds."""
         self.signal(signal.SIGTERM)
         await self.end_within(timeout_s)
 
 
 class _AdoptedProcess:
-    """Process that an earlier program started before a hot restart. asyncio does not know it."""
+    """Process that was started before a hot restart, so that asyncio cannot wait for it."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -207,26 +213,28 @@ class _AdoptedProcess:
             return
         try:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
-        except ChildProcessError:  # the previous program has already collected its exit status
+        except ChildProcessError:  # the previous program has already read the exit status, which is lost
             pid, status = self._pid, 0
         if pid:
             self._status = os.waitstatus_to_exitcode(status)
 
 
-async def is_ready(child: Child) -> bool:
-    """Wait until a child is ready. If it does not become ready, log that and return False."""
-    ready = await child.ready()
+async def wait_until_ready(child: Child) -> bool:
+    """Wait until a child is ready. If it does not become ready, log the reason and return False."""
+    ready = await child.read_ready_line()
     if not ready:
-        log.error("event=%s_not_ready name=%s pid=%d", child.kind, child.name, child.pid)
+        reason = child.not_ready_reason()
+        log.error("event=%s_not_ready name=%s pid=%d reason=%r", child.kind, child.name, child.pid, reason)
     return ready
 
 
 def log_not_started(kind: str, exc: OSError) -> None:
+    """Log that the system could not start a child."""
     log.error("event=%s_not_started error=%r", kind, str(exc))
 
 
 async def start_with_retries(kind: str, start: Callable[[], Awaitable[Child]]) -> Child:
-    """Start a child and return it. Retry if the system has no memory, descriptors or process ids."""
+    """Start a child and return it. Retry while the system has no memory, descriptors or process ids left."""
     failures = 0
     while True:
         try:
@@ -238,7 +246,7 @@ async def start_with_retries(kind: str, start: Callable[[], Awaitable[Child]]) -
 
 
 async def back_off(child: Child, status: int, failures: int) -> int:
-    """Log that a child died, and wait before the next one; return the number of failures in a row."""
+    """Log that a child died, and wait before the next start. Return the number of consecutive failures."""
     failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
     log.error(
         "event=%s_died name=%s pid=%d status=%d restart_s=%s",

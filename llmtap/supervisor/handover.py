@@ -1,9 +1,9 @@
 """Hot restart (SIGUSR2): replace the running supervisor by the installed version, in the same process.
 
-`supervisor.py` calls the steps. The new program first runs with `--check` (`try_out`); if it fails, the old
-one stays. The state for the new program is in a memfd, whose descriptor an environment variable names,
-because the state contains keys and salts. Listening sockets and the stdin of the children stay open across
-execve(2). Signals are blocked from just before execve until the new program handles them.
+`supervisor.py` calls the steps. The new program first runs with `--check` (`try_out`); if that fails, the old
+one continues. The state for the new program contains secret keys and salts, so it is in a memfd, and an
+environment variable has only the number of its descriptor. Listening sockets and the stdin of the children
+stay open across execve(2). Signals are blocked from just before execve until the new program handles them.
 """
 
 import asyncio
@@ -23,25 +23,26 @@ from llmtap.supervisor.run import ProxyRun, RelayPlaces
 from llmtap.units import decode_special, encode_special
 
 FORMAT: Final = 1
-"""Version of `Handover`, which an incompatible change increases."""
+"""Version of `Handover`; an incompatible change increases it."""
 _VARIABLE: Final = "LLMTAP_HANDOVER"
 _BLOCKED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TRY_S: Final = 60.0
-"""Time limit of the new program's check, which takes a second, and several on a busy machine."""
+"""Time limit of the new program's check, which takes one second, or several seconds on a busy machine."""
 MESSAGE_CHARS_MAX: Final = 500
 """Maximum length of the check's message in the log."""
 
 
 class _Format(msgspec.Struct):
     format: int
+    """Version of a Handover, which is read before its other fields."""
 
 
 class Handover(msgspec.Struct, kw_only=True):
-    """State that one supervisor leaves to the next in its process."""
+    """State that one supervisor leaves to the next supervisor in the same process."""
 
     format: int = FORMAT
     pid: int
-    """Process id of the supervisor. Other processes may inherit the environment variable, and must ignore the
+    """Process id of the supervisor. Other processes can inherit the environment variable, and must ignore the
     state."""
     run: ProxyRun
     tap_path: str
@@ -51,7 +52,7 @@ class Handover(msgspec.Struct, kw_only=True):
     ports: PortsState
     children: list[ChildState]
     places: RelayPlaces | None = None
-    """Places of the present relays; None: an older version did not write them."""
+    """Numbers and sides of the present relays; None: the state is of an older version without this field."""
 
 
 def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | None:
@@ -76,14 +77,14 @@ def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | Non
     return handover if handover.pid == pid else None
 
 
-def command() -> list[str]:
-    """Return the command line of this program, which starts the new one after an upgrade."""
+def command_line() -> list[str]:
+    """Return the command line of this program. After an upgrade, the same command starts the new version."""
     return [sys.executable, *sys.orig_argv[1:]]
 
 
 async def try_out(handover: Handover, argv: list[str]) -> str | None:
-    """Run the installed program with `--check`, which checks configuration and handover. Return its error
-    message; None if it passes."""
+    """Run the installed program with `--check`, which checks the configuration and the handover. Return its
+    error message; None if the check passes."""
     try:
         fd = _write_handover(handover)
     except OSError as exc:
@@ -105,21 +106,21 @@ async def try_out(handover: Handover, argv: list[str]) -> str | None:
     try:
         _, message = await asyncio.wait_for(process.communicate(), TRY_S)
     except TimeoutError:
-        return f"the new program was not done with --check within {TRY_S:g} s"
+        return f"the new program did not finish its --check within {TRY_S:g} s"
     finally:
         if process.returncode is None:
             process.kill()
     if process.returncode == 0:
         return None
     text = message.decode(errors="replace").strip()[-MESSAGE_CHARS_MAX:]
-    return text or f"--check ended with {process.returncode}"
+    return text or f"--check of the new program ended with status {process.returncode}, without a message"
 
 
 def replace_process(handover: Handover, argv: list[str]) -> NoReturn:
     """Replace this process by the installed program. If it raises OSError, nothing has changed."""
     fd = _write_handover(handover)
     ports = handover.ports
-    fds = [fd, *ports.all, *(child.stdin for child in handover.children)]
+    fds = [fd, *ports.all_fds, *(child.stdin for child in handover.children)]
     try:
         _let_inherit(fds, True)
         os.execve(argv[0], argv, _new_environment(fd))
@@ -130,12 +131,12 @@ def replace_process(handover: Handover, argv: list[str]) -> NoReturn:
 
 
 def block_signals() -> None:
-    """Block signals until the next program, or `unblock_signals`, unblocks them."""
+    """Block the supervisor's signals until `unblock_signals` is called, here or in the next program."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
 
 
 def unblock_signals() -> None:
-    """Unblock signals, including those that arrived meanwhile."""
+    """Unblock the supervisor's signals. Signals that arrived while they were blocked are delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
 
 

@@ -1,10 +1,10 @@
 """Listening sockets of a proxy: opened by the supervisor, or received from systemd or the previous version.
 
-The supervisor keeps them open, and each relay gets some of them, so connections wait in them while a relay
-restarts. Sockets from systemd keep their addresses; sockets of the supervisor move when the configuration
-names another address (the admin port at a hot restart only). A socket with FileDescriptorName=admin is for
-the admin port, all others are for clients. `notify` tells systemd the state. Sources: sd_listen_fds(3),
-sd_notify(3).
+The supervisor keeps the sockets open, and each relay inherits some of them, so that connections wait in them
+while a relay restarts. Sockets from systemd keep their addresses. Sockets of the supervisor are replaced when
+the configuration has another address (that of the admin port only at a hot restart). A systemd socket with
+FileDescriptorName=admin is for the admin port, all others are for clients. `notify` reports the state to
+systemd. Sources: sd_listen_fds(3), sd_notify(3).
 """
 
 import errno
@@ -25,16 +25,17 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class SystemdSockets(NamedTuple):
-    """Listening sockets received from systemd; empty and None if systemd passed none."""
+    """Listening sockets received from systemd: those for clients (possibly none), and the admin port's."""
 
     clients: list[socket.socket]
     admin: socket.socket | None
 
 
 def take_sockets(environ: MutableMapping[str, str], pid: int) -> SystemdSockets:
-    """Return the sockets for process `pid`, and remove the variables, which children must not inherit.
+    """Return the sockets for process `pid`, and remove the variables from `environ`, because children must
+    not inherit them.
 
-    Raises ConfigError if one is not a listening TCP socket, or if two are named `admin`.
+    Raises ConfigError if a socket is not a listening TCP socket, or if two are named `admin`.
     """
     values = {name: environ.pop(name, "") for name in _VARIABLES}
     if values["LISTEN_PID"] != str(pid) or not values["LISTEN_FDS"].isdecimal():
@@ -53,8 +54,8 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> SystemdSockets:
         else:
             raise ConfigError(
                 "LISTEN_FDNAMES",
-                "two sockets are named `admin`, but there is one admin port",
-                "set FileDescriptorName=admin once",
+                "two sockets are named `admin`, but there is only one admin port",
+                "set FileDescriptorName=admin in one .socket unit only",
             )
     return SystemdSockets(clients, admin)
 
@@ -79,7 +80,7 @@ def _listening_socket(fd: int, name: str) -> socket.socket:
         )
     sock.setblocking(False)
     sock.set_inheritable(False)
-    # As `net.listener.bind` does: accepted sockets inherit the option.
+    # Accepted sockets inherit the option (as in `net.listener.bind`).
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -99,28 +100,30 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class PortsState(msgspec.Struct, kw_only=True):
-    """State of the sockets in a hot restart: descriptors and configured addresses."""
+    """State of the sockets in a hot restart: their descriptors, and their configured addresses."""
 
     clients: list[int]
     admin: int
     listen_at: str | None
-    """Configured address; None for sockets that systemd opened."""
+    """Configured address of `clients`; None if systemd opened them."""
     admin_at: str | None
+    """Configured address of `admin`; None if systemd opened it."""
     back: list[int] = []
+    """Sockets to which the gateway connects (`pair.listen`)."""
     back_at: str | None = None
+    """Configured address of `back`; None: there are none."""
 
     @property
-    def all(self) -> list[int]:
+    def all_fds(self) -> list[int]:
         """All descriptors, the admin port's first."""
         return [self.admin, *self.clients, *self.back]
 
 
 class Ports:
-    """The sockets for clients, at least one for each worker, those for the gateway (`[pair]`), and the admin
-    port's.
+    """Listening sockets of a proxy, with fields as in `PortsState`.
 
-    `listen_at` and `admin_at` are the configured addresses; None for sockets that systemd opened, whose
-    addresses do not change.
+    `clients` has at least one socket for each worker. The addresses of sockets that systemd opened do not
+    change.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Ports:
 
     @classmethod
     def open(cls, settings: Settings, environ: MutableMapping[str, str], pid: int) -> "Ports":
-        """Return the sockets that process `pid` inherited, or new ones. Raises ConfigError."""
+        """Return the sockets that process `pid` inherited from systemd, or new ones. Raises ConfigError."""
         relay, meter = settings.relay, settings.meter
         inherited = take_sockets(environ, pid)
         clients = inherited.clients or bind_for("relay.listen", relay.listen, relay.workers)
@@ -146,14 +149,14 @@ class Ports:
             None if inherited.admin else meter.admin,
         )
         ports.check_admin(settings)
-        ports._share(relay.workers)
+        ports._duplicate_for(relay.workers)
         ports._move_back(settings)
         return ports
 
     @classmethod
     def take(cls, inherited: PortsState) -> "Ports":
-        """Return the sockets that the previous program of this process opened."""
-        sockets = [socket.socket(fileno=fd) for fd in inherited.all]
+        """Return the sockets that this process had open before a hot restart."""
+        sockets = [socket.socket(fileno=fd) for fd in inherited.all_fds]
         for sock in sockets:
             sock.set_inheritable(False)
             sock.setblocking(False)
@@ -163,7 +166,7 @@ class Ports:
         return ports
 
     def to_state(self) -> PortsState:
-        """Return the state from which `take` makes these sockets again."""
+        """Return the state from which `take` restores these sockets."""
         return PortsState(
             clients=[sock.fileno() for sock in self.clients],
             admin=self.admin.fileno(),
@@ -187,8 +190,8 @@ class Ports:
                 sock.close()
 
     def move_clients(self, settings: Settings) -> None:
-        """Open a socket for each worker at the configured address, unless systemd opened the sockets. Close
-        none.
+        """Open sockets for all workers at the configured address, unless systemd opened the sockets. The
+        previous sockets stay open.
 
         If it raises ConfigError, nothing has changed.
         """
@@ -202,12 +205,12 @@ class Ports:
                 for _ in range(relay.workers - len(self.clients)):
                     self.clients.append(bind(host, port, shared=True))
             except OSError:
-                pass  # the port is not shareable, since it was opened for a single worker
-        self._share(relay.workers)
+                pass  # the port was opened for a single worker, so new sockets cannot share it
+        self._duplicate_for(relay.workers)
         self._move_back(settings)
 
     def _move_back(self, settings: Settings) -> None:
-        """Open the sockets for the gateway at their configured address, if there is a second relay."""
+        """Open the sockets for the gateway at `pair.listen`, if there is a relay behind the gateway."""
         pair = settings.pair
         if not pair.upstream:
             self.back, self.back_at = [], None
@@ -219,28 +222,31 @@ class Ports:
             self.back_at = pair.listen
 
     def move_admin(self, settings: Settings) -> None:
-        """Open the admin port at its configured address; only a new meter can serve it. Raises
-        ConfigError."""
-        at = settings.meter.admin
-        if self.admin_at in (None, at):
+        """Open the admin port at its configured address. The caller must start a new meter to serve it.
+
+        Raises ConfigError.
+        """
+        address = settings.meter.admin
+        if self.admin_at in (None, address):
             return
-        (self.admin,) = bind_for("meter.admin", at, 1)
-        self.admin_at = at
+        (self.admin,) = bind_for("meter.admin", address, 1)
+        self.admin_at = address
 
     def check_admin(self, settings: Settings) -> None:
         """Raise ConfigError if these settings do not allow an admin port at the socket's address."""
+        # MeterOptions checks the address, for example whether it needs TLS and a token.
         msgspec.structs.replace(settings.meter, admin=self.admin_at or name_of(self.admin))
 
     def sockets_of(self, index: int, workers: int) -> list[socket.socket]:
-        """Return the sockets of worker `index`; the last worker serves all remaining ones. After the workers
-        in front of the gateway come those behind it, with one socket each. Raises OSError if the worker has
-        no socket.
+        """Return the sockets of relay `index`. Each of the `workers` in front of the gateway has one socket,
+        and the last of them also has all remaining ones. The next indexes are relays behind the gateway, with
+        one socket each. Raises OSError if the relay has no socket.
         """
-        place = index - workers
-        if place >= 0:
-            sockets = self.back[place : place + 1]
+        back_index = index - workers
+        if back_index >= 0:
+            sockets = self.back[back_index : back_index + 1]
         else:
-            sockets = self.clients[index:] if place == -1 else self.clients[index : index + 1]
+            sockets = self.clients[index:] if back_index == -1 else self.clients[index : index + 1]
         if not sockets:
             raise OSError(errno.EBADF, f"no socket for relay {index}; reload or restart the proxy")
         return sockets
@@ -254,25 +260,25 @@ class Ports:
         self.close_clients()
         self.admin.close()
 
-    def _share(self, workers: int) -> None:
-        """Duplicate the first socket if there are more workers than sockets."""
+    def _duplicate_for(self, workers: int) -> None:
+        """Duplicate the first socket if there are more workers than sockets, so that they share it."""
         self.clients += [self.clients[0].dup() for _ in range(workers - len(self.clients))]
 
 
 def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
-    """Return `copies` sockets that listen on `text`, the value of `key`. Raises ConfigError."""
+    """Return `copies` sockets that listen on `text`, the value of the option `key`. Raises ConfigError."""
     host, port = parse_address(text, key)
     try:
         if copies == 1:
             return [bind(host, port, shared=False)]
-        check_free(host, port)  # check first: with SO_REUSEPORT, two proxies could share a port
+        check_free(host, port)  # because with SO_REUSEPORT, bind() would share the port of another proxy
         return [bind(host, port, shared=True) for _ in range(copies)]
     except OSError as exc:
         raise bind_error(key, text, exc) from None
 
 
 def bind_error(key: str, text: str, error: OSError) -> ConfigError:
-    """Return the error for an address (the value of `key`) that cannot be bound."""
+    """Return the error for an address (the value of the option `key`) that cannot be bound."""
     option = "--admin" if key == "meter.admin" else "--listen"
     hint = f"choose another address with {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
     return ConfigError(f"{key} ({option})", f"cannot listen on {text}: {error.strerror}", hint)

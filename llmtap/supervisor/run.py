@@ -1,6 +1,6 @@
-"""State of one run of a proxy that outlives its processes (names, keys, capture id), and their setups.
+"""State of one run of a proxy that outlives its processes (names, secret keys, capture id).
 
-`ProxyRun` makes the RelaySetup and the MeterSetup that the children get. The state continues across a hot
+`ProxyRun` makes the RelaySetup and the MeterSetup that the children get. The state continues after a hot
 restart, so that captures, experiment arms and relay names stay consistent. `fresh_meter_setup` is for a meter
 without relays.
 """
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 
 def _new_capture_id(wall_ns: int) -> str:
-    """Return the id of a capture that begins now."""
+    """Return the id of a capture that begins at `wall_ns`: its date and time, and a random part."""
     began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
     return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 class ProxyRun(msgspec.Struct, kw_only=True):
-    """State that outlives the processes of a proxy. Contains keys, so it is never written to a file."""
+    """State that outlives the processes of a proxy. It contains secret keys, so it must not be in a file."""
 
     id: str
     folder: str
@@ -49,19 +49,19 @@ class ProxyRun(msgspec.Struct, kw_only=True):
     """Number of relays started so far, for unique names."""
     experiment: Experiment | None = None
     experiment_of: str = ""
-    """Digest of the options of `experiment`, to notice a change."""
+    """Digest of the options from which `experiment` was made, to notice a change."""
     capture_id: str = ""
     capture_salt: str = ""
-    """Stored only here, so that hashes of different captures cannot be compared without `capture.pair_key`.
-    """
+    """Salt of the capture's hashes. It is stored only here, so that hashes of different captures cannot be
+    compared without `capture.pair_key`."""
     capture_of: str = ""
-    """Digest of the options of the capture, to notice a change."""
+    """Digest of the options from which the capture was made, to notice a change."""
     capture_met: bool = False
-    """Whether a meter has been started for the capture; later meters continue it."""
+    """Whether a meter has been started for the capture. If so, the next meter continues the capture."""
 
     @classmethod
     def begin(cls, settings: Settings) -> "ProxyRun":
-        """Return the run of a proxy that starts by itself."""
+        """Return the state of a proxy that starts anew, and not by a hot restart."""
         run = cls(
             id=secrets.token_hex(2),
             folder=tempfile.mkdtemp(prefix="llmtap-"),
@@ -72,10 +72,10 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         return run
 
     def follow(self, settings: Settings) -> None:
-        """Start a new experiment or capture, if these settings change them."""
-        of = _options_digest(settings.experiment)
-        if of != self.experiment_of:
-            self.experiment_of = of
+        """Begin a new experiment or a new capture if the settings change its options."""
+        digest = _options_digest(settings.experiment)
+        if digest != self.experiment_of:
+            self.experiment_of = digest
             self.experiment = resolve(settings.experiment, self.experiment_key, SystemClock.wall_ns())
             if self.experiment is not None:
                 log.info(
@@ -86,15 +86,15 @@ class ProxyRun(msgspec.Struct, kw_only=True):
                     len(self.experiment.arms),
                     self.experiment.key_fingerprint,
                 )
-        of = _options_digest(settings.capture)
-        if of != self.capture_of:
-            self.capture_of = of
+        digest = _options_digest(settings.capture)
+        if digest != self.capture_of:
+            self.capture_of = digest
             self.capture_id = _new_capture_id(SystemClock.wall_ns())
             self.capture_salt = salt_of(settings.capture.pair_key).hex()
             self.capture_met = False
 
     def catch_up(self, other: "ProxyRun") -> None:
-        """Copy the state that children changed in `other`, which is a newer copy of this one."""
+        """Copy the state that starts of children have changed in `other`, of which this is an older copy."""
         self.relays = other.relays
         if self.capture_id == other.capture_id:
             self.capture_met = other.capture_met
@@ -104,11 +104,11 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         return settings.meter.socket or str(Path(self.folder) / "tap.sock")
 
     def state_folder(self, settings: Settings) -> str:
-        """Return the folder of the meter's state. Without a configured one, the state ends with the proxy."""
+        """Return the folder of the meter's state: as configured, or one that ends with the proxy."""
         return settings.meter.state or str(Path(self.folder) / "state")
 
     def relay_setup(self, settings: Settings, index: int, number: int, fds: list[int]) -> RelaySetup:
-        """Return the setup of the `number`th relay of this run."""
+        """Return the setup of relay `index`; `number`: a number that no other relay of this run has."""
         is_back = index >= settings.relay.workers
         return RelaySetup(
             options=back_relay_options(settings) if is_back else settings.relay,
@@ -117,13 +117,13 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             tap_path=self.tap_path(settings),
             log=settings.log,
             side=(BACK if is_back else FRONT) if settings.pair.upstream else "",
-            # Only the relay in front of the gateway assigns arms; otherwise each request would have two.
+            # Only the relays in front of the gateway assign arms, so that each request gets only one.
             experiment=None if is_back else self.experiment,
             checks_upstream=index in (0, settings.relay.workers),
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
-        # The meter needs the addresses of the servers only for exported totals, which name the server.
+        # The meter needs the addresses of the servers only for exported totals, which have them as labels.
         exports = settings.otlp.exports(os.environ)
         return _meter_setup(
             settings,
@@ -142,8 +142,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
 
 class RelayPlaces(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine the sockets and the side of each relay. Relays that were started before a
-    reload keep the old settings."""
+    """Settings that determine the sockets and the side of each relay of a generation."""
 
     front: int
     """Number of relays in front of the gateway."""
@@ -158,7 +157,7 @@ class RelayPlaces(msgspec.Struct, frozen=True, kw_only=True):
         return cls(front=settings.relay.workers, back=pair.workers, upstream=pair.upstream)
 
     def apply_to(self, settings: Settings) -> Settings:
-        """Return these settings with the same places of relays."""
+        """Return `settings` with these places of relays."""
         return msgspec.structs.replace(
             settings,
             relay=msgspec.structs.replace(settings.relay, workers=self.front),
@@ -167,13 +166,13 @@ class RelayPlaces(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def relay_count(settings: Settings) -> int:
-    """Return the number of relay processes: those in front of the gateway, then those behind it."""
+    """Return the number of relay processes, in front of the gateway and behind it."""
     return settings.relay.workers + (settings.pair.workers if settings.pair.upstream else 0)
 
 
 def back_relay_options(settings: Settings) -> RelayOptions:
-    """Return the options of the relay between gateway and engine: those of the other one, except for
-    addresses and TLS of clients."""
+    """Return the options of the relay between gateway and engine: as of the relay in front, except for
+    addresses, request ids and the TLS of clients."""
     pair = settings.pair
     return msgspec.structs.replace(
         settings.relay,
@@ -188,8 +187,8 @@ def back_relay_options(settings: Settings) -> RelayOptions:
 
 
 def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:
-    """Return the setup of a meter. `own`: further fields of the setup. `tenant_salt`: key of the hashes of
-    tenants if the settings have none."""
+    """Return the setup of a meter. `tenant_salt`: key of the tenants' hashes, if the settings have none.
+    `own`: further fields of the setup."""
     return MeterSetup(
         options=settings.meter,
         changeable=Changeable(
@@ -210,9 +209,10 @@ def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup
 def fresh_meter_setup(
     settings: Settings, socket: str = "", admin_fd: int | None = None, *, state: str = ""
 ) -> MeterSetup:
-    """Return the setup of a meter without relays, with new keys; without `socket` it reads a file.
+    """Return the setup of a meter without relays, with new secret keys.
 
-    `state`: state folder if none is configured.
+    `socket`: path of the meter's socket; empty for a meter that reads a file. `state`: state folder, used if
+    none is configured.
     """
     return _meter_setup(
         settings,
@@ -226,13 +226,13 @@ def fresh_meter_setup(
 
 
 def _options_digest(options: msgspec.Struct) -> str:
-    """Return a hash of these options."""
+    """Return a hash of these options, which changes if an option changes."""
     text = msgspec.json.encode(options, enc_hook=encode_special, order="sorted")
     return blake2b(text, digest_size=8).hexdigest()
 
 
 def _upstream_addresses(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Return host and port of the upstream by arm; under "" for arms without an upstream of their own."""
+    """Return host and port of the upstream by arm; under "" for all arms without an upstream of their own."""
     urls = {"": settings.relay.upstream}
     urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
     return {arm: _address_of(url) for arm, url in urls.items()}

@@ -1,10 +1,11 @@
 """Supervisor of `llmtap proxy`: starts relays and meter, restarts failed ones, drains, reloads and upgrades.
 
 The supervisor owns the listening sockets and the folder of the socket between relays and meter. On SIGTERM
-it drains. On SIGHUP (reload) it starts new relays on the same sockets, and a new meter if its settings
-change; it waits until they are ready, and lets the old ones finish, so no connection is lost. On SIGUSR2 (hot
-restart) it does the same for all processes with the installed version of the program (`handover.py`). The old
-meter measures the old relays to their end, and leaves its state to the new one (`meter/state.py`).
+it drains. On SIGHUP (reload) it starts new relays on the same sockets, and a new meter if the settings of the
+meter have changed; it waits until the new processes are ready, and lets the old ones finish, so that no
+connection is lost. On SIGUSR2 (hot restart) it does the same for all processes, with the installed version of
+the program (`handover.py`). The old meter measures the old relays to their end, and leaves its state to the
+new one (`meter/state.py`).
 """
 
 import asyncio
@@ -37,21 +38,23 @@ from llmtap.supervisor.child import (
     Child,
     back_off,
     encode_setup,
-    is_ready,
     log_not_started,
     start_with_retries,
+    wait_until_ready,
 )
 from llmtap.supervisor.ports import Ports, notify
 from llmtap.supervisor.run import ProxyRun, RelayPlaces, relay_count
 
 METER_S: Final = 5.0
-"""Maximum wait for the meter at the start, which takes half a second, or a second with a capture."""
+"""Maximum time to wait for the meter at the start. It is ready after 0.5 s, or after 1 s with a capture."""
 GRACE_S: Final = 5.0
-"""Time from the drain limit until a child is killed."""
+"""Time after the drain limit until a child is killed."""
 SIGNAL_S: Final = 0.02
-"""Time in which signals that have already arrived reach their handlers: a few rounds of the event loop."""
+"""Time after which signals that had already arrived have reached their handlers: a few rounds of the event
+loop."""
 ASIDE: Final = ".old"
 """Suffix that the old meter's socket path gets while a new meter begins to listen on the path."""
+_NOT_READY: Final = "not all new processes became ready"
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class _Plan(NamedTuple):
 
 
 class _Generation(NamedTuple):
-    """Processes that were started together; without a meter, the present one continues."""
+    """Processes that were started together. `meter` None: the present meter continues."""
 
     meter: Child | None
     relays: dict[int, Child]
@@ -80,7 +83,8 @@ class Supervisor:
     def __init__(
         self, settings: Settings, reload: Callable[[], Settings], announce: Callable[[str, str], None]
     ) -> None:
-        """`reload` reads the settings again; `announce` gets the addresses of both ports."""
+        """`reload` reads the settings again; `announce` is called with the addresses for clients and of the
+        admin port."""
         self._settings = settings
         self._reload_settings = reload
         self._announce = announce
@@ -91,19 +95,22 @@ class Supervisor:
         self._meter: Child | None = None
         self._meter_ready = asyncio.Event()
         self._meter_keeper: asyncio.Task[None] | None = None
+        """Task that restarts the present meter (`_keep_meter`)."""
         self._tap_path = ""
         """Path of the present meter's socket."""
         self._generation = 0
-        """Number of the present set of relays. Relays of older sets drain, and are not restarted."""
-        self._starting = asyncio.Lock()
+        """Number of the present generation of relays. Relays of older ones drain, and are not restarted."""
+        self._start_lock = asyncio.Lock()
         """Lock that is held while a child starts, so that no hot restart replaces the program meanwhile."""
-        self._stopping = asyncio.Event()
-        self._change_wanted = asyncio.Event()
+        self._stop_event = asyncio.Event()
+        self._change_event = asyncio.Event()
+        """Set when a reload or a hot restart was asked for."""
         self._wants_restart = False
         self._failed = False
         """Whether an internal task failed because of a bug; the exit status is then 1."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._end_tasks: set[asyncio.Task[None]] = set()
+        """Tasks that wait for the end of replaced children."""
 
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT; return 0, or 1 after an internal error. Raises ConfigError."""
@@ -123,11 +130,11 @@ class Supervisor:
                 await self._unless_stopped(self._start())
             else:
                 await self._unless_stopped(self._take_over(handover_state.places))
-                self._report_start()  # a hot restart moves the ports to changed addresses
-            if not self._stopping.is_set():
+                self._report_start()  # report again, because a hot restart can change the addresses
+            if not self._stop_event.is_set():
                 notify(f"READY=1\nSTATUS=forwarding to {self._settings.relay.upstream}")
                 self._run_task(self._handle_changes_for_ever())
-            await self._stopping.wait()
+            await self._stop_event.wait()
             await self._stop()
         finally:
             for task in list(self._tasks):
@@ -162,7 +169,7 @@ class Supervisor:
             child.drain_s = handover_state.drain_s
             if state.until_s is not None:
                 self._await_end(child, max(0.0, state.until_s - time.monotonic()))
-            elif not state.ready:  # `_restart` killed it, because its `ready` line would be lost
+            elif not state.ready:  # `_restart` has killed the child, because its `ready` line would be lost
                 self._await_end(child, 0.0)
             elif state.kind == "meter":
                 self._meter = child
@@ -173,37 +180,37 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._change_wanted.set)
+        loop.add_signal_handler(signal.SIGHUP, self._change_event.set)
         loop.add_signal_handler(signal.SIGUSR2, self._on_restart)
         handover.unblock_signals()
 
     def _on_stop(self) -> None:
-        if self._stopping.is_set():
-            # At a second signal, end at once.
+        if self._stop_event.is_set():
+            # At a second signal, kill the relays instead of waiting for their exchanges.
             for child in self._children:
                 if child.kind == "relay":
                     child.signal(signal.SIGKILL)
-        self._stopping.set()
+        self._stop_event.set()
 
     def _on_restart(self) -> None:
         self._wants_restart = True
-        self._change_wanted.set()
+        self._change_event.set()
 
     def _run_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that must not fail: if it raises, the proxy stops with exit status 1."""
-        task = self._begin(work)
+        task = self._create_task(work)
         task.add_done_callback(self._on_task_end)
         return task
 
     def _on_task_end(self, ended: asyncio.Task[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
-            hint = "streams may finish, and then it ends: start it anew"
+            hint = "llmtap ends after the running streams have finished: start it again"
             log.error("event=supervisor_failed error=%r hint=%r", str(error), hint, exc_info=error)
             self._failed = True
-            self._stopping.set()
+            self._stop_event.set()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that `run` cancels at the end."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -211,9 +218,9 @@ class Supervisor:
         return task
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`, or until the proxy stops and `_stop` cancels it. Raises its exception."""
-        task = self._begin(work)
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        """Wait for `work`, or until the proxy stops and `_stop` cancels `work`. Raises its exception."""
+        task = self._create_task(work)
+        stopping = asyncio.ensure_future(self._stop_event.wait())
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if task.done():
@@ -229,11 +236,12 @@ class Supervisor:
             await asyncio.wait_for(self._meter_ready.wait(), METER_S)
         fresh, _ = await self._start_relays(self._current_plan())
         if len(fresh) < relay_count(self._settings):
-            raise ConfigError("relay.workers", f"only {len(fresh)} relays could be started", "see the log")
+            problem = f"only {len(fresh)} of {relay_count(self._settings)} relays could be started"
+            raise ConfigError("relay.workers", problem, "see event=relay_not_started in the log")
         self._set_relays(fresh)
 
     async def _start_relays(self, plan: _Plan) -> tuple[dict[int, Child], bool]:
-        """Start a relay for each worker; return them, and whether all are ready."""
+        """Start a relay for each worker. Return the relays, and whether all of them are ready."""
         workers = relay_count(plan.settings)
         fresh: dict[int, Child] = {}
         try:
@@ -241,11 +249,11 @@ class Supervisor:
                 fresh[index] = await self._start_relay(index, plan)
         except OSError as exc:
             log_not_started("relay", exc)
-        ready = await asyncio.gather(*(is_ready(child) for child in fresh.values()))
+        ready = await asyncio.gather(*(wait_until_ready(child) for child in fresh.values()))
         return fresh, all(ready) and len(fresh) == workers
 
     def _set_relays(self, relays: dict[int, Child]) -> dict[int, Child]:
-        """Make these relays the present generation; return the previous one."""
+        """Make these relays the present generation; return the relays of the previous one."""
         self._generation += 1
         before, self._relays = self._relays, relays
         for index, child in relays.items():
@@ -267,33 +275,34 @@ class Supervisor:
                 self._drain_relay(child)
                 return
             self._relays[index] = child
-            await is_ready(child)
+            await wait_until_ready(child)
 
     async def _keep_meter(self, child: Child | None) -> None:
-        """Run the meter, and restart it when it ends."""
+        """Restart the meter whenever it ends; None: start it first."""
         failures = 0
         while True:
             if child is None:
                 self._meter = child = await start_with_retries("meter", self._start_meter)
-                self._update_meter()  # a reload may have changed the settings while the meter started
+                self._update_meter()  # a reload has possibly changed the settings while the meter started
             if not child.is_ready:
-                await child.ready()
+                await child.read_ready_line()
                 self._meter_ready.set()
             failures = await back_off(child, await child.wait(), failures)
             child = None
 
     async def _start_relay(self, index: int, plan: _Plan | None = None) -> Child:
-        async with self._starting:
+        async with self._start_lock:
             settings, ports, run = plan or self._current_plan()
             fds = [sock.fileno() for sock in ports.sockets_of(index, settings.relay.workers)]
-            self._run.relays += 1  # not in the plan's copy, which may be dropped, since names are unique
+            # Count in the present run, because the plan's copy can be dropped, and names must be unique.
+            self._run.relays += 1
             setup = run.relay_setup(settings, index, self._run.relays, fds)
             child = self._register(await Child.start("relay", setup.name, index, setup, fds))
             child.drain_s = settings.relay.drain_timeout / 1e9
             return child
 
     async def _start_meter(self, plan: _Plan | None = None, *, takes_over: bool = False) -> Child:
-        async with self._starting:
+        async with self._start_lock:
             settings, ports, run = plan or self._current_plan()
             fd = ports.admin.fileno()
             setup = run.meter_setup(settings, fd, takes_over=takes_over)
@@ -303,7 +312,7 @@ class Supervisor:
             return child
 
     def _current_plan(self) -> _Plan:
-        """Return the settings, sockets and run state in force."""
+        """Return the present settings, sockets and run state."""
         return _Plan(self._settings, self._ports, self._run)
 
     def _register(self, child: Child) -> Child:
@@ -324,21 +333,21 @@ class Supervisor:
         """Wait in a task until the child ends; kill it after `limit_s` seconds."""
         child.until_s = time.monotonic() + limit_s
         task = self._run_task(child.end_within(limit_s))
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._end_tasks.add(task)
+        task.add_done_callback(self._end_tasks.discard)
 
     # ---------------------------------------------------------------- reload
 
     async def _handle_changes_for_ever(self) -> None:
         """Perform reloads and hot restarts, one after the other."""
         while True:
-            await self._change_wanted.wait()
-            self._change_wanted.clear()
+            await self._change_event.wait()
+            self._change_event.clear()
             wants_restart, self._wants_restart = self._wants_restart, False
             await (self._restart() if wants_restart else self._reload())
 
     async def _reload(self) -> None:
-        """Start relays with new settings on the same sockets. Until they are ready, nothing changes."""
+        """Start relays with new settings on the same sockets. The present ones continue if a step fails."""
         with self._changed_ports() as ports:
             old, run = self._settings, msgspec.structs.replace(self._run)
             try:
@@ -348,25 +357,26 @@ class Supervisor:
                 ports.move_clients(settings)
                 run.follow(settings)
             except Exception as exc:
-                ours = not isinstance(exc, LlmtapError)
-                log.error("event=reload_refused error=%r", str(exc), exc_info=ours)
+                is_bug = not isinstance(exc, LlmtapError)
+                log.error("event=reload_refused error=%r", str(exc), exc_info=is_bug)
                 return
             plan = _Plan(settings, ports, run)
-            fresh = await self._start_generation(plan, meter=not self._is_served(plan))
+            fresh = await self._start_generation(plan, meter=not self._can_meter_continue(plan))
             if fresh is None:
-                log.error("event=reload_failed hint='the old processes continue with their settings'")
+                log.error("event=reload_failed error=%r hint='the old processes continue'", _NOT_READY)
                 return
             self._apply_plan(plan)
         set_up(settings.log)
         if settings.relay.listen != old.relay.listen and ports.listen_at is None:
-            log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
+            hint = "systemd opened these sockets: change the .socket unit"
+            log.warning("event=reload_partial key=relay.listen hint=%r", hint)
         if settings.meter.admin != old.meter.admin:
-            log.warning("event=reload_partial key=meter.admin hint='needs a restart: SIGUSR2'")
+            log.warning("event=reload_partial key=meter.admin hint='needs a hot restart: SIGUSR2'")
         retiring = self._retire_generation(fresh)
         self._update_meter()
         log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), retiring)
 
-    def _is_served(self, plan: _Plan) -> bool:
+    def _can_meter_continue(self, plan: _Plan) -> bool:
         """Return whether the present meter can continue with the settings of a plan."""
         present = None if self._meter is None else self._meter.settings
         return present is not None and present.serves(self._meter_setup(plan))
@@ -377,7 +387,7 @@ class Supervisor:
     async def _start_generation(self, plan: _Plan, *, meter: bool) -> _Generation | None:
         """Start relays for a plan, and before them a new meter if `meter`.
 
-        If not all become ready, end them and return None: the old ones continue.
+        If not all of them become ready, end them and return None, so that the old processes continue.
         """
         new: Child | None = None
         relays: dict[int, Child] = {}
@@ -390,7 +400,7 @@ class Supervisor:
                 new = await self._start_meter(plan, takes_over=self._meter is not None)
             except OSError as exc:
                 log_not_started("meter", exc)
-            ready = new is not None and await is_ready(new)
+            ready = new is not None and await wait_until_ready(new)
         if ready:
             relays, ready = await self._start_relays(plan)
         if ready:
@@ -406,21 +416,21 @@ class Supervisor:
         return None
 
     async def _release_meter(self) -> None:
-        """Do not restart the present meter any more."""
+        """Stop restarting the present meter, which is to be replaced."""
         if self._meter_keeper is not None:
-            async with self._starting:  # a meter that is being started is registered first
+            async with self._start_lock:  # wait until a meter that is just being started is registered
                 self._meter_keeper.cancel()
             await asyncio.wait([self._meter_keeper])
 
     def _retire_generation(self, fresh: _Generation) -> int:
-        """Make new processes the present ones, whose plan is in force; the old ones end. Return the number of
-        old relays."""
+        """Make new processes the present ones, and let the old ones end. The plan of the new ones has been
+        applied. Return the number of old relays."""
         old = self._meter if fresh.meter is not None else None
         if fresh.meter is not None:
             self._meter = fresh.meter
             self._meter_keeper = self._run_task(self._keep_meter(fresh.meter))
             if old is not None:
-                # The settings of a meter that the previous program started are unknown.
+                # `settings` is None if the previous program started the meter, so its capture is unknown.
                 if old.settings is not None and old.settings.capture_id != self._run.capture_id:
                     old.write_line(CAPTURE_END_LINE)
                 old.write_line(HANDOVER_LINE + self._run.state_folder(self._settings).encode())
@@ -428,8 +438,8 @@ class Supervisor:
         for child in relays.values():
             self._drain_relay(child)
         if old is not None:
-            # The old meter ends after its relays, and then writes its last files.
-            self._await_end(old, self._draining_s() + 2 * GRACE_S)
+            # The old meter ends after its relays have ended, and needs time to write its last files.
+            self._await_end(old, self._drain_left_s() + 2 * GRACE_S)
         if fresh.meter is not None:
             with suppress(FileNotFoundError):
                 os.unlink(self._tap_path + ASIDE)
@@ -438,7 +448,8 @@ class Supervisor:
 
     @contextmanager
     def _changed_ports(self) -> Iterator[Ports]:
-        """Yield a copy of the sockets to change; at the end, close new sockets that are not in use."""
+        """Yield a copy of the sockets, which the caller can change. At the end, close the new sockets if the
+        copy was not applied."""
         ports = self._ports.copy()
         try:
             yield ports
@@ -447,14 +458,14 @@ class Supervisor:
                 ports.close_except(self._ports)
 
     def _apply_plan(self, plan: _Plan) -> None:
-        """Put a plan in force: later children start with it."""
+        """Make a plan the present one, with which later children start."""
         before = self._ports
         plan.run.catch_up(self._run)
         self._settings, self._ports, self._run = plan
         before.close_except(plan.ports)
 
     def _update_meter(self) -> None:
-        """Send the settings in force that a running meter can change."""
+        """Send the meter those present settings that a running meter can apply, if they have changed."""
         meter = self._meter
         if meter is None or meter.settings is None:
             return
@@ -467,19 +478,19 @@ class Supervisor:
 
     async def _restart(self) -> None:
         """Replace this program by the installed version, if that version passes its check."""
-        argv = handover.command()
+        argv = handover.command_line()
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
         problem = await handover.try_out(self._make_handover(), argv)
         if problem is None:
-            async with self._starting:
+            async with self._start_lock:
                 handover.block_signals()
-                await asyncio.sleep(SIGNAL_S)  # handle signals that arrived before
-                if self._stopping.is_set():
+                await asyncio.sleep(SIGNAL_S)  # let the handlers of signals run that have already arrived
+                if self._stop_event.is_set():
                     handover.unblock_signals()
                     return
                 for child in self._children:
-                    if not child.is_ready:  # its `ready` line would be lost
+                    if not child.is_ready:  # the next program cannot read the `ready` line of this child
                         child.signal(signal.SIGKILL)
                 try:
                     handover.replace_process(self._make_handover(), argv)
@@ -490,7 +501,7 @@ class Supervisor:
         notify("READY=1")
 
     def _make_handover(self) -> handover.Handover:
-        """Return the state that the next program needs to take over."""
+        """Return the state that the next program needs to continue."""
         return handover.Handover(
             pid=os.getpid(),
             run=self._run,
@@ -502,8 +513,8 @@ class Supervisor:
         )
 
     async def _take_over(self, places: RelayPlaces | None) -> None:
-        """Start a meter and relays of this program; the old ones, which have these places, end when the new
-        ones are ready."""
+        """Start a meter and relays of this program. The old ones end when the new ones are ready. `places`:
+        numbers and sides of the old relays."""
         with self._changed_ports() as ports:
             for move in (ports.move_clients, ports.move_admin):
                 try:
@@ -523,20 +534,22 @@ class Supervisor:
         self._retire_generation(fresh)
         log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
 
-    def _draining_s(self) -> float:
-        """Return the longest drain limit of the draining relays, which may differ after reloads."""
+    def _drain_left_s(self) -> float:
+        """Return the longest time in seconds that a draining relay has left; relays of different reloads can
+        have different limits."""
         ends = (child.until_s for child in self._children if child.kind == "relay")
         now_s = time.monotonic()
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
     async def _fall_back(self, places: RelayPlaces | None) -> None:
-        """Return to the old relays, because the new ones failed to start. Until a reload, relays that are
-        restarted have their places."""
-        log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
+        """Return to the old relays, because the new ones failed to start. Until a reload, restarted relays
+        get the numbers and sides of the old ones (`places`)."""
+        hint = "the old relays and their meter continue"
+        log.error("event=restart_failed pid=%d error=%r hint=%r", os.getpid(), _NOT_READY, hint)
         if places is not None:
             self._settings = places.apply_to(self._settings)
         for index in range(relay_count(self._settings)):
-            if index not in self._relays:  # the old relay had died before the restart
+            if index not in self._relays:  # the old relay with this index had died before the hot restart
                 self._relays[index] = await start_with_retries("relay", partial(self._start_relay, index))
         self._set_relays(self._relays)
 
@@ -546,9 +559,9 @@ class Supervisor:
         """End all children: the relays after their drain limit, then the meter."""
         notify("STOPPING=1")
         log.info("event=stopping drain_s=%s pid=%d", self._settings.relay.drain_timeout / 1e9, os.getpid())
-        # Wait for children that are being started; the cancelled tasks start no others.
-        async with self._starting:
-            for task in self._tasks - self._retiring:
+        # Wait for children that are being started. The cancelled tasks start no other ones.
+        async with self._start_lock:
+            for task in self._tasks - self._end_tasks:
                 task.cancel()
         self._ports.close_clients()
         for child in self._children:
@@ -558,9 +571,9 @@ class Supervisor:
         front, relays = self._settings.relay.workers, [c for c in running if c.kind == "relay"]
         await asyncio.gather(
             *(c.stop(c.drain_s + GRACE_S) for c in relays if c.index < front),
-            asyncio.gather(*self._retiring, return_exceptions=True),  # `_on_task_end` reports exceptions
+            asyncio.gather(*self._end_tasks, return_exceptions=True),  # `_on_task_end` reports exceptions
         )
-        # The gateway may still need the relays behind it for the last streams of those in front of it.
+        # Stop the relays behind the gateway later, because the last streams of the relays in front need them.
         await asyncio.gather(*(c.stop(c.drain_s + GRACE_S) for c in relays if c.index >= front))
         for child in running:
             if child.kind == "meter":

@@ -1,10 +1,10 @@
 """Parent process of `llmtap watch`: opens packet sockets, gives up capabilities, runs a watcher and a meter.
 
-With `pair.back_ports`, there is a watcher for each side of a gateway. If these are all ports, the front is a
-relay with the options of `[relay]`. With `pair.upstream`, the back is a relay, and all ports are those of the
-gateway. A watcher inherits its packet sockets, a relay its listening sockets, the meter the admin port; none
-has capabilities. A child that dies is started again; a new watcher reads on in the ring buffers where the
-earlier one stopped.
+With `pair.back_ports`, there is a watcher for each side of a gateway; but if `pair.back_ports` has all
+watched ports, the front is a relay with the options of `[relay]`. With `pair.upstream`, the back is a relay,
+and all watched ports are those of the gateway. A watcher inherits its packet sockets, a relay its listening
+sockets, and the meter the admin port; no child has capabilities. A child that dies is started again, and a
+new watcher continues in the ring buffers where the previous one stopped.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from llmtap.log import set_up
 from llmtap.meter.setup import check_no_meter_listens
 from llmtap.net.listener import name_of
 from llmtap.protocol.inference import SkipRules
-from llmtap.supervisor.checks import back_relay_problems, check_measuring, relay_problems
-from llmtap.supervisor.child import Child, back_off, is_ready, start_with_retries
+from llmtap.supervisor.checks import back_relay_problems, check_meter, relay_problems
+from llmtap.supervisor.child import Child, back_off, start_with_retries, wait_until_ready
 from llmtap.supervisor.ports import bind_for, notify
 from llmtap.supervisor.run import back_relay_options, fresh_meter_setup
 from llmtap.units import format_bytes
@@ -44,13 +44,13 @@ from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.relay import RelaySetup
 
 STOP_S: Final = 8.0
-"""Time in which each child must end before it is killed."""
+"""Time that a child has to end before it is killed."""
 _METER: Final = "meter"
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
 
-def watching_problems(settings: Settings) -> Iterator[ConfigError]:
+def watch_problems(settings: Settings) -> Iterator[ConfigError]:
     """Yield the mistakes in the settings of `llmtap watch` on interfaces."""
     options = settings.watch
     if not options.interfaces:
@@ -64,7 +64,9 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError("watch.ports", "is missing", "give --port 8000, the port of the server")
     if len(options.ports) > PORTS_MAX:
         yield ConfigError(
-            "watch.ports", f"has {len(options.ports):,} ports; at most {PORTS_MAX} are possible"
+            "watch.ports",
+            f"has {len(options.ports):,} ports, but at most {PORTS_MAX} are possible",
+            "run a second llmtap watch for the other ports",
         )
     yield from _pair_problems(settings)
     if options.ring_bytes < RING_BYTES_MIN:
@@ -112,28 +114,30 @@ def packet_problems(settings: Settings) -> Iterator[ConfigError]:
         try:
             pack_addresses([host])
         except ValueError:
-            yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is not an IP address")
+            hint = "give IPv4 or IPv6 addresses, because packets have no host names"
+            yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is not an IP address", hint)
     yield from errors_of_check(SkipRules, settings.watch.skip, "watch.skip")
 
 
 def watch(settings: Settings, announce: Callable[[str, str], None]) -> int:
-    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the addresses of the relay, empty without one,
-    and of the admin port.
+    """Run until SIGTERM, Ctrl-C or a hang-up of the terminal; return the exit status. `announce` is called
+    with the address of the relay (empty without a relay) and that of the admin port.
 
-    The settings are checked, except those of the meter, which are checked without privileges. Raises
-    ConfigError.
+    The caller has checked the settings, except those of the meter, which are checked here, after privileges
+    were given up. Raises ConfigError.
     """
     options = settings.watch
     if settings.meter.socket is not None:
         check_no_meter_listens(settings.meter.socket)
-    sides = [_Side.open(side, some) for side, some in _options_by_side(settings)]
+    sides = [_Side.open(side, side_options) for side, side_options in _options_by_side(settings)]
     relay = None
-    if (one := _relay_of(settings)) is not None:
-        key = "pair.listen" if one[0] == BACK else "relay.listen"
-        relay = _Relay(*one, bind_for(key, one[1].listen, one[1].workers))
+    if (side_and_options := _relay_of(settings)) is not None:
+        side, relay_options = side_and_options
+        key = "pair.listen" if side == BACK else "relay.listen"
+        relay = _Relay(side, relay_options, bind_for(key, relay_options.listen, relay_options.workers))
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     drop_privileges(options.user)
-    check_measuring(settings)
+    check_meter(settings)
     set_up(settings.log)
     folder = tempfile.mkdtemp(prefix="llmtap-")
     try:
@@ -145,7 +149,7 @@ def watch(settings: Settings, announce: Callable[[str, str], None]) -> int:
 
 
 def _options_by_side(settings: Settings) -> list[tuple[str, WatchOptions]]:
-    """Return the options of each watching process: one, or one for each side of a gateway."""
+    """Return side and options of each watcher: one watcher, or one for each side of a gateway."""
     options, back_ports = settings.watch, settings.pair.back_ports
     if (relay := _relay_of(settings)) is not None:
         return [(FRONT if relay[0] == BACK else BACK, options)]
@@ -160,26 +164,26 @@ def _options_by_side(settings: Settings) -> list[tuple[str, WatchOptions]]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """Packet sockets of one watching process."""
+    """Packet sockets of one watcher, and the descriptors of its adapters' clocks."""
 
     side: str
     options: WatchOptions
-    packets: list[socket.socket]
-    adapters: list[int]
+    packet_sockets: list[socket.socket]
+    adapter_fds: list[int]
 
     @classmethod
     def open(cls, side: str, options: WatchOptions) -> "_Side":
-        packets = [open_ring(name, options.ports, options.ring_bytes) for name in options.interfaces]
-        adapters = []
+        sockets = [open_ring(name, options.ports, options.ring_bytes) for name in options.interfaces]
+        adapter_fds = []
         if options.timestamps == "adapter":
-            adapters = [
-                open_adapter_clock(sock, name) for sock, name in zip(packets, options.interfaces, strict=True)
+            adapter_fds = [
+                open_adapter_clock(sock, name) for sock, name in zip(sockets, options.interfaces, strict=True)
             ]
-        return cls(side, options, packets, adapters)
+        return cls(side, options, sockets, adapter_fds)
 
     @property
     def packet_fds(self) -> list[int]:
-        return [sock.fileno() for sock in self.packets]
+        return [sock.fileno() for sock in self.packet_sockets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,25 +196,26 @@ class _Relay:
 
 
 def drop_privileges(user: str | None) -> None:
-    """Give up all capabilities for good, and become `user` if one is named. Raises ConfigError."""
+    """Give up all capabilities permanently, and become `user` if it is not None. Raises ConfigError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if user is not None:
-        known = _account_of(user)
-        if os.geteuid() != known.pw_uid:
+        account = _account_of(user)
+        if os.geteuid() != account.pw_uid:
             try:
                 os.setgroups([])
-                os.setgid(known.pw_gid)
-                os.setuid(known.pw_uid)
+                os.setgid(account.pw_gid)
+                os.setuid(account.pw_uid)
             except OSError as exc:
-                raise ConfigError("watch.user", f"cannot become {user}: {exc.strerror}") from None
-    # NO_NEW_PRIVS is needed: a program started by root would get all capabilities again.
+                hint = "run as root, or leave out watch.user"
+                raise ConfigError("watch.user", f"cannot become {user!r}: {exc.strerror}", hint) from None
+    # NO_NEW_PRIVS is needed, because a program that root starts would get all capabilities again.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, none):
         raise ConfigError(
             "watch",
             f"cannot give up the capabilities of the process: {os.strerror(ctypes.get_errno())}",
-            "check the limits of the container",
+            "check whether the container or its seccomp profile forbids prctl and capset",
         )
 
 
@@ -237,12 +242,13 @@ class _Processes:
         self._sides = sides
         self._relay = relay
         path = settings.meter.socket or str(Path(folder) / "tap.sock")
-        self._meter = fresh_meter_setup(settings, path, admin.fileno(), state=str(Path(folder) / "state"))
-        self._id = secrets.token_hex(2)
-        self._started = 0
+        state = str(Path(folder) / "state")
+        self._meter_setup = fresh_meter_setup(settings, path, admin.fileno(), state=state)
+        self._run_id = secrets.token_hex(2)
+        self._start_count = 0
         """Number of watchers and relays started so far, for unique names."""
         self._children: dict[str, Child] = {}
-        """The present children, by `meter`, side of a watcher, or `relay-` and index."""
+        """The present children by name: `meter`, the side of a watcher, or `relay-` and the relay's index."""
 
     async def run(self, announce: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
@@ -250,7 +256,7 @@ class _Processes:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, stop.set)
         meter = await self._start_meter()
-        if await is_ready(meter):  # wait, so that the first exchanges are measured, too
+        if await wait_until_ready(meter):  # wait, so that the first exchanges are measured, too
             announce()
         starts: dict[str, Callable[[], Awaitable[Child]]] = {_METER: self._start_meter}
         for side in self._sides:
@@ -260,7 +266,7 @@ class _Processes:
                 starts[f"relay-{index}"] = partial(self._start_relay, self._relay, index)
         for name, start in starts.items():
             if name != _METER:
-                await is_ready(await start())
+                await wait_until_ready(await start())
         notify("READY=1\nSTATUS=watching " + ", ".join(self._settings.watch.interfaces))
         tasks = [
             loop.create_task(self._keep_running(name, child, starts[name]))
@@ -271,7 +277,8 @@ class _Processes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Relays finish their streams, which watchers read to the end; the meter receives the last reports.
+        # Stop the relays first, so that the watchers see the end of their streams, and the meter last, so
+        # that it receives the last reports.
         relays = [child for child in self._children.values() if child.kind == "relay"]
         await asyncio.gather(*(child.stop(child.drain_s + STOP_S) for child in relays))
         for name in (*(one.side for one in self._sides), _METER):
@@ -280,7 +287,7 @@ class _Processes:
         return 0
 
     async def _keep_running(self, name: str, child: Child, start: Callable[[], Awaitable[Child]]) -> None:
-        """Start a child again whenever it dies."""
+        """Start child `name` again by `start` whenever it dies."""
         failures = 0
         while True:
             status = await child.wait()
@@ -288,17 +295,17 @@ class _Processes:
             await child.wait_and_close()
             failures = await back_off(child, status, failures)
             child = await start_with_retries(child.kind, start)
-            await is_ready(child)
+            await wait_until_ready(child)
 
     async def _start_relay(self, relay: _Relay, index: int) -> Child:
-        self._started += 1
+        self._start_count += 1
         fd = relay.sockets[index].fileno()
         setup = RelaySetup(
             options=relay.options,
             side=relay.side,
-            name=f"{self._id}.{index}.{self._started}",
+            name=f"{self._run_id}.{index}.{self._start_count}",
             listen_fds=[fd],
-            tap_path=self._meter.socket,
+            tap_path=self._meter_setup.socket,
             log=self._settings.log,
             checks_upstream=index == 0,
         )
@@ -308,22 +315,22 @@ class _Processes:
         return child
 
     async def _start_watcher(self, side: _Side) -> Child:
-        self._started += 1
+        self._start_count += 1
         setup = WatchSetup(
             options=side.options,
             side=side.side,
-            name=f"watch-{self._id}.0.{self._started}",
+            name=f"watch-{self._run_id}.0.{self._start_count}",
             packet_fds=side.packet_fds,
-            adapter_fds=side.adapters,
-            tap_path=self._meter.socket,
+            adapter_fds=side.adapter_fds,
+            tap_path=self._meter_setup.socket,
             log=self._settings.log,
         )
-        fds = side.packet_fds + side.adapters
+        fds = side.packet_fds + side.adapter_fds
         child = self._children[side.side] = await Child.start("watch", setup.name, 0, setup, fds)
         return child
 
     async def _start_meter(self) -> Child:
-        assert self._meter.admin_fd is not None
-        fds = [self._meter.admin_fd]
-        child = self._children[_METER] = await Child.start("meter", _METER, 0, self._meter, fds)
+        assert self._meter_setup.admin_fd is not None
+        fds = [self._meter_setup.admin_fd]
+        child = self._children[_METER] = await Child.start("meter", _METER, 0, self._meter_setup, fds)
         return child

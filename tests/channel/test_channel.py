@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llmtap.channel import Ledger, Tap, replaceable
+from llmtap.channel import Ledger, Tap, is_socket_replaceable
 from llmtap.channel.frames import Closing, FrameKind, Hello
 from tests.support.servers.peer import PATIENCE_S, wait_until
 from tests.support.servers.proxy import FakeMeter
@@ -281,7 +281,7 @@ def test_a_socket_is_replaceable_where_others_may_rename_files(
     tmp_path: Path, mode: int, found: bool
 ) -> None:
     tmp_path.chmod(mode)
-    assert replaceable(str(tmp_path / "tap.sock")) is found
+    assert is_socket_replaceable(str(tmp_path / "tap.sock")) is found
 
 
 def total(ledger: Ledger) -> int:

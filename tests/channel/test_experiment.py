@@ -79,8 +79,8 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
                 ("0%", "'0%'"),
                 ("50%, 100%", "'100%'"),
                 ("nan%", "'nan%'"),
-                ("10%, 1%", "above the one before"),
-                ("1%, 1%", "above the one before"),
+                ("10%, 1%", "above the previous one"),
+                ("1%, 1%", "above the previous one"),
                 (", ".join(f"{n}%" for n in range(1, 10)), "at most 8"),
             )
         ),
@@ -93,7 +93,11 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         ),
         ("tenant_headers = ['a b']\n", "experiment.tenant_headers", "'a b'"),
         ("aa = true\n[[experiment.arms]]\nname = 'a'\n", "experiment.arms", "got 1"),
-        ("aa = true\n" + TWO.replace('"b"', '"a"'), "experiment.arms[1].name", "another arm is called"),
+        (
+            "aa = true\n" + TWO.replace('"b"', '"a"'),
+            "experiment.arms[1].name",
+            "an earlier arm has the same name",
+        ),
         ("aa = true\n" + "[[experiment.arms]]\nname='x'\n" * 9, "experiment.arms", "got 9"),
         (
             "[[experiment.arms]]\nname='a'\nbody={n=1}\n[[experiment.arms]]\nname='b'\nbody={n=2}\n",

@@ -63,7 +63,7 @@ def test_where_nothing_was_found_a_token_is_no_help(monkeypatch: pytest.MonkeyPa
         ray_cluster("auto", None),
     ):
         pass
-    assert refused.value.hint == "start one with `ray start --head`, or use --ray local"
+    assert refused.value.hint == "start a cluster with `ray start --head`, or use --ray local"
 
 
 class Busy:

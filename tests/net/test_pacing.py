@@ -92,7 +92,7 @@ class Steered:
         heap = self.pacer._heap
         while heap and heap[0][0] <= at_ns:
             self.clock.now_ns = max(self.clock.now_ns, heap[0][0])
-            self.pacer._turn()
+            self.pacer._run_turn()
         self.clock.now_ns = at_ns
 
 

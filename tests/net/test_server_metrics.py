@@ -46,13 +46,13 @@ def test_labels_tell_engines_apart() -> None:
     ("page", "reason"),
     [
         (NAME.encode() + b"{" + b",".join(b'l%d="x"' % i for i in range(128_000)) + b"} 1\n", "more than"),
-        (NAME.encode() + b'{a="' + b"x" * LINE_BYTES_MAX + b'"} 1\n', f"{NAME}: a line has more than"),
+        (NAME.encode() + b'{a="' + b"x" * LINE_BYTES_MAX + b'"} 1\n', f"line 1: {NAME} has more than"),
         (b"\n" * (LINES_MAX + 1), "lines"),
         (b"a 1\n" * (LINES_MAX + 1), "lines"),
         (NAME.encode() + b'{a="1",a="2"} 1\n', "twice"),
         (NAME.encode() + b'{a="1" b="2"} 1\n', "malformed"),
         (NAME.encode() + b'{a="1"} 1 2 3\n', "value"),
-        (NAME.encode() + b"{} 1_000\n", f"{NAME}: a line has no value"),
+        (NAME.encode() + b"{} 1_000\n", f"line 1: {NAME}: the value is"),
     ],
 )  # fmt: skip
 def test_a_page_beyond_the_limits_is_refused(page: bytes, reason: str) -> None:

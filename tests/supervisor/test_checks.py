@@ -4,7 +4,7 @@ import pytest
 
 from llmtap.config import load_settings
 from llmtap.supervisor.checks import problems_of, warnings_of
-from llmtap.supervisor.watching import watching_problems
+from llmtap.supervisor.watching import watch_problems
 
 
 def places(**relay: str) -> list[str]:
@@ -63,7 +63,7 @@ def test_what_is_wrong_with_both_sides_of_a_watched_gateway(
     settings: dict[str, object], wrong: list[str]
 ) -> None:
     flags = {"watch.interfaces": ["lo"], "watch.ports": [4000, 8000], **settings}
-    assert [error.place for error in watching_problems(load_settings(None, {}, flags))] == wrong
+    assert [error.place for error in watch_problems(load_settings(None, {}, flags))] == wrong
 
 
 @pytest.mark.parametrize(

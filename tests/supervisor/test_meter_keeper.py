@@ -135,7 +135,7 @@ def test_a_meter_that_waits_for_its_turn_is_told_what_is_in_force_then(
 ) -> None:
     async def scene(kept: Kept) -> None:
         kept.meters.may_start.set()
-        async with kept.supervisor._starting:  # a reload starts its relays
+        async with kept.supervisor._start_lock:  # a reload starts its relays
             await asyncio.sleep(0)
             kept.enforce(cost__gpus="2")
         await wait_until(lambda: len(kept.meters.setups) == 1)
@@ -171,7 +171,7 @@ def test_a_meter_that_was_being_started_is_replaced_and_its_end_is_no_crash(
         assert [setup.cost.gpus for setup in kept.meters.of_meters] == [0, 2]
         assert os.read(kept.meters.stdin[0], 4_096) == HANDOVER_LINE + kept.state.encode() + b"\n"
         kept.meters.processes[0].send_signal(15)
-        await wait_until(lambda: not kept.supervisor._retiring)
+        await wait_until(lambda: not kept.supervisor._end_tasks)
         assert len(kept.meters.of_meters) == 2
 
     with caplog.at_level("INFO"):

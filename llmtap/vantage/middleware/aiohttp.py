@@ -2,12 +2,12 @@
 
     setup(app, socket="/run/llmtap/tap.sock")
 
-Every response goes through `Request.writer`. Its methods `write_headers`, `write` and `write_eof` are wrapped
-until the response has ended.
+aiohttp sends every response through `request.writer`. The middleware wraps the methods of this writer until
+the response has ended.
 
-The request's body is known once a handler has read it with `json`, `text`, `read` or `post`, but not from
-`request.content`. A file that the kernel sends (`web.FileResponse`) counts as a response without a body.
-WebSockets and requests in `skip` pass unmeasured and are counted.
+The request's body is measured if a handler reads it with `json`, `text`, `read` or `post`, but not if it
+reads `request.content`. A file that the kernel sends (`web.FileResponse`) counts as a response without a
+body. WebSockets, and requests that match `skip`, pass unmeasured and are counted.
 """
 
 import asyncio
@@ -34,28 +34,28 @@ _WRAPPED_METHODS: Final = ("write_headers", "write", "write_eof", "enable_compre
 def setup(
     app: web.Application, *, socket: str, skip: Collection[str] = NOT_INFERENCE, tap_bytes: int = TAP_BYTES
 ) -> None:
-    """Measure an application, outside of all its other middlewares, until the application ends.
+    """Measure the requests of `app`, as its outermost middleware, until the app ends.
 
     The options are those of `LlmtapMiddleware`. Raises ConfigError.
     """
-    skips = SkipRules(skip)
+    skip_rules = SkipRules(skip)
     emitters = Emitters(socket, tap_bytes)
 
-    async def begin(_: web.Application) -> None:
+    async def connect(_: web.Application) -> None:
         emitters.current()  # connect now, so that the meter lists the app before its first request
 
-    async def end(_: web.Application) -> None:
+    async def disconnect(_: web.Application) -> None:
         await emitters.close()
 
-    app.middlewares.insert(0, _middleware(emitters, skips))
-    app.on_startup.append(begin)
-    app.on_cleanup.append(end)
+    app.middlewares.insert(0, _middleware(emitters, skip_rules))
+    app.on_startup.append(connect)
+    app.on_cleanup.append(disconnect)
 
 
-def _middleware(emitters: Emitters, skips: SkipRules) -> Middleware:
+def _middleware(emitters: Emitters, skip_rules: SkipRules) -> Middleware:
     @web.middleware
     async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
-        rule = skips.rule_of(request.method, request.path, request.query_string, request.raw_headers)
+        rule = skip_rules.rule_of(request.method, request.path, request.query_string, request.raw_headers)
         arrival_ns = mono_ns()
         emitter = emitters.current()
         if rule is not None:
@@ -74,11 +74,11 @@ def _middleware(emitters: Emitters, skips: SkipRules) -> Middleware:
 
 
 def _wrap_writer(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | None":
-    """Wrap one request's writer; None if llmtap's code fails. Never raises."""
+    """Wrap one request's writer. Return None if llmtap's code fails. Never raises."""
     exchange = None
     try:
         version = "1.0" if request.version <= HttpVersion10 else "1.1"
-        # Remove Content-Encoding from the head: aiohttp decodes the body.
+        # Remove Content-Encoding from the reported head, because aiohttp decodes the reported body.
         fields = [(n, v) for n, v in request.raw_headers if n.lower() != b"content-encoding"]
         head = request_head(request.method, _wire_bytes(request.raw_path), version, fields)
         exchange = AppExchange(emitter, request.method, head, arrival_ns)
@@ -95,11 +95,11 @@ def _wrap_writer(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_C
 
 
 class _Call:
-    """Wrapper of the writer's methods during one response."""
+    """Wrapper of the writer's methods during one response; reports the request and the response."""
 
     __slots__ = (
-        "_compresses", "_enable_compression", "_exchange", "_request", "_request_end_ns", "_task", "_write",
-        "_write_eof", "_write_headers", "_writer",
+        "_connection_task", "_enable_compression", "_exchange", "_is_compressed", "_request",
+        "_request_end_ns", "_write", "_write_eof", "_write_headers", "_writer",
     )  # fmt: skip
 
     def __init__(self, exchange: AppExchange, request: web.Request) -> None:
@@ -107,17 +107,17 @@ class _Call:
         self._exchange = exchange
         self._request = request
         self._writer = writer
-        self._task = request.task
+        self._connection_task = request.task
         self._request_end_ns = 0
-        self._compresses = False
+        self._is_compressed = False  # whether the writer compresses the response
         self._write_headers = writer.write_headers
         self._write = writer.write
         self._write_eof = writer.write_eof
         self._enable_compression = writer.enable_compression
         for name in _WRAPPED_METHODS:
             setattr(writer, name, getattr(self, name))
-        # If aiohttp itself fails to send an answer, the end of its task is the only sign.
-        self._task.add_done_callback(self._on_connection_end)
+        # If aiohttp itself fails to send an answer, only the end of the connection's task shows it.
+        self._connection_task.add_done_callback(self._on_connection_end)
         request.content.on_eof(self._on_request_end)
 
     def _on_request_end(self) -> None:
@@ -126,7 +126,7 @@ class _Call:
     # ---------------------------------------------------------------- the writer's interface
 
     def enable_compression(self, *args: Any, **options: Any) -> None:
-        self._compresses = True
+        self._is_compressed = True
         self._enable_compression(*args, **options)
 
     async def write_headers(self, status_line: str, headers: Mapping[str, str]) -> None:
@@ -156,7 +156,7 @@ class _Call:
         self._restore_writer_at_end()
 
     async def _await_writer(self, writer_call: Awaitable[None], t_ns: int) -> int:
-        """Await the writer's work, which began at `t_ns`. Return the time of its end."""
+        """Await a call of the writer, which began at `t_ns`. Return the time of its end."""
         turns = self._exchange.turns
         try:
             await writer_call
@@ -165,7 +165,7 @@ class _Call:
             self._restore_writer_at_end()
             raise
         except Exception as exc:
-            self._exchange.on_app_end(f"could not be answered for ({type(exc).__name__})")
+            self._exchange.on_app_end(f"failed in aiohttp's writer ({type(exc).__name__})")
             self._restore_writer_at_end()
             raise
         passed_ns = mono_ns()
@@ -177,13 +177,13 @@ class _Call:
             self._exchange.leave_unmeasured("websocket")
             return
         fields = [(_wire_bytes(name), _wire_bytes(value)) for name, value in headers.items()]
-        if self._compresses:
-            # Remove Content-Encoding: the writer compresses after this wrapper, so the bytes here are not
-            # coded.
+        if self._is_compressed:
+            # Remove Content-Encoding from the reported head: the writer compresses the bytes after this
+            # wrapper has reported them.
             fields = [(name, value) for name, value in fields if name.lower() != b"content-encoding"]
         self._exchange.answer_head(status, fields, t_ns)
 
-    # ---------------------------------------------------------------- the request's body, and ends
+    # ---------------------------------------------------------------- the request's body, and the end
 
     async def _read_request(self) -> None:
         """Report the body of the request if the handler has read all of it. Do not wait for the rest."""
@@ -193,7 +193,7 @@ class _Call:
         try:
             body = await request.read()
         except Exception:
-            return  # cut off or too long; the handler gets the same exception
+            return  # the body is cut off or too long; the handler, which reads it too, gets this exception
         end_ns = self._request_end_ns
         exchange.request_data(body, end_ns, last=True, submit_ns=end_ns)
 
@@ -201,8 +201,8 @@ class _Call:
         """Note that the handler raised. aiohttp now answers through the writer, unless the answer has
         begun."""
         if isinstance(error, asyncio.CancelledError):
-            # aiohttp cancels a handler at the end of the server and, if so configured, when the client
-            # leaves.
+            # aiohttp cancels a handler when the server shuts down and, if so configured, when the client
+            # disconnects. A closed transport shows that the client has disconnected.
             transport = self._request.transport
             if transport is None or transport.is_closing():
                 self._exchange.on_client_disconnect()
@@ -222,10 +222,10 @@ class _Call:
         if self._exchange.is_over and self._writer is not None:
             for name in _WRAPPED_METHODS:
                 delattr(self._writer, name)
-            self._task.remove_done_callback(self._on_connection_end)
+            self._connection_task.remove_done_callback(self._on_connection_end)
             self._writer = None
 
 
 def _wire_bytes(text: str) -> bytes:
-    """Return the bytes, as received, of a text that aiohttp has decoded."""
+    """Return the bytes on the wire for a text of aiohttp: UTF-8, with surrogates for all other bytes."""
     return text.encode("utf-8", "surrogateescape")

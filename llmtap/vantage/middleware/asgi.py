@@ -2,18 +2,18 @@
 
     app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock")
 
-Each message is forwarded unmodified, and those of the app are sent before they are reported. Of the scope,
-only the header field `x-llmtap-label` is removed for the app, as the relay does. Add this middleware last: in
-Starlette that makes it the outermost.
+Each message is forwarded unmodified, and a message of the app is sent before it is reported. The scope loses
+only the header field `x-llmtap-label`, which the relay removes, too. Add this middleware last: in Starlette
+that makes it the outermost.
 
 | scope | effect |
 |---|---|
-| `http` | an exchange |
+| `http` | measured as an exchange |
 | `websocket` | passes unmeasured, counted as dropped for the reason `websocket` |
-| either of the two, in `skip` | passes unmeasured, counted as skipped |
-| `lifespan` | passes; before the app's end the last frames go to the meter, which takes 2 s at most |
+| `http` or `websocket` that matches `skip` | passes unmeasured, counted as skipped |
+| `lifespan` | passes; at the app's end, waits up to 2 s until the meter has the last frames |
 
-A client's disconnect is known when the app learns of it, by `http.disconnect` or an OSError of `send`.
+The middleware learns of a client's disconnect as the app does: by `http.disconnect` or an OSError of `send`.
 
 Source: the ASGI specification, version 3.0, HTTP and WebSocket 2.5, Lifespan 2.0.
 """
@@ -42,31 +42,31 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SHUTDOWN_MESSAGES: Final = ("lifespan.shutdown.complete", "lifespan.shutdown.failed")
 _STATUS_WITHOUT_ANSWER: Final = 500
-"""Status that a server sends if the app raises, or returns without a response."""
+"""Status that a server sends if the app raises an exception, or returns without a response."""
 _USUALLY_WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 """Methods whose requests have a body only if their header shows it."""
 
 
 class LlmtapMiddleware:
-    """ASGI middleware that measures the requests of an application."""
+    """ASGI middleware that measures the requests of an application. Raises ConfigError.
+
+    Args:
+        socket: path of the meter's socket (`llmtap meter --listen-socket`); the meter can start later.
+        skip: requests that are not measured: methods, and paths with all paths below them.
+        tap_bytes: maximum bytes of frames that wait for the meter.
+    """
 
     def __init__(
         self, app: App, *, socket: str, skip: Collection[str] = NOT_INFERENCE, tap_bytes: int = TAP_BYTES
     ) -> None:
-        """`socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: methods,
-        and paths with all below them, that are not measured (`llmtap.protocol.inference`); `tap_bytes`:
-        maximum bytes of frames that wait for the meter.
-
-        Raises ConfigError.
-        """
         self._app = app
-        self._skips = SkipRules(skip)
+        self._skip_rules = SkipRules(skip)
         self._emitters = Emitters(socket, tap_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         app_scope = _without_label(scope)
-        if kind in ("http", "websocket") and (rule := _skip_rule(self._skips, scope)) is not None:
+        if kind in ("http", "websocket") and (rule := _skip_rule(self._skip_rules, scope)) is not None:
             if (emitter := self._emitters.current()) is not None:
                 emitter.skip(rule)
             await self._app(app_scope, receive, send)
@@ -93,12 +93,12 @@ class LlmtapMiddleware:
     async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._emitters.current()  # connect now, so that the meter lists the app before its first request
 
-        async def last(message: Message) -> None:
+        async def close_and_send(message: Message) -> None:
             if message.get("type") in _SHUTDOWN_MESSAGES:
                 await self._emitters.close()
             await send(message)
 
-        await self._app(scope, receive, last)
+        await self._app(scope, receive, close_and_send)
 
 
 def _without_label(scope: Scope) -> Scope:
@@ -106,29 +106,29 @@ def _without_label(scope: Scope) -> Scope:
     try:
         fields = scope.get("headers", ())
         if iter(fields) is fields:
-            return scope  # an iterator can be read only once, by the app
+            return scope  # an iterator can be read only once, so leave it to the app
         others = [field for field in fields if field[0].lower() != LABEL_FIELD]
         return scope if len(others) == len(fields) else {**scope, "headers": others}
     except Exception:
         return scope  # pass the headers unchanged, even if they are not a list of fields
 
 
-def _skip_rule(skips: SkipRules, scope: Scope) -> str | None:
-    """Return the rule by which a request is not measured. Never raises."""
+def _skip_rule(skip_rules: SkipRules, scope: Scope) -> str | None:
+    """Return the rule that excludes a request from measurement; None: it is measured. Never raises."""
     try:
         query = scope.get("query_string", b"").decode("latin-1")
         fields = scope.get("headers", ())
         if iter(fields) is fields:
-            fields = ()  # an iterator can be read only once, by the app
-        return skips.rule_of(scope.get("method", ""), scope["path"], query, fields)
+            fields = ()  # an iterator can be read only once, so leave it to the app
+        return skip_rules.rule_of(scope.get("method", ""), scope["path"], query, fields)
     except Exception:
-        return None  # measure the request; if that fails, too, the error is counted
+        return None  # measure the request: if that fails as well, `_wrap_calls` counts the error
 
 
 def _wrap_calls(
     emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival_ns: int
 ) -> "_Call | None":
-    """Return the app's `receive` and `send` for one request; None if llmtap's code fails. Never raises."""
+    """Wrap `receive` and `send` for one request. Return None if llmtap's code fails. Never raises."""
     try:
         method = scope["method"]
         target = scope.get("raw_path") or quote(scope["path"], safe="/:@!$&'()*+,;=~%").encode()
@@ -159,7 +159,7 @@ def _may_have_body(method: str, fields: list[tuple[bytes, bytes]]) -> bool:
 
 
 class _Call:
-    """The app's `receive` and `send` for one request."""
+    """The `receive` and `send` that the app gets for one request; they report what passes."""
 
     __slots__ = ("_receive", "_send", "exchange")
 

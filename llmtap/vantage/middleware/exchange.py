@@ -1,18 +1,18 @@
-"""Report an application's requests as the frames of a relay (`AppExchange`) to a meter (`Emitter`).
+"""Report an application's requests to a meter: `AppExchange` makes their frames, `Emitter` sends the frames.
 
-The two middlewares call an AppExchange with heads and body bytes. `arrival` is the time of the call of the
-app, `request_end` that at which the server had the last request bytes, `submit` that at which the app
-received them. So TTFT includes the work of the app and its upstream, but no network. `added` is the time that
-the middleware itself needed since the message before. Heads have no Transfer-Encoding, because bodies have no
-chunks here.
+The two middlewares call an AppExchange with heads and body bytes. Its timestamps: `arrival` is when the
+server called the app, `request_end` when the server had received the request's last byte, `submit` when the
+app received that byte. So TTFT includes the work of the app and its upstream, but no network. `added` is the
+time that the middleware itself used since the previous message. Heads have no Transfer-Encoding, because
+servers pass bodies to an app without chunk framing.
 
-Each event loop has one Emitter (`Emitters`). It connects, reports the application's status, and warns where
-no meter is there. To the meter an application is one more relay, with the same bounded channel. Exchanges
-that do not fit, or find no meter, are dropped whole and counted.
+Each event loop has one Emitter (`Emitters`). It connects to the meter, reports the application's status, and
+logs a warning if no meter listens. The meter treats an application as one more relay, with the same bounded
+channel. Exchanges that do not fit into the channel, or that begin without a meter, are dropped and counted.
 
-Only a wrong option raises, in `Emitters(...)`; nothing raises into a request of the application. An error in
-llmtap's code drops the exchange (`middleware_error`) and is logged once for each kind, without its text,
-which could quote a header.
+Only an invalid option raises an exception, in `Emitters(...)`; the requests of the application never get one.
+An error in llmtap's code drops the exchange (`middleware_error`) and is logged once for each exception class,
+without its text, which could quote a header.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec
 
-from llmtap.channel import SOCKET_PATH_BYTES_MAX, replaceable
+from llmtap.channel import SOCKET_PATH_BYTES_MAX, is_socket_replaceable
 from llmtap.channel.frames import Closing, FrameKind
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
@@ -35,15 +35,14 @@ from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
 TAP_BYTES: Final = 32 << 20
 """Maximum bytes of frames waiting for the meter, as for a relay (`relay.tap_bytes`)."""
 TAP_BYTES_MIN: Final = 64 << 10
-"""Minimum of `tap_bytes`. Half of it is for running exchanges, and most servers allow request heads of 64
-KiB."""
+"""Minimum of `tap_bytes`: most servers allow a request head of 64 KiB, and less memory could not hold it."""
 DRAIN_S: Final = 2.0
-"""Maximum time that the end of an app waits for the meter's last acknowledgement, as in a relay."""
+"""Maximum time that an app waits at its end for the meter to acknowledge the last frames, as in a relay."""
 NO_METER_S: Final = 2.0
+"""Time without a meter after which a warning is logged."""
 
-_CODING: Final = b"transfer-encoding"
-_HOST: Final = b"host"
-_BODILESS: Final = (204, 304)
+_TRANSFER_ENCODING: Final = b"transfer-encoding"
+_STATUSES_WITHOUT_BODY: Final = (204, 304)
 P = ParamSpec("P")
 
 log = logging.getLogger(__name__)
@@ -56,8 +55,8 @@ class Emitter(Reporter):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, path: str, tap_bytes: int, clock: Clock | None = None
     ) -> None:
-        # Timestamps are taken when the app calls us, not when a socket is read. A stall of the loop delays
-        # the app's answer as well, so it is real latency and no error of measurement: no `blind_ns`.
+        # The middleware takes timestamps when the app calls it, not when a socket is read. A stall of the
+        # loop delays the app's answer as well: it is real latency, not an error, so `blind_ns` stays 0.
         lag = make_lag_meter(PROBE_GRAIN_NS)
         name = f"app-{secrets.token_hex(3)}-{os.getpid()}"
         super().__init__(
@@ -66,34 +65,34 @@ class Emitter(Reporter):
         self.closed = False
         self._path = path
         self._missing_timer: asyncio.TimerHandle | None = None
-        self._had_meter = False
-        self._failures: set[str] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._was_connected = False  # whether the meter was connected at the previous report
+        self._logged_errors: set[str] = set()  # names of the exception classes that have been logged
+        self._report_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Connect to the meter as soon as it listens, and begin to report."""
-        if replaceable(self._path):
+        if is_socket_replaceable(self._path):
             warn("event=meter_socket_exposed socket=%s hint=%r", self._path, "chmod 700 its directory")
         self.tap.connect()
-        self._timer = self._loop.call_later(STATUS_S, self._on_report)
+        self._report_timer = self._loop.call_later(STATUS_S, self._on_report)
         self._missing_timer = self._loop.call_later(NO_METER_S, self._warn_without_meter)
 
     def pass_unmeasured(self, reason: str) -> None:
-        """Count an exchange that is not measured as dropped for `reason`; it gets a sequence number, too."""
+        """Count an exchange that is not measured: as opened, and as dropped for `reason`."""
         ledger = self.tap.ledger
         ledger.drop(ledger.open(), reason)
 
     def on_failure(self, error: BaseException) -> None:
-        """Log an error of llmtap's code, once for each kind."""
+        """Log an error of llmtap's code, once for each exception class."""
         kind = type(error).__name__
-        if kind not in self._failures:
-            self._failures.add(kind)
+        if kind not in self._logged_errors:
+            self._logged_errors.add(kind)
             log_failure(error)
 
     async def close(self) -> None:
-        """Send the last status, wait up to DRAIN_S for the meter's acknowledgement, and disconnect."""
+        """Send a final status, wait up to DRAIN_S for the meter's acknowledgement, and disconnect."""
         self.closed = self.draining = True
-        for timer in (self._timer, self._missing_timer):
+        for timer in (self._report_timer, self._missing_timer):
             if timer is not None:
                 timer.cancel()
         self.stop_probe()
@@ -110,10 +109,10 @@ class Emitter(Reporter):
             warn("event=%s socket=%s exchanges=unmeasured hint=%r", event, self._path, hint)
 
     def _on_report(self) -> None:
-        self._timer = self._loop.call_later(STATUS_S, self._on_report)
-        if self._had_meter and not self.tap.connected:
+        self._report_timer = self._loop.call_later(STATUS_S, self._on_report)
+        if self._was_connected and not self.tap.connected:
             self._missing_timer = self._loop.call_later(NO_METER_S, self._warn_without_meter)
-        self._had_meter = self.tap.connected
+        self._was_connected = self.tap.connected
         try:
             self.report()
         except Exception as exc:
@@ -121,7 +120,7 @@ class Emitter(Reporter):
 
 
 def _is_denied(path: str) -> bool:
-    """Return whether permissions keep this user from using a socket."""
+    """Return whether the permissions of a socket, or of its directory, deny this user the use of it."""
     try:
         os.stat(path)
     except OSError as exc:
@@ -133,7 +132,7 @@ class Emitters:
     """The emitters of an app, one for each event loop; the first request of a loop creates it."""
 
     def __init__(self, socket: str, tap_bytes: int) -> None:
-        """Raises ConfigError: invalid settings are reported here, and never later."""
+        """Raises ConfigError for an invalid setting here, so that no later call raises."""
         if not socket:
             raise ConfigError("socket", "is empty", "set it to the path of `llmtap meter --listen-socket`")
         if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
@@ -146,32 +145,32 @@ class Emitters:
             raise ConfigError("tap_bytes", f"must be at least {TAP_BYTES_MIN:,} bytes, got {tap_bytes:,}")
         self._socket = socket
         self._tap_bytes = tap_bytes
-        self._by_loop: dict[asyncio.AbstractEventLoop, Emitter] = {}
-        self._failed = False
+        self._emitters: dict[asyncio.AbstractEventLoop, Emitter] = {}
+        self._is_failure_logged = False
 
     def current(self) -> Emitter | None:
-        """Return the running loop's emitter, or None if there can be none (logged once). Never raises."""
+        """Return the running loop's emitter, or None if it cannot be made (logged once). Never raises."""
         try:
             loop = asyncio.get_running_loop()
-            emitter = self._by_loop.get(loop)
+            emitter = self._emitters.get(loop)
             if emitter is None or emitter.closed:
                 emitter = Emitter(loop, self._socket, self._tap_bytes)
                 emitter.start()
-                self._by_loop = {
-                    **{known: one for known, one in self._by_loop.items() if not known.is_closed()},
+                self._emitters = {
+                    **{known: one for known, one in self._emitters.items() if not known.is_closed()},
                     loop: emitter,
                 }
             return emitter
         except Exception as exc:
-            if not self._failed:
-                self._failed = True
+            if not self._is_failure_logged:
+                self._is_failure_logged = True
                 log_failure(exc)
             return None
 
     async def close(self) -> None:
         """Close the running loop's emitter. Never raises."""
         try:
-            emitter = self._by_loop.pop(asyncio.get_running_loop(), None)
+            emitter = self._emitters.pop(asyncio.get_running_loop(), None)
             if emitter is not None:
                 await emitter.close()
         except Exception as exc:
@@ -179,14 +178,14 @@ class Emitters:
 
 
 def log_failure(error: BaseException) -> None:
-    """Log the kind and the place of an error, but not its text."""
+    """Log the class and the place of an error, but not its text, which could quote a header."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
     warn("event=middleware_error kind=%s where=%s further=counted", type(error).__name__, where)
 
 
 def warn(text: str, *values: object) -> None:
-    """Log a warning; in an application without log handlers, to stderr with prefix and time."""
+    """Log a warning. If the application has no log handler, write it to stderr with a prefix and the time."""
     if not log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("llmtap %(asctime)s %(levelname)s %(message)s"))
@@ -218,7 +217,7 @@ class AppExchange:
     """
 
     __slots__ = (
-        "_bodiless", "_emitter", "_head", "_method", "_request_bytes", "_response_bytes", "_submitted",
+        "_emitter", "_has_no_body", "_head", "_is_submitted", "_method", "_request_bytes", "_response_bytes",
         "_tap", "arrival_ns", "has_begun", "is_over", "own_ns", "paused_ns", "request_over", "seq",
         "status",
     )  # fmt: skip
@@ -228,17 +227,16 @@ class AppExchange:
         self._tap = emitter.tap
         self._method = method
         self._head = head
-        self._bodiless = False
+        self._has_no_body = False  # whether the answer has no body, whatever bytes the app sends
         self._request_bytes = len(head)
         self._response_bytes = 0
-        self._submitted = False
+        self._is_submitted = False  # whether the time at which the app had the whole request is reported
         self.arrival_ns = arrival_ns
-        self.has_begun = False
+        self.has_begun = False  # whether the first frame has been sent
         self.is_over = False
-        self.own_ns = 0
-        """Time used by the middleware since the last frame that reported it."""
-        self.paused_ns = 0
-        self.request_over = False
+        self.own_ns = 0  # time used by the middleware since the last frame that reported it
+        self.paused_ns = 0  # total time in which the server waited for a slow client
+        self.request_over = False  # whether the app has received the whole request
         self.seq = 0
         self.status: int | None = None
         emitter.on_begin(self, arrival_ns)
@@ -248,14 +246,14 @@ class AppExchange:
     @_only_while_measured
     def request_without_body(self) -> None:
         """Note that the request has no body, so it is complete at the call of the app."""
-        self.request_over = self._submitted = True
+        self.request_over = self._is_submitted = True
         self._begin(self._head, mono_ns(), FrameKind.SENT)
 
     @_only_while_measured
     def request_data(self, data: bytes, t_ns: int, *, last: bool, submit_ns: int | None = None) -> None:
-        """Take `data` of the request's body, which the server received at `t_ns` and the app gets.
+        """Report `data`, bytes of the request's body that the server received at `t_ns`.
 
-        `submit_ns`: time at which the app got it; None: now.
+        `last`: the body ends with them. `submit_ns`: time at which the app received them; None: now.
         """
         if self.request_over:
             return
@@ -271,8 +269,8 @@ class AppExchange:
                 self._tap.offer(FrameKind.REQUEST_END, self.seq, t_ns, 0)
         if last:
             self.request_over = True
-            if not self._submitted:
-                self._submitted = True
+            if not self._is_submitted:
+                self._is_submitted = True
                 now_ns = mono_ns() if submit_ns is None else submit_ns
                 self._tap.offer(FrameKind.SUBMIT, self.seq, now_ns, now_ns - t_ns)
 
@@ -284,21 +282,21 @@ class AppExchange:
 
     @_only_while_measured
     def answer_head(self, status: int, fields: Fields, t_ns: int) -> None:
-        """Take the response head, which the app sent at `t_ns`."""
+        """Report the response head, which the app sent at `t_ns`."""
         if not self.has_begun:
             self._begin(self._head)
-        if not self._submitted:
-            # The app answers before it has read the whole request.
-            self._submitted = True
+        if not self._is_submitted:
+            # The app answers before it has read the whole request, so the arrival stands for the submit time.
+            self._is_submitted = True
             self._tap.offer(FrameKind.SUBMIT, self.seq, self.arrival_ns, 0)
         self.status = status
-        self._bodiless = self._method == "HEAD" or status < 200 or status in _BODILESS
+        self._has_no_body = self._method == "HEAD" or status < 200 or status in _STATUSES_WITHOUT_BODY
         self._offer(FrameKind.RESPONSE_HEAD, t_ns, response_head(status, fields))
 
     @_only_while_measured
     def answer_data(self, data: bytes, t_ns: int) -> None:
-        """Take `data` of the response body, which the app sent at `t_ns`."""
-        if not self._bodiless:
+        """Report `data`, bytes of the response body that the app sent at `t_ns`."""
+        if not self._has_no_body:
             self._offer(FrameKind.RESPONSE_DATA, t_ns, data if type(data) is bytes else bytes(data))
 
     def _offer(self, kind: int, t_ns: int, data: bytes) -> None:
@@ -308,29 +306,29 @@ class AppExchange:
 
     @property
     def turns(self) -> int:
-        """Number of rounds of the event loop so far, for `add_pause`."""
+        """Number of rounds that the event loop has made so far; see `add_pause`."""
         return self._emitter.turns
 
     def add_pause(self, turns: int, wait_ns: int) -> None:
         """Add a pause if the server waited for a slow client before it took a message.
 
-        `turns`: value of `turns` when the message was passed to the server; `wait_ns`: time until the server
-        took it. It waited if the event loop made a round in this time; waits of less than 10 ms may be
-        missed.
+        `turns`: value of the property when the message was passed to the server; `wait_ns`: time until the
+        server took it. The server waited if the event loop made a round in this time. A wait of less than
+        10 ms can be missed.
         """
         if self._emitter.turns != turns:
             self.paused_ns += wait_ns
             self._tap.offer(FrameKind.HELD, self.seq, mono_ns(), wait_ns)
 
     def add_own_time(self, passed_ns: int) -> None:
-        """Add the middleware's own time since the server took a message at `passed_ns`."""
+        """Add the time that the middleware used since the server took a message at `passed_ns`."""
         self.own_ns += mono_ns() - passed_ns
 
     # ---------------------------------------------------------------- ends
 
     @_only_while_measured
     def complete(self, t_ns: int, passed_ns: int) -> None:
-        """Note that the app sent the end of its answer at `t_ns`; the server took it at `passed_ns`."""
+        """Note that the app sent the end of its answer at `t_ns`, and the server took it at `passed_ns`."""
         self._tap.offer(FrameKind.RESPONSE_END, self.seq, t_ns, 0)
         self._close(Outcome.COMPLETE, passed_ns)
 
@@ -342,7 +340,7 @@ class AppExchange:
         """Note that the app has ended, possibly before its answer; `how` completes the sentence "the app
         ...".
 
-        `status`: the server's answer for an app that has not begun one.
+        `status`: status with which the server answers if the app has not begun an answer.
         """
         if self.status is not None:
             self._end(Outcome.TRUNCATED, f"the app {how} in the middle of its answer")
@@ -393,30 +391,30 @@ class AppExchange:
 
 
 def request_head(method: str, target: bytes, version: str, fields: Fields) -> bytes:
-    """Return the request head as bytes, without Transfer-Encoding: the body is passed on without chunk
+    """Return the request head as bytes, without Transfer-Encoding, because the body is reported without chunk
     framing.
 
-    `version` is `1.0`, or anything else for 1.1. A request of HTTP/1.1 must have a Host, also if it stands
-    for one of HTTP/2.
+    `version`: `1.0`; any other value counts as 1.1. HTTP/1.1 requires a Host, so an empty one is added to a
+    head without it, such as that of an HTTP/2 request.
     """
     is_10 = version == "1.0"
     lines = [method.encode("latin-1"), b" ", target, b" HTTP/1.0\r\n" if is_10 else b" HTTP/1.1\r\n"]
     has_host = is_10
     for name, value in fields:
-        bare = name.lower()
-        if bare != _CODING:
+        lower = name.lower()
+        if lower != _TRANSFER_ENCODING:
             lines += (name, b": ", value, b"\r\n")
-            has_host = has_host or bare == _HOST
+            has_host = has_host or lower == b"host"
     lines.append(b"\r\n" if has_host else b"host:\r\n\r\n")
     return b"".join(lines)
 
 
 def response_head(status: int, fields: Fields) -> bytes:
-    """Return the response head as bytes, without Transfer-Encoding: the body is passed on without chunk
-    framing."""
+    """Return the response head as bytes, without Transfer-Encoding, because the body is reported without
+    chunk framing."""
     lines = [b"HTTP/1.1 %d \r\n" % status]
     for name, value in fields:
-        if name.lower() != _CODING:
+        if name.lower() != _TRANSFER_ENCODING:
             lines += (name, b": ", value, b"\r\n")
     lines.append(b"\r\n")
     return b"".join(lines)

@@ -3,14 +3,16 @@
 `watcher.py` and `file_vantage.py` pass IP packets to a `ConnectionTable`, which assigns each one to its
 `Connection`. The number of connections is bounded; silent ones are forgotten.
 
-Bytes that no packet brought are a hole. A hole is final if the receiver acknowledged the missing bytes, if
-the packet ring has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under
-way are dropped, and measuring resumes at a segment that begins a request. If a client pipelines requests at
-that time, a request could get the response of an earlier one; clients of LLM servers do not pipeline.
+A hole is a range of bytes that were in no captured packet. It is final, because the bytes will not come any
+more, if the receiver acknowledged them, if the packet ring has overflowed recently, if a later request
+begins, or after HOLE_NS. Then all exchanges under way are dropped, and measuring resumes at a segment that
+begins a request. If a client pipelines requests at that time, a request could get the response of an earlier
+one; clients of LLM servers do not pipeline.
 
-Within a connection no time goes back. A packet whose time is a little before that of the packet before it
-(queues of an adapter, several interfaces in one file) gets the time of that one, and the difference is an
-error of all times of the exchange. After a step of the clock the exchanges under way are dropped.
+The times within a connection never decrease. If a packet's timestamp is a little earlier than that of the
+previous packet (queues of an adapter, several interfaces in one file), the packet gets the time of the
+previous one, and the difference counts as an error of all times of the exchange. After a step of the clock,
+the exchanges under way are dropped.
 """
 
 import re
@@ -36,22 +38,23 @@ from llmtap.vantage.passive.segments import (
 )
 
 HOLE_NS: Final = 3_000_000_000
-"""Age at which a hole is final: longer than several retransmissions inside a cluster take."""
+"""Age at which a hole is final: several retransmissions inside a cluster take less time."""
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]{3,16} [\x21-\x7e]+ HTTP/1\.[01]\r\n")
-"""Request line; no JSON body contains such a line, since CR and LF are escaped there."""
+"""Request line. No JSON body contains such a line, because JSON escapes CR and LF."""
 _TLS_RECORD: Final = re.compile(rb"[\x14-\x18]\x03[\x00-\x04]")
 CONNECTIONS_MAX: Final = 65_536
-"""Maximum number of connections: about 100 MB if all of them have had requests."""
+"""Maximum number of connections in a table, which takes about 100 MB if all of them have had requests."""
 SILENT_NS: Final = 600_000_000_000
 """Time without a packet after which a connection is forgotten; its next request makes it known again."""
 LOST_SILENT_NS: Final = 30_000_000_000
-"""Time without a packet after which an idle connection is forgotten if its end may be among lost packets."""
+"""Time without a packet after which an idle connection is forgotten if its end is possibly among lost
+packets."""
 DISORDER_NS_MAX: Final = 10_000_000
-"""Maximum time by which the stamps of a connection's packets may contradict their order: queues of an adapter
-and of the kernel hold packets for less."""
+"""Maximum time by which a packet can be stamped before its predecessor without a step of the clock: queues of
+an adapter and of the kernel hold packets for less."""
 CLOCK_STEP_NS: Final = 1_000_000_000
-"""A larger step back in time is a step of the clock: a program that captures several interfaces delays
-packets for less."""
+"""A packet of any connection that is stamped earlier by more than this time shows a step of the clock: a
+program that captures several interfaces delays packets for less."""
 _SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
@@ -67,10 +70,10 @@ class WatchCounts:
 
     def __init__(self) -> None:
         self.connections: dict[str, int] = {}
-        """Connections with a request: `followed` from their beginning, or `joined` later. Connections without
-        one: `encrypted`, `http2`, `not_http`. `overflow`: packets of connections for which the table had no
-        room."""
-        self.missing_bytes = 0
+        """Number of connections by kind. With a request: `followed` from their beginning, or `joined` later.
+        Without a request: `encrypted`, `http2`, `not_http`. `overflow`: number of packets of connections that
+        did not fit into the table."""
+        self.missing_bytes = 0  # bytes that were in no captured packet
 
     def add(self, kind: str) -> None:
         """Count a connection by its kind, a key of `connections`."""
@@ -81,8 +84,8 @@ class Connection:
     """One TCP connection; `client` and `server` are its two byte streams."""
 
     __slots__ = (
-        "_conversation", "_counts", "_is_new", "_uncounted", "client", "clock_steps", "ignored", "last_ns",
-        "over", "ring_lost", "server",
+        "_conversation", "_counts", "_is_unchecked", "_uncounted_kind", "client", "clock_steps", "ignored",
+        "last_ns", "over", "ring_lost", "server",
     )  # fmt: skip
 
     def __init__(self, sink: FrameSink, counts: WatchCounts, early: EarlyBytes, kind: str) -> None:
@@ -95,13 +98,13 @@ class Connection:
         """Whether the connection carries another protocol than HTTP/1.1, so that its packets are ignored."""
         self.ring_lost = False
         """Whether the packet ring overflowed recently, so that missing bytes will not come any more."""
-        self.last_ns = 0
+        self.last_ns = 0  # time of the latest packet
         self.clock_steps = 0
-        """Number of steps of the clock before the last packet of the connection."""
+        """Number of steps of the clock before the latest packet of the connection."""
         self._counts = counts
         self._conversation = Conversation(sink)
-        self._is_new = True
-        self._uncounted = kind  # kind of the connection (key in WatchCounts), to count at the first request
+        self._is_unchecked = True  # whether no payload has been checked for TLS
+        self._uncounted_kind = kind  # key in WatchCounts, which is counted at the first request; "": counted
 
     @property
     def has_request(self) -> bool:
@@ -109,19 +112,19 @@ class Connection:
         return self._conversation.began
 
     def may_have_ended(self, loss_ns: int) -> bool:
-        """Return whether the end of the connection may be among lost packets.
+        """Return whether the end of the connection is possibly among lost packets.
 
-        That is so if packets were lost after its last packet (`loss_ns`: time of the latest loss), or if its
-        position in the stream is unknown. False while an exchange is under way.
+        That is so if packets were lost after its latest packet (`loss_ns`: time of the latest loss), or if
+        its position in the stream is unknown. False while an exchange is under way.
         """
         if self.ignored or self._conversation.is_busy:
             return False
-        return self.client.next is None or self.last_ns < loss_ns
+        return self.client.next_seq is None or self.last_ns < loss_ns
 
-    def segment(
+    def add_segment(
         self, way: TcpDirection, seq: int, ack: int, flags: int, window: int, payload: bytes, t_ns: int
     ) -> None:
-        """Process a segment from one side."""
+        """Process a segment of the side `way`."""
         peer = way.peer
         if flags & RST:
             self._reset(way, seq, t_ns)
@@ -130,81 +133,84 @@ class Connection:
             self.over = bool(flags & FIN)
             return
         if flags & SYN:
-            if way.next is None:
+            if way.next_seq is None:
                 way.begin(seq + 1)
-            if flags & ACK and peer.next is None:
+            if flags & ACK and peer.next_seq is None:
                 peer.begin(ack)
             seq = (seq + 1) & 0xFFFFFFFF
             if not payload:
                 return
-        if flags & ACK and peer.next is not None and (unseen := peer.distance(ack)) > 0:
-            self.lose(t_ns, "packets_lost", unseen)  # the receiver acknowledged bytes that were not captured
-        elif way.is_up and way.next is not None and (n := way.distance(seq)) > 0 and begins_request(payload):
-            self.lose(t_ns, "packets_lost", n)  # a new request: the missing bytes will not come any more
-        if way.next is None:
+        if flags & ACK and peer.next_seq is not None and (unseen := peer.distance(ack)) > 0:
+            # The side `way` acknowledges bytes of its peer that were not captured, so they will not come.
+            self.drop_exchanges(t_ns, "packets_lost", unseen)
+        elif way.is_up and way.next_seq is not None and begins_request(payload) and way.distance(seq) > 0:
+            # A new request begins, so the missing bytes before it will not come.
+            self.drop_exchanges(t_ns, "packets_lost", way.distance(seq))
+        if way.next_seq is None:
             if not way.is_up or not begins_request(payload):
                 self._check_first_payload(payload)
                 return
             way.begin(seq)
             peer.begin(ack)
-        elif way.is_up and peer.next is None and payload:
+        elif way.is_up and peer.next_seq is None and payload:
             peer.begin(ack)
         if way.is_up and not window:
             self._conversation.on_window_closed(t_ns)
         try:
             pieces = way.add(seq, flags, payload, t_ns)
         except LostSyncError as exc:
-            self.lose(t_ns, exc.reason)
+            self.drop_exchanges(t_ns, exc.reason)
             return
         if not pieces and self.ring_lost and way.hole_ns:
-            self.lose(t_ns, "packets_lost")
+            self.drop_exchanges(t_ns, "packets_lost")
             return
         for piece, piece_ns, piece_flags in pieces:
             if piece:
-                self.take(way, piece, piece_ns)
-            if way.next is None:
+                self.add_in_order(way, piece, piece_ns)
+            if way.next_seq is None:
                 return
             if piece_flags & CUT_OFF:
-                self.lose(piece_ns, "packets_cut")
+                self.drop_exchanges(piece_ns, "packets_cut")
                 return
             if piece_flags & FIN:
-                way.next = (way.next + 1) & 0xFFFFFFFF
+                way.next_seq = (way.next_seq + 1) & 0xFFFFFFFF
                 self._conversation.on_fin(piece_ns, by_client=way.is_up)
                 self.over = self._conversation.over
                 if self.over:
                     return
 
     def time_of(self, t_ns: int, clock_steps: int) -> int:
-        """Return the time for a packet that is stamped before its predecessor, or after a clock step."""
+        """Return the time to use for a packet that was stamped before its predecessor, or after a step of the
+        clock, which drops the exchanges under way."""
         back_ns = self.last_ns - t_ns
         if clock_steps == self.clock_steps and back_ns <= DISORDER_NS_MAX:
             self._conversation.on_time_step_back(back_ns)
             return self.last_ns
         self.clock_steps = clock_steps
         if self._conversation.is_busy or self.client.hole_ns or self.server.hole_ns:
-            self.lose(t_ns, "clock_step")
+            self.drop_exchanges(t_ns, "clock_step")
         return t_ns
 
-    def take(self, way: TcpDirection, payload: bytes, t_ns: int) -> None:
-        """Process bytes that are in order."""
+    def add_in_order(self, way: TcpDirection, payload: bytes, t_ns: int) -> None:
+        """Process the next bytes of the side `way`."""
         try:
             if way.is_up:
-                self._conversation.request(payload, t_ns)
-                if self._uncounted and self._conversation.began:
-                    self._counts.add(self._uncounted)
-                    self._uncounted = ""
+                self._conversation.feed_request(payload, t_ns)
+                if self._uncounted_kind and self._conversation.began:
+                    self._counts.add(self._uncounted_kind)
+                    self._uncounted_kind = ""
             else:
-                self._conversation.response(payload, t_ns)
+                self._conversation.feed_response(payload, t_ns)
         except UnfollowableError as exc:
             self._ignore(exc.kind)
-            self.lose(t_ns, "not_understood")
+            self.drop_exchanges(t_ns, "not_understood")
         except PeerProtocolError:
-            self.lose(t_ns, "not_understood")
+            self.drop_exchanges(t_ns, "not_understood")
 
-    def lose(self, t_ns: int, reason: str, missing_bytes: int = 0) -> None:
+    def drop_exchanges(self, t_ns: int, reason: str, missing_bytes: int = 0) -> None:
         """Drop the exchanges under way; measuring resumes at the next request."""
         self._counts.missing_bytes += missing_bytes
-        self._conversation.lose(t_ns, reason)
+        self._conversation.drop_exchanges(t_ns, reason)
         self.client.forget()
         self.server.forget()
 
@@ -212,7 +218,7 @@ class Connection:
         """Drop the exchanges under way if a hole is too old."""
         for way in (self.client, self.server):
             if way.hole_ns and t_ns - way.hole_ns > HOLE_NS:
-                self.lose(t_ns, "packets_lost")
+                self.drop_exchanges(t_ns, "packets_lost")
 
     def give_up(self, t_ns: int, reason: str) -> None:
         """Stop following the connection."""
@@ -221,25 +227,25 @@ class Connection:
         self.server.forget()
 
     def release(self) -> None:
-        """Drop the references between the parts, so that no garbage collection is needed."""
+        """Drop the references between the two directions, so that no garbage collection is needed."""
         for way in (self.client, self.server):
             way.forget()
             del way.peer
 
     def _reset(self, way: TcpDirection, seq: int, t_ns: int) -> None:
-        ahead = 0 if way.next is None else way.distance(seq)
+        ahead = 0 if way.next_seq is None else way.distance(seq)
         if ahead < -1:
-            return  # RFC 5961 3.2: the receiver ignores this RST. After a FIN, it may be one byte behind.
+            return  # RFC 5961 3.2: the receiver ignores such an RST. (After a FIN, -1 is the right position.)
         if ahead > 0:
-            self.lose(t_ns, "packets_lost", ahead)
+            self.drop_exchanges(t_ns, "packets_lost", ahead)
         self._conversation.on_rst(t_ns, by_client=way.is_up)
         self.over = True
 
     def _check_first_payload(self, payload: bytes) -> None:
-        """Ignore the connection if the first payload captured of it is TLS; called if its start was not
-        captured."""
-        if self._is_new and payload:
-            self._is_new = False
+        """Ignore the connection if its first captured payload is TLS. Called for payload before the first
+        request if the start of the connection was not captured."""
+        if self._is_unchecked and payload:
+            self._is_unchecked = False
             if _TLS_RECORD.match(payload):
                 self._ignore("encrypted")
 
@@ -249,7 +255,7 @@ class Connection:
 
 
 def pack_addresses(addresses: Collection[str]) -> frozenset[bytes]:
-    """Return IPv4 and IPv6 addresses as in packets. Raises ValueError for a text that is not an address."""
+    """Return IPv4 and IPv6 addresses as the bytes in packets. Raises ValueError for other texts."""
     return frozenset(ip_address(address.partition("%")[0]).packed for address in addresses)
 
 
@@ -260,7 +266,8 @@ class ConnectionTable:
         sink: gets the frames of all exchanges.
         ports: ports of the servers; empty: any, and the side that sends the first request is the client.
         hosts: packed addresses of the servers; empty: any.
-        local: packed addresses of this host, to tell which side of the network this is.
+        local: packed addresses of this host, from which `sides` follows; empty: `sides` stays empty.
+        counts: counts to add to, if several tables share them.
     """
 
     def __init__(
@@ -290,13 +297,13 @@ class ConnectionTable:
         self._ring_lost_ns = 0
         self._clock_steps = 0
         self.now_ns = 0
-        """Newest time since the last step of the clock."""
+        """Latest time of a packet since the latest step of the clock."""
 
     def __len__(self) -> int:
         return len(self._directions) // 2
 
-    def packet(self, buf: bytes | mmap, start: int, stop: int, t_ns: int) -> None:
-        """Take the IP packet between `start` and `stop`, which passed at `t_ns`."""
+    def add_packet(self, buf: bytes | mmap, start: int, stop: int, t_ns: int) -> None:
+        """Process the IP packet between `start` and `stop` in `buf`, which was captured at `t_ns`."""
         segment = parse_segment(buf, start, stop)
         if segment is None:
             return
@@ -315,23 +322,23 @@ class ConnectionTable:
         if t_ns < connection.last_ns or connection.clock_steps != self._clock_steps:
             t_ns = connection.time_of(t_ns, self._clock_steps)
         if (
-            seq == way.next
+            seq == way.next_seq
             and start < stop
-            and ack == way.peer.next
+            and ack == way.peer.next_seq
             and not way.hole_ns
             and not flags & _SPECIAL
         ):
             # Fast path for nearly every segment: it is the next of its direction, and no bytes are missing.
             payload = buf[start:stop]
-            way.next = (seq + stop - start) & 0xFFFFFFFF
-            way.last = payload
+            way.next_seq = (seq + stop - start) & 0xFFFFFFFF
+            way.last_payload = payload
             connection.last_ns = t_ns
-            connection.take(way, payload, t_ns)
+            connection.add_in_order(way, payload, t_ns)
             return
         if (
             flags & SYN
             and way.is_up
-            and (connection.ignored or way.next not in (None, (seq + 1) & 0xFFFFFFFF))
+            and (connection.ignored or way.next_seq not in (None, (seq + 1) & 0xFFFFFFFF))
         ):
             # A new connection with the same ports: the end of the previous one was not captured.
             connection.give_up(t_ns, "packets_lost")
@@ -341,12 +348,12 @@ class ConnectionTable:
                 return
             connection, way = member
         connection.last_ns = t_ns
-        connection.segment(way, seq, ack, flags, window, buf[start:stop], t_ns)
+        connection.add_segment(way, seq, ack, flags, window, buf[start:stop], t_ns)
         if connection.over:
             self._forget(flow if way.is_up else reverse_flow(flow))
 
     def on_ring_loss(self, t_ns: int, *, now: bool) -> None:
-        """Note whether the ring lost packets recently (`now`). If so, holes are final at once."""
+        """Note whether the ring lost packets recently (`now`). If so, all holes are final at once."""
         if now:
             self._ring_lost_ns = t_ns
         if now or self._ring_lost:
@@ -354,10 +361,10 @@ class ConnectionTable:
             for connection in self._connections().values():
                 connection.ring_lost = now
                 if now and (connection.client.hole_ns or connection.server.hole_ns):
-                    connection.lose(t_ns, "packets_lost")
+                    connection.drop_exchanges(t_ns, "packets_lost")
 
     def sweep(self, t_ns: int) -> None:
-        """Drop exchanges with old holes, and forget silent connections."""
+        """Drop the exchanges of connections with an old hole, and forget silent connections."""
         for flow, connection in self._connections().items():
             connection.sweep(t_ns)
             silent_ns = t_ns - connection.last_ns
@@ -368,7 +375,7 @@ class ConnectionTable:
                 self._forget(flow)
 
     def close(self, t_ns: int) -> None:
-        """Drop the running exchanges, since no more packets come, and forget all connections."""
+        """Drop the running exchanges, because no more packets will come, and forget all connections."""
         for flow, connection in self._connections().items():
             connection.give_up(max(t_ns, connection.last_ns), "watch_ended")
             self._forget(flow)
@@ -381,7 +388,7 @@ class ConnectionTable:
         return (not self._ports or port in self._ports) and (not self._hosts or address in self._hosts)
 
     def _begin(self, flow: bytes, flags: int, payload: bytes) -> tuple[Connection, TcpDirection] | None:
-        """Follow a new connection. Return None if it is not to a watched server, or cannot be followed."""
+        """Follow a new connection. Return None if its server is not watched, or if it cannot be followed."""
         n = (len(flow) - 4) // 2
         source, target = flow[:n], flow[n : 2 * n]
         up = self._serves(target, flow[-2:])

@@ -18,7 +18,9 @@ from llmtap.protocol.http1_response import begin_response_body, next_response_he
 
 HEAD_BYTES_MAX: Final = 64 << 10
 PIPELINED_MAX: Final = 64
+"""Maximum number of requests on a connection that wait for their answer."""
 _METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")
+"""Method of a request, which can end where the captured bytes end, and the target's first character."""
 _METHOD_BYTES: Final = 18
 _CHECKED_BYTES: Final = 16
 """Number of bytes of an answer that are checked for the beginning of an HTTP status line."""
@@ -29,14 +31,14 @@ class UnfollowableError(LlmtapError):
     """The connection does not carry HTTP/1.1; `kind` is `encrypted`, `http2` or `not_http`."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__(kind)
+        super().__init__(f"the connection does not carry HTTP/1.1: {kind}")
         self.kind = kind
 
 
 class FrameSink(Protocol):
     """Receiver of the frames of exchanges, with the methods of a tap (`llmtap/channel/`)."""
 
-    def skips(self, head: http1.RequestHead) -> bool:
+    def count_if_skipped(self, head: http1.RequestHead) -> bool:
         """Return whether the request is only counted, and not measured."""
 
     def open(
@@ -60,30 +62,31 @@ class _Exchange:
         self.tapped = False
         """Whether the channel still accepts frames of the exchange."""
         self.status: int | None = None
-        self.interims = 0
+        self.interims = 0  # number of 1xx responses so far
         self.request_bytes = self.response_bytes = 0
-        self.paused_ns = 0
+        self.paused_ns = 0  # total time in which the client's receive window was closed
         self.error_ns = 0
-        """Largest difference of two packets' times that contradicts the order of the packets."""
+        """Longest time by which a packet was stamped before its predecessor: the error of all times."""
 
 
 class Conversation:
-    """Requests and answers of a connection; its methods take bytes in order and raise PeerProtocolError."""
+    """Requests and answers of a connection. Its methods get the bytes of each side in order, and raise
+    PeerProtocolError for bytes that are not HTTP."""
 
     __slots__ = (
-        "_answering",
         "_client_left_ns",
         "_error_ns",
-        "_head",
-        "_head_ns",
         "_pending",
+        "_request_exchange",
+        "_request_head",
+        "_request_head_ns",
+        "_request_scanner",
+        "_response_exchange",
         "_response_head",
-        "_scanner",
+        "_response_scanner",
         "_server_ended",
         "_sink",
         "_tunnel",
-        "_upload",
-        "_uploading",
         "_window_closed_ns",
         "began",
         "over",
@@ -91,40 +94,41 @@ class Conversation:
 
     def __init__(self, sink: FrameSink) -> None:
         self._sink = sink
-        self.began = False
+        self.began = False  # whether the connection has had a complete request head
         self.over = False
         """Whether the server has closed its side of the connection; for a tunnel, whether both sides have."""
-        self._pending: list[_Exchange] = []
-        self._head = bytearray()  # bytes of an incomplete request head
-        self._head_ns = 0  # time of the first byte in `_head`
+        self._pending: list[_Exchange] = []  # exchanges whose answer is not complete, the oldest first
+        self._request_head = bytearray()  # bytes of an incomplete request head
+        self._request_head_ns = 0  # time of the first byte in `_request_head`
         self._error_ns = 0  # error of the times of the request that begins next
-        self._uploading: _Exchange | None = None
-        self._upload: http1.BodyScanner | None = None  # scanner of the body of `_uploading`
-        self._response_head = bytearray()
-        self._answering: _Exchange | None = None
-        self._scanner: http1.BodyScanner | None = None  # scanner of the response body of `_answering`
-        self._tunnel: _Exchange | None = None
-        self._client_left_ns = 0
-        self._server_ended = False
-        self._window_closed_ns = 0
+        self._request_exchange: _Exchange | None = None  # exchange whose request body is under way
+        self._request_scanner: http1.BodyScanner | None = None
+        self._response_head = bytearray()  # bytes of an incomplete response head
+        self._response_exchange: _Exchange | None = None  # exchange whose response body is under way
+        self._response_scanner: http1.BodyScanner | None = None
+        self._tunnel: _Exchange | None = None  # exchange that has become a tunnel
+        self._client_left_ns = 0  # time of the client's FIN or RST; 0: none
+        self._server_ended = False  # whether the server has sent a FIN
+        self._window_closed_ns = 0  # start of the present pause of the client; 0: no pause
 
     @property
     def is_busy(self) -> bool:
         """Whether a request or its answer is under way."""
-        return bool(self._pending or self._head)
+        return bool(self._pending or self._request_head)
 
     # ---------------------------------------------------------------- the request
 
-    def request(self, data: bytes, t_ns: int) -> None:
-        """Take bytes from the client. Raises UnfollowableError if they do not begin an HTTP/1 request."""
+    def feed_request(self, data: bytes, t_ns: int) -> None:
+        """Process the next bytes from the client. Raises UnfollowableError if the connection's first bytes do
+        not begin an HTTP/1.1 request."""
         while data:
-            x, scanner = self._uploading, self._upload
+            x, scanner = self._request_exchange, self._request_scanner
             if self._tunnel is not None:
                 self._tunnel.request_bytes += len(data)
                 self._offer(self._tunnel, FrameKind.TUNNEL_UP, t_ns, data)
                 return
             if x is None or scanner is None:
-                data = self._begin(data, t_ns)
+                data = self._read_request_head(data, t_ns)
                 continue
             end = scanner.feed(data)
             rest = b""
@@ -133,22 +137,23 @@ class Conversation:
             x.request_bytes += len(data)
             self._offer(x, FrameKind.REQUEST_DATA, t_ns, data)
             if end >= 0:
-                self._uploading = self._upload = None
+                self._request_exchange = self._request_scanner = None
                 self._offer(x, FrameKind.REQUEST_END, t_ns)
                 self._offer(x, FrameKind.SUBMIT, t_ns)
             data = rest
 
-    def _begin(self, data: bytes, t_ns: int) -> bytes:
-        """Take bytes of a request head. Return those after it, or after a body that is complete, too."""
-        buffer = self._head
+    def _read_request_head(self, data: bytes, t_ns: int) -> bytes:
+        """Process bytes that begin or continue a request head. Return the bytes after the head or, if `data`
+        has the whole request, after the request."""
+        buffer = self._request_head
         if not buffer:
             # RFC 9112 2.2: an empty line before a request is ignored.
             data = data.lstrip(b"\r\n")
-            self._head_ns = t_ns
+            self._request_head_ns = t_ns
         searched = max(0, len(buffer) - 3)
         buffer += data
         if searched < _METHOD_BYTES and buffer and _METHOD.match(buffer) is None:
-            raise self._unexpected(bytes(buffer[:8]))
+            raise self._unexpected_bytes_error(bytes(buffer[:8]))
         end = buffer.find(b"\r\n\r\n", searched) + 4
         if end < 4:
             if len(buffer) > HEAD_BYTES_MAX:
@@ -156,15 +161,15 @@ class Conversation:
             return b""
         whole = bytes(buffer)
         if whole.startswith(b"PRI * HTTP/2"):
-            raise self._unexpected(whole)
+            raise self._unexpected_bytes_error(whole)
         head = http1.parse_request_head(whole[:end])
         if len(self._pending) >= PIPELINED_MAX:
             raise PeerProtocolError(f"the client sent more than {PIPELINED_MAX} pipelined requests")
         buffer.clear()
         self.began = True
-        x = _Exchange(head.method, self._head_ns)
+        x = _Exchange(head.method, self._request_head_ns)
         x.error_ns, self._error_ns = self._error_ns, 0
-        skipped = self._sink.skips(head)
+        skipped = self._sink.count_if_skipped(head)
         self._pending.append(x)
         stop = end
         if head.framing is LENGTH:
@@ -172,38 +177,39 @@ class Conversation:
         if head.framing is http1.Framing.CHUNKED or stop > len(whole):
             x.request_bytes = end
             if not skipped:
-                x.seq, x.tapped = self._sink.open(self._head_ns, whole[:end])
-            self._uploading, self._upload = x, http1.scanner_for(head.framing, head.length)
+                x.seq, x.tapped = self._sink.open(self._request_head_ns, whole[:end])
+            self._request_exchange = x
+            self._request_scanner = http1.scanner_for(head.framing, head.length)
             return whole[end:]
         x.request_bytes = stop
         if skipped:
             pass
-        elif self._head_ns == t_ns:
+        elif self._request_head_ns == t_ns:
             x.seq, x.tapped = self._sink.open(t_ns, whole[:stop], t_ns, FrameKind.SENT)
         else:
-            x.seq, x.tapped = self._sink.open(self._head_ns, whole[:stop], t_ns)
+            x.seq, x.tapped = self._sink.open(self._request_head_ns, whole[:stop], t_ns)
             self._offer(x, FrameKind.SUBMIT, t_ns)
         return whole[stop:]
 
-    def _unexpected(self, data: bytes) -> LlmtapError:
-        """Return the error for bytes that begin no request."""
-        self._head.clear()
+    def _unexpected_bytes_error(self, data: bytes) -> LlmtapError:
+        """Return the error for bytes of the client that do not begin a request."""
+        self._request_head.clear()
         if self.began:
-            return PeerProtocolError("the request is malformed")
+            return PeerProtocolError("the client's bytes after the end of a request do not begin another one")
         if data.startswith(b"\x16\x03"):
             return UnfollowableError("encrypted")
         return UnfollowableError("http2" if data.startswith(b"PRI * HTTP/2") else "not_http")
 
     # ---------------------------------------------------------------- the answer
 
-    def response(self, data: bytes, t_ns: int) -> None:
-        """Take bytes from the server."""
+    def feed_response(self, data: bytes, t_ns: int) -> None:
+        """Process the next bytes from the server."""
         if self._window_closed_ns:
             self._end_pause(t_ns)
         while data:
-            x, scanner = self._answering, self._scanner
+            x, scanner = self._response_exchange, self._response_scanner
             if x is None or scanner is None:
-                data = self._begin_answer(data, t_ns)
+                data = self._read_response_head(data, t_ns)
                 continue
             end = scanner.feed(data)
             rest = b""
@@ -217,14 +223,14 @@ class Conversation:
                 self._close(x, t_ns, Outcome.COMPLETE)
             data = rest
 
-    def _begin_answer(self, data: bytes, t_ns: int) -> bytes:
-        """Take bytes of an answer's head, or of a tunnel. Return the bytes after the head."""
+    def _read_response_head(self, data: bytes, t_ns: int) -> bytes:
+        """Process bytes of an answer's head, or of a tunnel. Return the bytes after the head."""
         if self._tunnel is not None:
             self._tunnel.response_bytes += len(data)
             self._offer(self._tunnel, FrameKind.TUNNEL_DOWN, t_ns, data)
             return b""
         if not self._pending:
-            raise PeerProtocolError("the server sent an answer without a request")
+            raise PeerProtocolError("the server sent bytes although no request waits for an answer")
         x, buffer = self._pending[0], self._response_head
         searched = max(0, len(buffer) - 3)
         buffer += data
@@ -233,7 +239,7 @@ class Conversation:
             and buffer.find(b"\r\n\r\n", searched) < 0
             and len(buffer) <= HEAD_BYTES_MAX
         ):
-            return b""  # avoid copying the head for each packet: packets may have one byte each
+            return b""  # do not copy and parse the head for each packet: packets can have one byte each
         whole = bytes(buffer)
         match = next_response_head(
             whole,
@@ -268,33 +274,34 @@ class Conversation:
             self._close(x, t_ns, Outcome.COMPLETE)
             return whole[stop:]
         x.response_bytes += len(whole)
-        self._answering, self._scanner = x, scanner
+        self._response_exchange, self._response_scanner = x, scanner
         self._offer(x, FrameKind.RESPONSE_HEAD, t_ns, whole[:end])
         if len(whole) > end:
             self._offer(x, FrameKind.RESPONSE_DATA, t_ns, whole[end:])
         return b""
 
     def on_window_closed(self, t_ns: int) -> None:
-        """Begin a pause: the client's receive window is 0."""
-        if self._answering is not None and not self._window_closed_ns:
+        """Begin a pause, because the client's receive window is 0."""
+        if self._response_exchange is not None and not self._window_closed_ns:
             self._window_closed_ns = t_ns
 
     def _end_pause(self, t_ns: int) -> None:
-        if self._answering is not None:
-            self._answering.paused_ns += t_ns - self._window_closed_ns
+        if self._response_exchange is not None:
+            self._response_exchange.paused_ns += t_ns - self._window_closed_ns
         self._window_closed_ns = 0
 
     def on_time_step_back(self, by_ns: int) -> None:
-        """Note that a packet's time was `by_ns` before its predecessor's: times have at least this error."""
-        if self._head or not self._pending:
+        """Note that a packet was stamped `by_ns` before its predecessor. The times of the exchanges under way
+        have at least this error."""
+        if self._request_head or not self._pending:
             self._error_ns = max(self._error_ns, by_ns)
         for x in self._pending:
             x.error_ns = max(x.error_ns, by_ns)
 
-    # ---------------------------------------------------------------- ends
+    # ---------------------------------------------------------------- the end of exchanges
 
     def on_fin(self, t_ns: int, *, by_client: bool) -> None:
-        """Handle a FIN. A client that has sent everything may still wait for the answer."""
+        """Handle a FIN. A client's FIN alone ends no exchange: the client can still wait for the answer."""
         if by_client:
             self._client_left_ns = t_ns
         else:
@@ -307,24 +314,25 @@ class Conversation:
         if by_client:
             return
         self.over = True
-        if isinstance(self._scanner, http1.CloseScanner) and self._answering is not None:
-            self._offer(self._answering, FrameKind.RESPONSE_END, t_ns)
-            self._close(self._answering, t_ns, Outcome.COMPLETE)
-        self._cut(t_ns, "closed")
+        exchange = self._response_exchange
+        if isinstance(self._response_scanner, http1.CloseScanner) and exchange is not None:
+            self._offer(exchange, FrameKind.RESPONSE_END, t_ns)
+            self._close(exchange, t_ns, Outcome.COMPLETE)
+        self._end_all(t_ns, "closed")
 
     def on_rst(self, t_ns: int, *, by_client: bool) -> None:
         self.over = True
         if by_client and not self._client_left_ns:
             self._client_left_ns = t_ns
-        self._cut(t_ns, "reset")
+        self._end_all(t_ns, "reset")
 
     def give_up(self, t_ns: int, reason: str) -> None:
-        """End the exchanges under way, because no more packets come."""
+        """End the exchanges under way, because no more packets of the connection are processed."""
         if self._client_left_ns:
-            self._cut(t_ns, "closed")
-        self.lose(t_ns, reason)
+            self._end_all(t_ns, "closed")
+        self.drop_exchanges(t_ns, reason)
 
-    def _cut(self, t_ns: int, how: str) -> None:
+    def _end_all(self, t_ns: int, how: str) -> None:
         """End all running exchanges, because the connection ended; `how`: "closed" or "reset"."""
         while self._pending:
             x = self._pending[0]
@@ -339,18 +347,19 @@ class Conversation:
                     x, t_ns, outcome, f"the upstream {how} the connection in the middle of its answer"
                 )
 
-    def lose(self, t_ns: int, reason: str) -> None:
+    def drop_exchanges(self, t_ns: int, reason: str) -> None:
         """Drop all exchanges under way; the next bytes of the client must begin a request."""
-        if self._head:  # the request has begun, so it counts as an exchange
-            seq, _ = self._sink.open(self._head_ns, bytes(self._head))
+        if self._request_head:  # the request has begun, so it counts as an exchange
+            seq, _ = self._sink.open(self._request_head_ns, bytes(self._request_head))
             self._sink.drop(seq, t_ns, reason)
         for x in self._pending:
             if x.seq:  # 0: the exchange is not measured
                 self._sink.drop(x.seq, t_ns, reason)
         self._pending.clear()
-        self._head.clear()
+        self._request_head.clear()
         self._response_head.clear()
-        self._uploading = self._upload = self._answering = self._scanner = self._tunnel = None
+        self._request_exchange = self._request_scanner = None
+        self._response_exchange = self._response_scanner = self._tunnel = None
         self._window_closed_ns = 0
 
     def _offer(self, x: _Exchange, kind: int, t_ns: int, data: bytes = b"") -> None:
@@ -360,7 +369,7 @@ class Conversation:
 
     def _close(self, x: _Exchange, t_ns: int, outcome: Outcome, error: str | None = None) -> None:
         del self._pending[0]
-        self._answering = self._scanner = self._tunnel = None
+        self._response_exchange = self._response_scanner = self._tunnel = None
         self._response_head.clear()
         if self._window_closed_ns:
             x.paused_ns += t_ns - self._window_closed_ns

@@ -1,9 +1,9 @@
-"""Read pcap and pcapng files, and convert their packets to frames, with the code for live packets.
+"""Read pcap and pcapng files, and convert their packets to a relay's frames, as the live watcher does.
 
-A `PacketFile` yields wall time, link type and frame of each packet: any byte order, microseconds or
-nanoseconds, several interfaces. `llmtap watch --read` and `llmtap inspect` call `FileVantage.read`; the
-frames go, batch by batch, to a function, the `digest` of `meter/process.py`. Wall time and monotonic time are
-the same here: a frame has the time that the file gives its packet.
+A `PacketFile` yields wall time, link type and bytes of each packet. It reads files of any byte order, with
+microseconds or nanoseconds, and with several interfaces. `llmtap watch --read` and `llmtap inspect` call
+`FileVantage.read`, which passes the frames in batches to a function, the `digest` of `meter/process.py`. Wall
+time and monotonic time are the same here: a frame has the time that the file gives its packet.
 
 Source: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng.
 """
@@ -26,12 +26,12 @@ from llmtap.vantage.passive.segments import network_offset
 
 SNIFF_BYTES: Final = 4
 BLOCK_BYTES_MAX: Final = 16 << 20
-"""Maximum length of a packet or block; a larger length means that the file is damaged."""
+"""Maximum length of a packet or block; a greater length shows that the file is damaged."""
 WALL_NS_MAX: Final = 1 << 62
 """Latest timestamp, in the year 2116: later ones do not fit into frames."""
 INTERFACES_MAX: Final = 4_096
 _UNITS_NS: Final = {0xA1B2C3D4: 1_000, 0xA1B23C4D: 1}
-"""Unit of fractions of seconds in ns, by the magic number of a pcap file."""
+"""Unit, in ns, of the fraction of a timestamp, by the magic number of a pcap file."""
 _NG_MAGIC: Final = b"\n\r\r\n"
 _SECTION, _INTERFACE, _SIMPLE, _ENHANCED = 0x0A0D0D0A, 1, 3, 6
 _TS_RESOLUTION, _TS_OFFSET = 9, 14
@@ -53,7 +53,7 @@ def is_packet_file(head: bytes) -> bool:
 
 
 class PacketFile:
-    """A packet capture; iterate over `(wall_ns, link type, frame)` once. The file need not be seekable.
+    """A packet capture; iterate once over `(wall_ns, link type, packet bytes)`. A pipe is possible, too.
 
     A file that was cut off ends with its last whole packet, and `truncated` is set.
     """
@@ -66,27 +66,28 @@ class PacketFile:
         """Resolution of the latest packet's timestamp."""
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes]]:
-        """Raises PcapError."""
+        """Yield `(wall_ns, link type, packet bytes)` of each packet. Raises PcapError."""
         magic = self._read(SNIFF_BYTES)
         if magic == _NG_MAGIC:
-            return self._pcapng()
+            return self._read_pcapng()
         for order in "<>":
             unit_ns = _UNITS_NS.get(int.from_bytes(magic, "little" if order == "<" else "big"))
             if unit_ns is not None:
-                return self._pcap(order, unit_ns)
+                return self._read_pcap(order, unit_ns)
         raise PcapError("the file is no pcap or pcapng file, such as `tcpdump -w` writes")
 
     def _read(self, n: int) -> bytes:
         """Return `n` bytes, or fewer at the end of the file."""
         data = self._file.read(n)
-        while len(data) < n and (more := self._file.read(n - len(data))):  # a pipe may return fewer bytes
+        while len(data) < n and (more := self._file.read(n - len(data))):  # a pipe can return fewer bytes
             data += more
         self.read_bytes += len(data)
         if 0 < len(data) < n:
             self.truncated = True
         return data
 
-    def _body(self, n: int) -> bytes:
+    def _read_rest(self, n: int) -> bytes:
+        """Return the remaining `n` bytes of a packet or block; fewer, even none, if the file was cut off."""
         body = self._read(n)
         if len(body) < n:
             self.truncated = True
@@ -95,8 +96,8 @@ class PacketFile:
     def _damage_error(self, what: str) -> PcapError:
         return PcapError(f"the file is damaged before byte {self.read_bytes:,}: {what}")
 
-    def _pcap(self, order: str, unit_ns: int) -> Iterator[tuple[int, int, bytes]]:
-        head = self._body(20)
+    def _read_pcap(self, order: str, unit_ns: int) -> Iterator[tuple[int, int, bytes]]:
+        head = self._read_rest(20)
         if len(head) < 20:
             return
         link = struct.unpack_from(order + "I", head, 16)[0] & 0xFFFF
@@ -105,36 +106,37 @@ class PacketFile:
         while len(head := self._read(16)) == 16:
             seconds, fraction, captured, _ = record.unpack(head)
             if captured > BLOCK_BYTES_MAX:
-                raise self._damage_error(f"a packet with a declared length of {captured:,} bytes")
-            if len(frame := self._body(captured)) < captured:
+                limit = f"more than the maximum of {BLOCK_BYTES_MAX:,}"
+                raise self._damage_error(f"a packet has a declared length of {captured:,} bytes, {limit}")
+            if len(frame := self._read_rest(captured)) < captured:
                 return
             yield seconds * 1_000_000_000 + fraction * unit_ns, link, frame
 
-    def _pcapng(self) -> Iterator[tuple[int, int, bytes]]:
+    def _read_pcapng(self) -> Iterator[tuple[int, int, bytes]]:
         order = "<"
         interfaces: list[tuple[int, int, int]] = []  # link type, ticks per second, offset in s
-        head = _NG_MAGIC + self._body(4)
+        head = _NG_MAGIC + self._read_rest(4)
         while len(head) == 8:
             kind, length = struct.unpack(order + "II", head)
             read = 8
             if kind == _SECTION:
-                order_magic = self._body(4)
+                order_magic = self._read_rest(4)
                 order, interfaces = ("<" if order_magic == b"\x4d\x3c\x2b\x1a" else ">"), []
                 (length,) = struct.unpack(order + "I", head[4:])
                 read = 12
             if not 12 <= length <= BLOCK_BYTES_MAX or length % 4 or length < read + 4:
-                raise self._damage_error(f"a block with a declared length of {length:,} bytes")
-            if len(body := self._body(length - read)) < length - read:
+                raise self._damage_error(f"a block of type {kind} has the invalid length {length:,}")
+            if len(body := self._read_rest(length - read)) < length - read:
                 return
             try:
                 if kind == _ENHANCED:
                     number, high, low, captured, _ = struct.unpack_from(order + "IIIII", body)
                     if captured > len(body) - 24:
-                        raise self._damage_error("a packet longer than its block")
+                        raise self._damage_error(f"a packet of {captured:,} bytes is longer than its block")
                     link, ticks_per_s, offset_s = interfaces[number]
                     wall_ns = offset_s * 10**9 + (high << 32 | low) * 10**9 // ticks_per_s
                     if not 0 <= wall_ns < WALL_NS_MAX:
-                        raise self._damage_error("a timestamp out of range")
+                        raise self._damage_error(f"a timestamp is not between 1970 and 2116: {wall_ns} ns")
                     self.unit_ns = max(1, 10**9 // ticks_per_s)
                     yield wall_ns, link, body[20 : 20 + captured]
                 elif kind == _INTERFACE and len(interfaces) < INTERFACES_MAX:
@@ -142,15 +144,18 @@ class PacketFile:
                     interfaces.append((link, *_clock_of(body[8:-4], order)))
                 elif kind == _SIMPLE:
                     raise PcapError(
-                        "the packets have no timestamps (simple packet blocks): write a pcap file instead"
+                        "the packets have no timestamps (simple packet blocks): use a file of `tcpdump -w`"
                     )
             except (struct.error, IndexError):
-                raise self._damage_error("a block that is too short") from None
+                what = (
+                    f"a block of type {kind} is too short, or of an interface that the file does not declare"
+                )
+                raise self._damage_error(what) from None
             head = self._read(8)
 
 
 def _clock_of(options: bytes, order: str) -> tuple[int, int]:
-    """Return the ticks per second and the offset in seconds of an interface's timestamps."""
+    """Return the ticks per second and the offset in seconds of the timestamps of a pcapng interface."""
     ticks_per_s, offset_s, at = 1_000_000, 0, 0
     while at + 4 <= len(options):
         code, length = struct.unpack_from(order + "HH", options, at)
@@ -165,9 +170,9 @@ def _clock_of(options: bytes, order: str) -> tuple[int, int]:
 
 
 class FileVantage:
-    """A FrameSink that passes on frames in batches, as `(frames, time of the newest packet)`.
+    """FrameSink that passes frames in batches to `digest(frames, time of the newest packet)`.
 
-    The counts of the ledger are exact once `read` has returned.
+    The counts in `status` are exact after `read` has returned.
     """
 
     def __init__(self, options: WatchOptions, digest: Callable[[Sequence[Frame], int], None]) -> None:
@@ -175,24 +180,26 @@ class FileVantage:
             relay=NAME, pid=0, clock="packet", vantage="passive", anchor_mono_ns=0, anchor_wall_ns=0
         )
         self.cut_at: int | None = None
-        """Position in bytes at which the file ends within a packet; None: the file is complete."""
+        """Position in bytes at which the file ends within a packet; None: the file ends after a packet."""
         self.damage = ""
-        """Description and place of the damage at which `read` ended after the first packet; empty: no damage.
-        """
+        """Description and place of the damage at which `read` ended; empty: no damage."""
         self.stopped = False
-        self.packets = 0
-        self.began_ns = 0
-        self.now_ns = 0
+        self.packets = 0  # number of packets read
+        self.began_ns = 0  # time of the first packet
+        self.now_ns = 0  # time of the newest packet
         self._digest = digest
         self._ledger = Ledger()
-        self._skips = SkipRules(options.skip, "watch.skip")
-        self._skipped: dict[str, int] = {}
+        self._skip_rules = SkipRules(options.skip, "watch.skip")
+        self._skip_counts: dict[str, int] = {}  # number of requests that are not measured, by rule
         self._frames: list[Frame] = []
         self._table = ConnectionTable(self, options.ports, pack_addresses(options.upstream_hosts))
         self._unit_ns = 1
 
     def read(self, file: BinaryIO) -> None:
-        """Read all packets, or until `stop` or damage. Raises PcapError if no packet can be read."""
+        """Read packets until the end of the file, until damage, or until `stop` is called.
+
+        Raises PcapError if no packet can be read.
+        """
         packets = PacketFile(file)
         try:
             self._read(packets)
@@ -214,7 +221,7 @@ class FileVantage:
             at = network_offset(link, frame)
             if at >= 0:
                 self._unit_ns = packets.unit_ns
-                self._table.packet(frame, at, len(frame), t_ns)
+                self._table.add_packet(frame, at, len(frame), t_ns)
             if abs(t_ns - swept_ns) > SWEEP_NS:
                 swept_ns = t_ns
                 self._table.sweep(t_ns)
@@ -224,7 +231,7 @@ class FileVantage:
                 break
 
     def stop(self) -> bool:
-        """End `read` at the next packet; packets before it are measured."""
+        """Make `read` end after the current packet; the packets so far are measured."""
         self.stopped = True
         return True
 
@@ -234,7 +241,7 @@ class FileVantage:
         return RelayStatus(
             t_ns=self.now_ns,
             **ledger.counts(),
-            skipped=self._skipped,
+            skipped=self._skip_counts,
             connections=len(self._table),
             draining=True,
             packets={"captured": self.packets},
@@ -249,10 +256,10 @@ class FileVantage:
 
     # ---------------------------------------------------------------- FrameSink
 
-    def skips(self, head: RequestHead) -> bool:
-        rule = self._skips.rule_of_head(head.method, head.target, head.headers)
+    def count_if_skipped(self, head: RequestHead) -> bool:
+        rule = self._skip_rules.rule_of_head(head.method, head.target, head.headers)
         if rule is not None:
-            self._skipped[rule] = self._skipped.get(rule, 0) + 1
+            self._skip_counts[rule] = self._skip_counts.get(rule, 0) + 1
         return rule is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:

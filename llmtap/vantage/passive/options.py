@@ -17,7 +17,7 @@ class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     upstream_hosts: Annotated[
         tuple[str, ...],
         opt(
-            "IP addresses of the servers; needed only if clients may use one of `ports` as their source port."
+            "IP addresses of the servers; needed only if clients can use one of `ports` as their source port."
         ),
     ] = ()
     timestamps: Annotated[

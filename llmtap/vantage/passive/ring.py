@@ -2,8 +2,8 @@
 
 The supervisor opens the socket with CAP_NET_RAW (`open_ring`), and passes it to the watcher process, which
 has no privileges and reads packets and their timestamps with `PacketRing`. Reading a packet needs no system
-call. Packets begin with the IP header (SOCK_DGRAM), so all interfaces look alike and VLAN tags are removed. A
-filter in the kernel passes TCP segments of the given ports that hold data, begin or end a connection, or
+call. Packets begin with the IP header (SOCK_DGRAM), so link-layer headers and VLAN tags need no code. A
+filter in the kernel passes TCP segments of the given ports that have data, begin or end a connection, or
 close the receive window. `open_adapter_clock` makes the network card stamp packets.
 """
 
@@ -19,11 +19,12 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 BLOCK_BYTES: Final = 128 << 10
-"""Size of a block: more than the largest segment (64 KiB) with its headers."""
+"""Size of a block of the ring: more than the largest segment (64 KiB) with its headers."""
 RING_BYTES_MIN: Final = 4 * BLOCK_BYTES
 RETIRE_MS: Final = 50
 """Time in ms after which the kernel passes on a block that is not full."""
 BLOCKS_PER_TURN: Final = 8
+"""Maximum number of blocks that are read before the event loop continues."""
 PORTS_MAX: Final = 64
 """Maximum number of ports: jumps in the filter can skip at most 255 instructions."""
 ANY: Final = "any"
@@ -34,25 +35,26 @@ _SO_ATTACH_FILTER: Final = 26
 _TPACKET_V3: Final = 2
 _ETH_P_ALL: Final = 3
 _FRAME_BYTES: Final = 2_048
-_USER: Final = 1
+_USER: Final = 1  # bit of a block's status: the kernel has filled the block
 _BLOCK: Final = struct.Struct("=8xIII4xQ")
-"""tpacket_block_desc: status, packets, offset of the first, sequence number."""
+"""Fields of tpacket_block_desc: status, number of packets, offset of the first packet, sequence number."""
 _STATUS: Final = struct.Struct("=I")
 _PACKET: Final = struct.Struct("=IIIIIIHH")
-"""tpacket3_hdr: next, s, ns, captured, length, status, tp_mac, tp_net."""
+"""Fields of tpacket3_hdr: offset of the next packet, time (s, ns), captured length, length, status, offset of
+the link header, offset of the IP header."""
 _FROM_ADAPTER: Final = 31
-"""Bit of the status: the packet was stamped by the adapter."""
+"""Number of the status bit that shows that the adapter, and not the kernel, stamped the packet."""
 _STATISTICS_V3: Final = struct.Struct("=III")
 
 
 def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.socket:
     """Return a packet socket of an interface (or `any`) with a ring of `ring_bytes`, at least RING_BYTES_MIN.
 
-    Raises ConfigError: no permission, interface gone, not on Linux.
+    Raises ConfigError without permission, for an unknown interface, and on other systems than Linux.
     """
     if not hasattr(socket, "AF_PACKET"):
         raise ConfigError("watch.interfaces", "needs Linux (AF_PACKET)", "read a file: --read FILE.pcap")
-    # With protocol 0, the socket gets no packets before it is bound. For `any`, there is nothing to bind to.
+    # With protocol 0, a socket gets no packets before it is bound. For `any`, the socket is not bound.
     protocol = socket.htons(_ETH_P_ALL) if interface == ANY else 0
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, protocol)
@@ -71,13 +73,17 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
         request = struct.pack("=7I", BLOCK_BYTES, blocks, _FRAME_BYTES, frames, RETIRE_MS, 0, 0)
         sock.setsockopt(_SOL_PACKET, _RX_RING, request)
         if interface == LOOPBACK:
-            # On loopback, each packet would be captured twice: going out and coming in.
+            # Ignore outgoing packets: on loopback, each of them is also captured when it comes in.
             sock.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
         if interface != ANY:
             sock.bind((interface, _ETH_P_ALL))
     except OSError as exc:
         sock.close()
-        raise ConfigError("watch.interfaces", f"cannot read packets of {interface}: {exc.strerror}") from None
+        raise ConfigError(
+            "watch.interfaces",
+            f"cannot read packets of {interface!r}: {exc.strerror}",
+            "`ip link` shows the names of the interfaces",
+        ) from None
     return sock
 
 
@@ -87,28 +93,29 @@ class PacketRing:
     def __init__(self, sock: socket.socket, ring_bytes: int) -> None:
         self._sock = sock
         self.fd = sock.fileno()
-        self._blocks = ring_bytes // BLOCK_BYTES
-        self.buffer = mmap.mmap(self.fd, BLOCK_BYTES * self._blocks)
-        self.packets = 0
+        self._block_count = ring_bytes // BLOCK_BYTES
+        self.buffer = mmap.mmap(self.fd, BLOCK_BYTES * self._block_count)
+        self.packets = 0  # number of packets read
         self.lost = 0
         """Number of packets that matched the filter and found the ring full."""
-        self._next = self._first_block()
+        self._next_block = self._first_block()
 
     def _first_block(self) -> int:
-        """Return the number of the block to read first: the oldest full one, which an earlier process has not
-        read, else the one that the kernel is filling."""
-        blocks = [_BLOCK.unpack_from(self.buffer, i * BLOCK_BYTES) for i in range(self._blocks)]
+        """Return the index of the block to read first: the oldest full one, which an earlier process has not
+        read, or else the one that the kernel is filling."""
+        blocks = [_BLOCK.unpack_from(self.buffer, i * BLOCK_BYTES) for i in range(self._block_count)]
         full = [(seq, i) for i, (status, _, _, seq) in enumerate(blocks) if status & _USER]
         return min(full)[1] if full else max((seq, i) for i, (_, _, _, seq) in enumerate(blocks))[1]
 
     def take(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield `(stamp_ns, which, start, stop)` of packets in `buffer`, each valid until the next one.
+        """Yield `(stamp_ns, which, start, stop)` of each new packet.
 
-        which: 0 for a stamp of the wall clock, 1 for one of the adapter's clock.
+        The packet is between `start` and `stop` in `buffer`, until the next one is asked for. `which`: 0 for
+        a timestamp of the wall clock, 1 for one of the adapter's clock.
         """
         buffer, unpack = self.buffer, _PACKET.unpack_from
         for _ in range(BLOCKS_PER_TURN):
-            base = self._next * BLOCK_BYTES
+            base = self._next_block * BLOCK_BYTES
             status, packets, offset, _ = _BLOCK.unpack_from(buffer, base)
             if not status & _USER:
                 return
@@ -120,7 +127,7 @@ class PacketRing:
                 at += step
             self.packets += packets
             _STATUS.pack_into(buffer, base + 8, 0)
-            self._next = (self._next + 1) % self._blocks
+            self._next_block = (self._next_block + 1) % self._block_count
 
     def count_new_losses(self) -> int:
         """Return the number of packets lost since the last call."""
@@ -134,13 +141,14 @@ class PacketRing:
         self._sock.close()
 
 
-# ---------------------------------------------------------------- stamps of the adapter
+# ---------------------------------------------------------------- timestamps of the adapter
 
 _SIOCETHTOOL, _SIOCSHWTSTAMP, _SIOCGHWTSTAMP, _GET_TS_INFO = 0x8946, 0x89B0, 0x89B1, 0x41
 _TS_INFO: Final = struct.Struct("=IIiI12xI12x")
-"""ethtool_ts_info: command, capabilities, number of the clock, modes of sending, filters of receiving."""
+"""Fields of ethtool_ts_info: command, capabilities, number of the clock; modes of timestamps for sent packets
+and filters for received packets, as bit sets."""
 _CONFIG: Final = struct.Struct("=iii")
-"""hwtstamp_config: flags, mode of sending, filter of receiving."""
+"""Fields of hwtstamp_config: flags, mode for sent packets, filter for received packets."""
 _RAW_HARDWARE: Final = 1 << 6
 _OFFERED: Final = _RAW_HARDWARE | 1 << 2
 """Capabilities needed to stamp received packets by the adapter's clock."""
@@ -150,7 +158,7 @@ _ALL_PACKETS: Final = 1
 def open_adapter_clock(sock: socket.socket, interface: str) -> int:
     """Let the adapter stamp the packets that it receives; return a descriptor of its clock.
 
-    Packets that this host sends keep the kernel's stamp. Raises ConfigError if it is not offered.
+    Packets that this host sends keep the kernel's timestamp. Raises ConfigError if the adapter cannot do it.
     """
     info = ctypes.create_string_buffer(_TS_INFO.pack(_GET_TS_INFO, 0, -1, 0, 0), _TS_INFO.size)
     config = ctypes.create_string_buffer(_CONFIG.size)
@@ -166,7 +174,7 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
         _interface_request(sock, interface, _SIOCGHWTSTAMP, config)
         flags, sending, receiving = _CONFIG.unpack(config.raw)
         if receiving != _ALL_PACKETS:
-            # Do not change the mode of sending, which PTP may use.
+            # Do not change the mode for sent packets, because PTP possibly uses it.
             config.raw = _CONFIG.pack(flags, sending, _ALL_PACKETS)
             _interface_request(sock, interface, _SIOCSHWTSTAMP, config)
         sock.setsockopt(_SOL_PACKET, _TIMESTAMP, _RAW_HARDWARE)
@@ -199,7 +207,10 @@ Instruction = tuple[int, int, int, int]
 
 
 def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> list[Instruction]:
-    """Return the filter's instructions as `(code, jump if true, jump if false, k)`."""
+    """Return the filter's instructions as `(code, jump if true, jump if false, operand)`.
+
+    `skip_loopback_out`: drop outgoing packets of loopback, which are also captured when they come in.
+    """
     program: list[tuple[str, int, str, str, int]] = []
 
     def add(code: int, k: int = 0, yes: str = "", no: str = "", label: str = "") -> None:
@@ -217,7 +228,7 @@ def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> lis
     add(_LD_B, 6)
     add(_JEQ, 6, "", "drop")
     add(_LDX_IMM, 40)
-    add(_JEQ, 6, "ports", "drop")  # always true, and so an unconditional jump
+    add(_JEQ, 6, "ports", "drop")  # always true after the check above, so an unconditional jump
     add(_LD_B, 9, label="v4")
     add(_JEQ, 6, "", "drop")
     add(_LD_H, 6)
@@ -231,12 +242,12 @@ def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> lis
     add(_LD_B_X, 13, label="tcp")
     add(_JSET, 0x07, "take", "")  # FIN, SYN, RST
     add(_LD_H_X, 14)
-    add(_JEQ, 0, "take", "")  # a closed receive window
+    add(_JEQ, 0, "take", "")  # the receive window is closed
     add(_LD_B_X, 12)
     add(_AND, 0xF0)
     add(_RSH, 2)
     add(_ADD_X)
-    add(_TAX)  # X: the length of all headers
+    add(_TAX)  # register X: length of the IP and TCP headers
     add(_LD_B, 0)
     add(_AND, 0xF0)
     add(_JEQ, 0x40, "length4", "")

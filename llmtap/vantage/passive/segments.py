@@ -1,10 +1,10 @@
 """TCP of captured packets, without IO: parse the headers, and put the segments of one direction in order.
 
-`network_offset` finds the IP header in a frame, `parse_segment` the TCP segment; checksums are not checked.
-`TcpDirection` keeps early segments, within bounds, until the bytes before them arrive. Bytes that arrive
-twice are returned once. It raises LostSyncError if there are more early bytes than the bounds allow, and if
-two copies of the same bytes differ: it is unknown which one the receiver got. A copy is compared with the
-last piece that was returned.
+`network_offset` finds the IP header in a link-layer frame, `parse_segment` the TCP segment; checksums are not
+checked. `TcpDirection` keeps early segments, within bounds, until the bytes before them arrive. Bytes that
+arrive twice are returned once. It raises LostSyncError if there are more early bytes than the bounds allow,
+and if two copies of the same bytes differ, because it is unknown which copy the receiver got. Copies are
+compared only with the latest piece that was returned.
 
 Source: RFC 791, RFC 8200, RFC 9293; link types: tcpdump.org/linktypes.html.
 """
@@ -29,11 +29,11 @@ Segment = tuple[bytes, int, int, int, int, int, int]
 """`(flow, seq, ack, flags, window, start, stop)`.
 
 flow: addresses and ports as in the packet, source first: 12 or 36 bytes, one value for each direction.
-start, stop: the payload's place in the buffer.
+start, stop: position of the payload in the buffer.
 """
 
-# Fields that are read: version, total length, fragment, protocol, addresses and ports; seq, ack, data offset,
-# flags, window.
+# Fields that are read of IP: version, total length, fragment, protocol, addresses; of TCP: ports, seq, ack,
+# data offset, flags, window.
 _V4: Final = struct.Struct("!BxHxxHxBxx12sIIBBH")
 _V6: Final = struct.Struct("!BxxxHBx36sIIBBH")
 _TCP: Final = struct.Struct("!4sIIBBH")
@@ -41,11 +41,12 @@ _EXTENSION: Final = struct.Struct("!BB")
 _ETHERTYPE: Final = struct.Struct("!H")
 _TCP_PROTOCOL: Final = 6
 _EXTENSIONS: Final = frozenset({0, 43, 60})
-"""IPv6 hop-by-hop, routing and destination options. A fragment (44) is not reassembled."""
+"""Types of IPv6 extension headers that can precede TCP: hop-by-hop options, routing, destination options.
+Fragments (44) are not reassembled, so their packets are ignored."""
 _EXTENSIONS_MAX: Final = 4
 _VLAN: Final = frozenset({0x8100, 0x88A8, 0x9100})
 _IP: Final = frozenset({0x0800, 0x86DD})
-_RAW_LINKS: Final = frozenset({12, 14, 101, 228, 229})
+_RAW_LINKS: Final = frozenset({12, 14, 101, 228, 229})  # link types whose packets begin with the IP header
 _ETHERTYPE_OFFSET: Final = {1: 12, 113: 14}
 """Offset of the EtherType by link type: Ethernet, and Linux cooked capture."""
 
@@ -72,13 +73,14 @@ def parse_segment(buf: bytes | mmap, at: int, end: int) -> Segment | None:
         return None
     if protocol != _TCP_PROTOCOL or end - tcp < 20:
         return None
-    if tcp != direct:  # the TCP header comes after IP options or extension headers
+    if tcp != direct:  # IP options or extension headers precede the TCP header, so read it where it is
         ports, seq, ack, offset, flags, window = _TCP.unpack_from(buf, tcp)
         flow = flow[:addresses] + ports
     if offset < 0x50:
         return None
     start = tcp + (offset >> 4) * 4
-    # A total of 0 means more than 64 KiB (BIG TCP). Bytes after the packet are padding of the link layer.
+    # A total length of 0 means more than 64 KiB (BIG TCP): the packet ends with the captured bytes. In other
+    # packets, bytes after the total length are padding of the link layer.
     stop = at + total if total else end
     if stop > end:
         flags |= CUT_OFF
@@ -87,7 +89,7 @@ def parse_segment(buf: bytes | mmap, at: int, end: int) -> Segment | None:
 
 
 def network_offset(link: int, frame: bytes) -> int:
-    """Return the offset of the IP header in a frame of this link type; -1 if it has none."""
+    """Return the offset of the IP header in a frame of this link type; -1 if the frame is no IP packet."""
     if link in _RAW_LINKS:
         return 0
     if link in (0, 108):  # BSD loopback
@@ -121,124 +123,124 @@ class LostSyncError(LlmtapError):
     """The bytes cannot be put in order; `reason`: reason for dropping the exchanges under way."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+        super().__init__(f"the bytes of a TCP connection cannot be put in order: {reason}")
         self.reason = reason
 
 
 @dataclass(slots=True)
 class EarlyBytes:
-    """Number of bytes in early segments of all connections, with its limit."""
+    """Number of bytes in early segments of all connections, with its maximum."""
 
-    limit: int = 64 << 20
-    used: int = 0
+    bytes_max: int = 64 << 20
+    bytes_now: int = 0
 
 
 class TcpDirection:
     """Byte stream of one side of a connection.
 
     Args:
-        is_up: from client to server.
-        early: count of the early bytes of all connections, with its limit.
+        early: count of the early bytes of all connections, to which this direction adds its own.
+        is_up: whether the stream is from client to server.
     """
 
     __slots__ = (
-        "_early", "_early_bytes", "_early_segments", "_position", "hole_ns", "is_up", "last", "next",
-        "peer",
+        "_early", "_early_bytes", "_early_segments", "_position", "hole_ns", "is_up", "last_payload",
+        "next_seq", "peer",
     )  # fmt: skip
 
     def __init__(self, early: EarlyBytes, *, is_up: bool) -> None:
         self.is_up = is_up
-        self.peer: TcpDirection = self
-        self.next: int | None = None
+        self.peer: TcpDirection = self  # other direction; set by the owner
+        self.next_seq: int | None = None
         """Sequence number of the next byte; None while it is unknown."""
-        self.last = b""
-        """The bytes that end at `next`, to compare with retransmissions."""
+        self.last_payload = b""
+        """The bytes before `next_seq`, to compare with retransmissions."""
         self.hole_ns = 0
-        """Time when the first early segment came; 0: there are no early segments."""
+        """Time when the first of the early segments was captured; 0: there are no early segments."""
         self._early = early
         self._early_bytes = 0
         self._early_segments: list[tuple[int, int, bytes, int]] = []  # heap: (position, t_ns, payload, flags)
-        self._position = 0  # position of `next` in the stream; unlike a sequence number, it does not wrap
+        self._position = 0  # position of `next_seq` in the stream; unlike `next_seq`, it does not wrap
 
     def begin(self, seq: int) -> None:
         """Expect the byte with this sequence number next; forget all earlier data."""
         self.forget()
-        self.next = seq & MASK
+        self.next_seq = seq & MASK
 
     def forget(self) -> None:
         """Forget the position in the stream and all early segments."""
-        self.next = None
-        self.last = b""
+        self.next_seq = None
+        self.last_payload = b""
         self.hole_ns = 0
-        self._early.used -= self._early_bytes
+        self._early.bytes_now -= self._early_bytes
         self._early_bytes = 0
         self._early_segments.clear()
 
     def distance(self, seq: int) -> int:
         """Return how far `seq` is ahead of the next byte; negative: behind."""
-        assert self.next is not None
-        return ((seq - self.next + HALF) & MASK) - HALF
+        assert self.next_seq is not None
+        return ((seq - self.next_seq + HALF) & MASK) - HALF
 
     def add(self, seq: int, flags: int, payload: bytes, t_ns: int) -> list[tuple[bytes, int, int]]:
-        """Return the pieces that are in order now, as `(payload, t_ns, flags)`; `next` then is the byte after
-        them.
+        """Add a segment. Return the pieces that are in order now, as `(payload, t_ns, flags)`; `next_seq` is
+        then the byte after them.
 
-        A piece that waited for another one has the later time. Raises LostSyncError.
+        A piece that waited for this segment has the later of the two times. Raises LostSyncError.
         """
         ahead = self.distance(seq)
         if ahead > 0:
-            self._keep(self._position + ahead, flags, payload, t_ns)
+            self._store_early(self._position + ahead, flags, payload, t_ns)
             return []
         pieces: list[tuple[bytes, int, int]] = []
-        self._take(pieces, ahead, payload, t_ns, flags)
+        self._append_piece(pieces, ahead, payload, t_ns, flags)
         while self._early_segments and self._early_segments[0][0] <= self._position:
             position, kept_ns, payload, flags = heappop(self._early_segments)
-            self._early.used -= len(payload)
+            self._early.bytes_now -= len(payload)
             self._early_bytes -= len(payload)
-            self._take(pieces, position - self._position, payload, max(t_ns, kept_ns), flags)
+            self._append_piece(pieces, position - self._position, payload, max(t_ns, kept_ns), flags)
         if not self._early_segments:
             self.hole_ns = 0
         return pieces
 
-    def _take(
+    def _append_piece(
         self, pieces: list[tuple[bytes, int, int]], behind: int, payload: bytes, t_ns: int, flags: int
     ) -> None:
-        """Append the bytes of a segment that begins at `next`, or `-behind` bytes before it."""
+        """Append the new bytes of a segment that begins at `next_seq`, or `-behind` bytes before it."""
         if behind < 0:
-            # One byte just before `next` is a keep-alive probe, whose content means nothing.
+            # A single byte just before `next_seq` is a keep-alive probe, whose content must not be compared.
             if len(payload) > 1 or behind != -1:
-                self._compare(-behind, payload)
+                self._check_copy(-behind, payload)
             n = len(payload)
             payload = payload[-behind:]
             if not payload and n < -behind:
-                return  # a retransmission of bytes (and a FIN) that came before
-        assert self.next is not None
-        self.next = (self.next + len(payload)) & MASK
+                return  # all bytes, and a FIN if there is one, are a retransmission
+        assert self.next_seq is not None
+        self.next_seq = (self.next_seq + len(payload)) & MASK
         self._position += len(payload)
         if payload:
-            self.last = payload
+            self.last_payload = payload
         pieces.append((payload, t_ns, flags))
 
-    def _compare(self, behind: int, payload: bytes) -> None:
-        """Raise LostSyncError if bytes before `next` differ from those that were returned last."""
-        last = self.last
+    def _check_copy(self, behind: int, payload: bytes) -> None:
+        """Raise LostSyncError if bytes before `next_seq` differ from those that were returned for them."""
+        last = self.last_payload
         n = min(behind, len(last))
         mine = payload[behind - n : behind]  # the bytes that overlap `last`
         start = len(last) - n
         if mine != last[start : start + len(mine)]:
             raise LostSyncError("contradicting")
 
-    def _keep(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
+    def _store_early(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
         if not self._early_segments:
             self.hole_ns = t_ns
         early = self._early
-        early.used += len(payload)
+        early.bytes_now += len(payload)
         self._early_bytes += len(payload)
         heappush(self._early_segments, (position, t_ns, payload, flags))
         if (
             len(self._early_segments) > EARLY_SEGMENTS_MAX
             or self._early_bytes > EARLY_BYTES_MAX
-            or early.used > early.limit
+            or early.bytes_now > early.bytes_max
         ):
-            # Too much data waits behind a gap, so the missing packets count as lost.
+            # Too many bytes wait for the bytes before them, so the missing packets count as lost.
             raise LostSyncError("packets_lost")

@@ -1,9 +1,9 @@
 """The process of `llmtap watch` that reads packets from the ring buffers and sends frames to the meter.
 
 The supervisor runs it as `python -m llmtap.vantage.passive` without privileges; it inherits the packet
-sockets, and reads a WatchSetup as JSON from stdin. The time of a packet is that of the kernel's or the
-network card's clock, converted to the monotonic clock. The uncertainty of an exchange is the error of that
-conversion, however late the packet was read.
+sockets, and reads a WatchSetup as JSON from stdin. The time of a packet is its timestamp by the clock of the
+kernel or of the network card, converted to the monotonic clock. The uncertainty of an exchange is the error
+of this conversion, and does not depend on the time when this process read the packets.
 """
 
 import asyncio
@@ -31,18 +31,19 @@ from llmtap.vantage.reporter import STATUS_S, ChildSetup, Reporter, begin_child,
 
 LOSS_AFTERMATH_NS: Final = 2_000_000_000
 """Time after an overflow of the ring in which each hole counts as lost packets. Later, the missing packets
-may just be late."""
+are possibly only late."""
 RING_AGE_NS_MAX: Final = 1_000_000_000
-"""Maximum age of packets that may still be in the ring when the wall clock is set."""
+"""Maximum age of packets that are still in the ring when the wall clock is set."""
 LAST_PACKETS_S: Final = 0.06
 """Time to wait for the last packets: a little longer than the kernel keeps a block that is not full."""
 DRAIN_S: Final = 2.0
+"""Maximum time to wait at the end until the meter has acknowledged all frames."""
 SWEEP_NS: Final = 1_000_000_000
-UNFOLLOWED_HINTS: Final = {
+UNFOLLOWED_HINTS: Final = {  # by kind of connection (WatchCounts) that is not measured
     "encrypted": "TLS cannot be read from packets: watch behind the TLS termination, or use `llmtap proxy`",
     "http2": "HTTP/2 is not followed: use `llmtap proxy` or the middleware",
     "not_http": "the connection does not carry HTTP/1.1: check watch.ports",
-    "overflow": "more connections than the table holds are open",
+    "overflow": "the table of connections is full: limit the servers by watch.ports or watch.upstream_hosts",
 }
 
 log = logging.getLogger(__name__)
@@ -53,23 +54,23 @@ class WatchSetup(ChildSetup, kw_only=True):
 
     options: WatchOptions
     packet_fds: list[int]
-    """One packet socket for each interface, in their order."""
+    """Descriptors of the packet sockets, one for each of `options.interfaces`, in the same order."""
     adapter_fds: list[int] = []
     """Descriptors of the adapters' clocks, one for each interface, with `--timestamps adapter`."""
 
 
 class _ChannelSink:
-    """FrameSink that sends to the meter, with the uncertainty of each exchange."""
+    """FrameSink that sends the frames to the meter, and adds the uncertainty of each exchange."""
 
-    def __init__(self, reporter: Reporter, skips: SkipRules, width_ns: Callable[[], int]) -> None:
-        self._skips = skips
-        self._width_ns = width_ns
+    def __init__(self, reporter: Reporter, skip_rules: SkipRules, clock_error_ns: Callable[[], int]) -> None:
+        self._skip_rules = skip_rules
+        self._clock_error_ns = clock_error_ns
         self._reporter = reporter
         self._tap = reporter.tap
         self.offer = reporter.tap.offer
 
-    def skips(self, head: RequestHead) -> bool:
-        rule = self._skips.rule_of_head(head.method, head.target, head.headers)
+    def count_if_skipped(self, head: RequestHead) -> bool:
+        rule = self._skip_rules.rule_of_head(head.method, head.target, head.headers)
         if rule is not None:
             self._reporter.skip(rule)
         return rule is not None
@@ -84,7 +85,7 @@ class _ChannelSink:
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
         reporter = self._reporter
         arrival_ns = reporter.arrivals.get(seq, t_ns)
-        closing.lag_ns = max(closing.lag_ns, self._width_ns(), reporter.lag.worst_since(arrival_ns))
+        closing.lag_ns = max(closing.lag_ns, self._clock_error_ns(), reporter.lag.worst_since(arrival_ns))
         reporter.on_end(seq, closing.request_bytes, closing.response_bytes)
         self._tap.close_exchange(seq, t_ns, closing)
 
@@ -131,20 +132,21 @@ class Watcher:
             ring.fd: Timebase(adapter, self.reporter.lag)
             for ring, adapter in zip(rings, adapters, strict=False)
         }
-        self._bases = [self.reporter.timebase, *self._adapters.values()]
-        sink = _ChannelSink(self.reporter, SkipRules(options.skip, "watch.skip"), self._width_ns)
+        self._timebases = [self.reporter.timebase, *self._adapters.values()]
+        sink = _ChannelSink(self.reporter, SkipRules(options.skip, "watch.skip"), self._clock_error_ns)
         hosts = pack_addresses(options.upstream_hosts)
         self._tables = [
             (ring, ConnectionTable(sink, options.ports, hosts, local=local, counts=self.counts))
             for ring in rings
         ]
         self._timer: asyncio.TimerHandle | None = None
-        self._steps = 0
-        self._doubt_until_ns = 0
-        self._lost_ns = 0
+        self._clock_steps = 0
+        self._old_stamps_until_ns = 0
+        """Time until which a ring can have packets that were stamped before the latest step of a clock."""
+        self._overflow_ns = 0
         """Time of the latest overflow of a ring; 0: none recently."""
-        self._reported_lost = 0
-        self._swept_ns = 0
+        self._logged_losses = 0  # number of lost packets that the log has reported
+        self._swept_ns = 0  # time of the latest sweep
         self._logged_kinds: set[str] = set()
 
     def start(self) -> None:
@@ -154,7 +156,7 @@ class Watcher:
         self._on_timer()
 
     async def close(self) -> None:
-        """Process the last packets, then report and disconnect."""
+        """Process the last packets, send a final status, and disconnect."""
         await asyncio.sleep(LAST_PACKETS_S)
         now_ns = self._clock.mono_ns()
         for ring, table in self._tables:
@@ -169,37 +171,38 @@ class Watcher:
         await reporter.tap.drain(DRAIN_S)
         reporter.tap.close()
 
-    def _width_ns(self) -> int:
-        return max(base.width_ns for base in self._bases)
+    def _clock_error_ns(self) -> int:
+        """Return the largest error of converting a timestamp to the monotonic clock."""
+        return max(timebase.width_ns for timebase in self._timebases)
 
     def _on_readable(self, ring: PacketRing, table: ConnectionTable) -> None:
-        for base in self._bases:
-            base.check()
+        for timebase in self._timebases:
+            timebase.check()
         now_ns = self._clock.mono_ns()
-        steps = sum(base.steps for base in self._bases)
-        if steps != self._steps:
-            self._steps = steps
-            self._doubt_until_ns = now_ns + RING_AGE_NS_MAX
+        steps = sum(timebase.steps for timebase in self._timebases)
+        if steps != self._clock_steps:
+            self._clock_steps = steps
+            self._old_stamps_until_ns = now_ns + RING_AGE_NS_MAX
         if ring.count_new_losses():
-            self._lost_ns = now_ns
+            self._overflow_ns = now_ns
             table.on_ring_loss(now_ns, now=True)
-        packet, buffer = table.packet, ring.buffer
-        bases = (self.reporter.timebase, self._adapters.get(ring.fd, self.reporter.timebase))
-        if now_ns < self._doubt_until_ns:
+        add_packet, buffer = table.add_packet, ring.buffer
+        timebases = (self.reporter.timebase, self._adapters.get(ring.fd, self.reporter.timebase))
+        if now_ns < self._old_stamps_until_ns:
             for stamp_ns, which, start, stop in ring.take():
-                packet(buffer, start, stop, bases[which].place(self._clock.mono_ns(), stamp_ns))
+                add_packet(buffer, start, stop, timebases[which].place(self._clock.mono_ns(), stamp_ns))
             return
-        offsets_ns = (bases[0].offset_ns, bases[1].offset_ns)
+        offsets_ns = (timebases[0].offset_ns, timebases[1].offset_ns)
         for stamp_ns, which, start, stop in ring.take():
-            packet(buffer, start, stop, stamp_ns + offsets_ns[which])
+            add_packet(buffer, start, stop, stamp_ns + offsets_ns[which])
 
     def _on_timer(self) -> None:
         """Sweep, report and sample the clocks; called twice a second."""
         self._timer = self._loop.call_later(STATUS_S, self._on_timer)
         try:
             now_ns = self._clock.mono_ns()
-            if self._lost_ns and now_ns - self._lost_ns > LOSS_AFTERMATH_NS:
-                self._lost_ns = 0
+            if self._overflow_ns and now_ns - self._overflow_ns > LOSS_AFTERMATH_NS:
+                self._overflow_ns = 0
                 for _, table in self._tables:
                     table.on_ring_loss(now_ns, now=False)
             if now_ns - self._swept_ns > SWEEP_NS:
@@ -212,20 +215,20 @@ class Watcher:
             for seq in [seq for seq in reporter.arrivals if seq not in live]:
                 del reporter.arrivals[seq]
             reporter.report()
-            for base in self._bases[1:]:
-                base.resample()
-            reporter.lag.note(now_ns, self._width_ns())
+            for timebase in self._timebases[1:]:
+                timebase.resample()
+            reporter.lag.note(now_ns, self._clock_error_ns())
         except Exception as exc:
             log.exception("event=watch_failed error=%r", str(exc))
 
     def _log_losses(self) -> None:
-        """Log lost packets, and each kind of connection that cannot be measured, once."""
+        """Log new losses of packets, and once each kind of connection that cannot be measured."""
         lost = sum(ring.lost for ring, _ in self._tables)
-        if lost > self._reported_lost:
+        if lost > self._logged_losses:
             log.warning(
-                "event=packets_lost packets=%d hint=%r", lost - self._reported_lost, "raise watch.ring_bytes"
+                "event=packets_lost packets=%d hint=%r", lost - self._logged_losses, "raise watch.ring_bytes"
             )
-            self._reported_lost = lost
+            self._logged_losses = lost
         for kind, hint in UNFOLLOWED_HINTS.items():
             if kind in self.counts.connections and kind not in self._logged_kinds:
                 self._logged_kinds.add(kind)
@@ -247,14 +250,14 @@ class Watcher:
 
 
 def local_addresses() -> frozenset[bytes]:
-    """Return the addresses of this host, packed."""
+    """Return the IPv4 and IPv6 addresses of this host, as the bytes in packets."""
     families = (socket.AF_INET, socket.AF_INET6)
     addresses = [a.address for known in psutil.net_if_addrs().values() for a in known if a.family in families]
     return pack_addresses(addresses)
 
 
 def main() -> int:
-    """Run until SIGTERM, or until the supervisor is gone."""
+    """Run until SIGTERM, or until the supervisor has died. Return the exit status."""
     uvloop.run(_run(begin_child(WatchSetup)))
     return 0
 

@@ -1,9 +1,9 @@
 """One client connection of the relay: reads requests one after another, and refuses malformed heads.
 
-`relay.py` makes a `ClientConnection` for each accepted socket; it starts a Flow (`flow.py`) for each request,
-and passes it the body. Bytes that a client sends before its response is complete (pipelining) are kept up to
-a bound. The connection is also read during a response, so that the relay notices at once when the client
-leaves.
+`relay.py` makes a `ClientConnection` for each accepted socket. The connection starts a Flow (`flow.py`) for
+each request, and passes the body to it. Bytes that a client sends before its response is complete
+(pipelining) are kept up to a bound. The connection is also read during a response, so that the relay notices
+at once when the client disconnects.
 """
 
 from collections.abc import Callable
@@ -19,32 +19,34 @@ from llmtap.vantage.relay.heads import own_answer, target_of
 from llmtap.vantage.relay.upload import RelayContext
 
 LINGER_NS: Final = 2_000_000_000
-"""Time for a client to read an answer that was sent before its request was complete."""
+"""Time for a client to read an answer that was sent before the client's request was complete."""
 FRESH_NS: Final = 500_000_000
-"""Minimum time for the first request of a new connection while the relay drains."""
+"""Minimum time that a new connection gets to send its first request while the relay drains."""
 LINGER_BYTES: Final = 16 << 20
+"""Maximum number of bytes that are read and ignored in the state LINGER."""
 REJECTED_HEAD_BYTES: Final = 4_096
 """Maximum number of bytes of a refused head that are reported."""
 _REFUSALS: Final = {431: "head_too_large", 505: "http_version"}
-"""Reasons of refused heads that are counted, by status; all others are malformed."""
+"""Reason under which a refused head is counted, by status; for all other statuses: `malformed_request`."""
 _TLS: Final = b"\x16\x03"
 """First bytes of a TLS handshake (RFC 8446 5.1: type handshake, legacy version 3.x)."""
 _CLIENT_ERRORS: Final = frozenset({"malformed_request", "http_version"})
-"""Reasons that are errors of the client, and not limits of llmtap."""
+"""Reasons that make an exchange a client error; all others are limits of llmtap, so it counts as rejected."""
 
 
 HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = range(6)
-"""State of a connection: meaning of the next byte from the client. AHEAD: it belongs to a later request; the
-current request is complete and its answer under way. LINGER: it is read and ignored, so that closing the
-connection does not reset the answer on its way."""
+"""States of a connection: what the next byte from the client belongs to. AHEAD: a later request, since the
+current one is complete and its answer is under way. LINGER: nothing; the byte is read and ignored, so that
+closing the connection does not reset the answer on its way."""
 
 
 class ClientConnection:
     """State of one client connection; the handler of the client's stream."""
 
     __slots__ = (
-        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered_bytes",
-        "_on_closed", "_served", "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
+        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_empty_line_skipped", "_flow",
+        "_has_served", "_lingered_bytes", "_on_closed", "_state", "_stream", "_wait_start_ns", "address",
+        "is_11",
     )  # fmt: skip
 
     def __init__(
@@ -58,18 +60,18 @@ class ClientConnection:
         self._flow: Flow | None = None
         self._buffer = b""
         self._arrival_ns = 0  # time of the first byte of the head that is being read
-        self._since_ns = 0  # start of the present wait
+        self._wait_start_ns = 0  # start of the present wait: for a request, or in the state LINGER
         self._lingered_bytes = 0
-        self._ahead_paused = False
-        self._ahead_ns = 0  # time of the last read of the bytes in `_buffer`
-        self._served = False
-        self._skipped = False  # whether an empty line in front of this head has been skipped
-        self.is_11 = True
+        self._ahead_paused = False  # whether reading is paused because `_buffer` is full
+        self._ahead_ns = 0  # time of the latest read of the bytes in `_buffer`
+        self._has_served = False  # whether an exchange has ended on this connection
+        self._empty_line_skipped = False  # whether an empty line in front of this head has been skipped
+        self.is_11 = True  # whether the current request is HTTP/1.1, and not 1.0
 
     def attach(self, stream: Stream, now_ns: int) -> None:
         """Set the client's stream, once it is open."""
         self._stream = stream
-        self._since_ns = now_ns
+        self._wait_start_ns = now_ns
 
     # ---------------------------------------------------------------- the client stream's handler
 
@@ -83,9 +85,9 @@ class ClientConnection:
             assert self._flow is not None
             rest = self._flow.upload.feed(data, t_ns)
             if rest:
-                self._keep_ahead(rest, t_ns)
+                self._store_ahead(rest, t_ns)
         elif state == AHEAD:
-            self._keep_ahead(data, t_ns)
+            self._store_ahead(data, t_ns)
         else:
             self._lingered_bytes += len(data)
             if self._lingered_bytes > LINGER_BYTES:
@@ -113,13 +115,13 @@ class ClientConnection:
 
     def _read_head(self, data: bytes, t_ns: int) -> None:
         options = self._context.options
-        if not self._skipped:
+        if not self._empty_line_skipped:
             # RFC 9112 2.2: one empty line before a request is ignored.
             if data == b"\r":
                 self._buffer = data
                 return
             if data.startswith(b"\r\n"):
-                self._skipped = True
+                self._empty_line_skipped = True
                 data = data[2:]
         if not data:
             self._buffer = data
@@ -127,27 +129,30 @@ class ClientConnection:
         end = data.find(b"\r\n\r\n") + 4
         if end < 4 or end > options.head_bytes:
             if len(data) > options.head_bytes:
-                self._reject(431, "head_too_large", "the request head is too large", data, t_ns)
+                what = f"the request head is longer than relay.head_bytes ({options.head_bytes} bytes)"
+                self._reject(431, "head_too_large", what, data, t_ns)
             elif data.startswith(_TLS):
-                what = "this is TLS, but the port speaks plain HTTP"
+                what = "the request is TLS, but this port speaks plain HTTP"
                 self._context.warn("tls_on_plain_port", f"{what}: use http://, or set relay.tls_certificate")
                 self._reject(400, "malformed_request", what, data, t_ns)
             elif data[0] <= 0x20 or data[0] >= 0x7F:
-                self._reject(400, "malformed_request", "this is not HTTP", data, t_ns)
-            elif b"\n\n" in data:  # the end of a head for a lenient client, which waits for an answer
-                self._reject(400, "malformed_request", "the request head has bare line feeds", data, t_ns)
+                self._reject(400, "malformed_request", "the request does not begin as HTTP", data, t_ns)
+            elif b"\n\n" in data:  # for the client, the head ends here: without an answer it would wait
+                what = "the lines of the request head must end with CRLF, not only with LF"
+                self._reject(400, "malformed_request", what, data, t_ns)
             else:
                 self._buffer = data
             return
         raw = data[:end]
         self._buffer = b""
-        self._skipped = False
+        self._empty_line_skipped = False
         try:
             head = parse_request_head(raw)
             if len(head.headers) > options.head_fields:
-                raise PeerProtocolError("the request head has too many fields", 431)
+                limit = f"relay.head_fields ({options.head_fields})"
+                raise PeerProtocolError(f"the request head has more fields than {limit}", 431)
             if not target_of(head):
-                raise PeerProtocolError("the request target is malformed")
+                raise PeerProtocolError("the request target is no path, and no http(s) URL with a host")
         except PeerProtocolError as exc:
             code = _REFUSALS.get(exc.status, "malformed_request")
             self._reject(exc.status, code, str(exc), raw, t_ns)
@@ -157,22 +162,22 @@ class ClientConnection:
             return
         if len(self._context.running) >= options.streams:
             fields: Headers = [(b"Retry-After", b"1")]
-            self._reject(
-                503, "tap_overloaded", "llmtap handles too many requests at the same time", raw, t_ns, fields
-            )
+            what = f"relay.streams ({options.streams}) requests are already in progress in this relay process"
+            self._reject(503, "tap_overloaded", what, raw, t_ns, fields)
             return
         assert self._stream is not None
         flow = self._flow = Flow(self._context, self, self._stream)
         self._state = BODY
         rest = flow.start(head, data, end, self._arrival_ns, t_ns)
         if rest:
-            self._keep_ahead(rest, t_ns)
+            self._store_ahead(rest, t_ns)
             if flow.over:
                 # The exchange ended inside `start`, so its end did not trigger reading the bytes kept here.
                 self._context.loop.call_soon(self._read_ahead)
 
     def _may_forward(self, head: RequestHead, raw: bytes, t_ns: int) -> bool:
-        """Count Max-Forwards down on OPTIONS and TRACE (RFC 9110 7.6.2); answer at 0."""
+        """Reduce Max-Forwards of an OPTIONS or TRACE by 1 (RFC 9110 7.6.2). If it is 0, answer the request,
+        and return False."""
         value = header_value(head.headers, b"max-forwards")
         if value is None or not value.isdigit() or len(value) > 9:
             return True
@@ -193,7 +198,8 @@ class ClientConnection:
     def _reject(
         self, status: int, code: str, what: str, raw: bytes, t_ns: int, fields: Headers | None = None
     ) -> None:
-        """Answer a request that is not forwarded, and close, since the bytes after it cannot be trusted."""
+        """Answer a request that is not forwarded. Close the connection, because it is unclear where the next
+        request begins."""
         assert self._stream is not None
         context = self._context
         self._buffer = b""
@@ -218,7 +224,7 @@ class ClientConnection:
         self._state = AHEAD
 
     def hand_over(self) -> bytes:
-        """Become a tunnel; return the bytes that the client sent ahead."""
+        """Become a tunnel. Return the bytes that the client sent before the answer to its upgrade."""
         self._state = TUNNEL
         early, self._buffer = self._buffer, b""
         if self._ahead_paused:
@@ -228,9 +234,9 @@ class ClientConnection:
         return early
 
     def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
-        """End the exchange: read the next request, or close the connection."""
+        """Continue after the end of an exchange: read the next request, or close the connection."""
         self._flow = None
-        self._served = True
+        self._has_served = True
         stream = self._stream
         if stream is None or stream.closed:
             self._forget()
@@ -247,12 +253,12 @@ class ClientConnection:
                 self._close()
         else:
             self._state = HEAD
-            self._since_ns = now_ns
+            self._wait_start_ns = now_ns
             if self._ahead_paused:
                 self._ahead_paused = False
                 stream.resume()
             if self._buffer:
-                # Use call_soon: a client that pipelines a thousand requests must not nest a thousand calls.
+                # Use call_soon: a thousand pipelined requests must not become a thousand nested calls.
                 self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
@@ -262,7 +268,7 @@ class ClientConnection:
             if self._flow is not None:
                 self._flow.last_ns = self._context.now_ns()
 
-    def _keep_ahead(self, data: bytes, t_ns: int) -> None:
+    def _store_ahead(self, data: bytes, t_ns: int) -> None:
         if not self._buffer:
             self._arrival_ns = t_ns
         self._ahead_ns = t_ns
@@ -281,8 +287,8 @@ class ClientConnection:
                 self._flow.check(now_ns)
                 return
             stream = self._stream
-            # While back-pressure stops reading, only this check notices that the client has left. (Not in a
-            # tunnel, where one direction may end alone.)
+            # While back-pressure stops reading, only this check notices that the client has disconnected. In
+            # a tunnel, the end of the client's direction does not end the other, so the check does not apply.
             if self._state != TUNNEL and stream is not None and stream.paused and stream.peer_left():
                 self._flow.client_gone()
                 return
@@ -290,14 +296,14 @@ class ClientConnection:
                 self._stream.look_again()
             self._flow.check(now_ns)
         elif self._state == LINGER:
-            if now_ns - self._since_ns > LINGER_NS:
+            if now_ns - self._wait_start_ns > LINGER_NS:
                 self._close()
         elif self._state == HEAD:
             if self._buffer:
                 if now_ns - self._arrival_ns > options.head_timeout:
-                    what = "the request head did not arrive in time"
+                    what = "the request head did not arrive completely within relay.head_timeout"
                     self._reject(408, "head_timeout", what, self._buffer, now_ns)
-            elif now_ns - self._since_ns > (
+            elif now_ns - self._wait_start_ns > (
                 max(FRESH_NS, self._context.last_request_ns)
                 if self._context.reporter.draining
                 else options.keepalive_timeout
@@ -305,15 +311,15 @@ class ClientConnection:
                 self._close()
 
     def drain(self, now_ns: int) -> None:
-        """Close an idle connection, now or after `last_request_ns`; a new connection may still send its first
-        request."""
+        """Close an idle connection, now or after `last_request_ns`. A connection without a request so far
+        stays open for its first one."""
         if self._flow is not None or self._state != HEAD or self._buffer:
             return
         if self._context.last_request_ns:
-            self._since_ns = now_ns
-        # is_alive() is False if a request is already in the socket. Such a connection stays open for its
-        # answer.
-        elif self._served and self._stream is not None and self._stream.is_alive():
+            self._wait_start_ns = now_ns
+        # is_alive() is False if a request is already in the socket. Such a connection stays open, so that the
+        # request is answered.
+        elif self._has_served and self._stream is not None and self._stream.is_alive():
             self._close()
 
     def kill(self) -> None:
@@ -323,11 +329,11 @@ class ClientConnection:
         self._close()
 
     def _linger(self, now_ns: int) -> None:
-        # RFC 9112 9.6: close in stages. Otherwise a TCP reset may destroy the answer before the client has
+        # RFC 9112 9.6: close in stages. Otherwise a TCP reset could destroy the answer before the client has
         # read it.
         assert self._stream is not None
         self._state = LINGER
-        self._since_ns = now_ns
+        self._wait_start_ns = now_ns
         if not self._stream.pending:
             self._stream.shutdown_write()
         self._stream.resume()

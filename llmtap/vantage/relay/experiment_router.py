@@ -5,9 +5,9 @@ or from the complete body, which is held back up to `body_bytes`. A request with
 is a unit of its own.
 
 A request that cannot be changed, such as one with a compressed body, is forwarded unmodified, stays in its
-arm and is marked as excluded. When held bodies need more room than `held_bytes`, the request that has held
-the longest goes to the control arm: unfinished bodies do not keep others out. No other module changes the
-body of a request.
+arm and is marked as excluded. When held bodies need more memory than `held_bytes`, the request that has been
+held the longest goes to the control arm, so that unfinished bodies do not block later requests. No other
+module changes the body of a request.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,8 @@ _DIGESTS: Final = frozenset(
     {b"content-digest", b"content-md5", b"digest", b"repr-digest", b"x-amz-content-sha256"}
 )
 """Header fields with a digest of the body (RFC 9530 and its predecessors)."""
-_ABSENT: Final = msgspec.Raw()
-_EMPTY_VALUES: Final = frozenset({b"", b'""', b"[]", b"null"})
+_ABSENT: Final = msgspec.Raw()  # value of a field that a JSON body does not have
+_EMPTY_VALUES: Final = frozenset({b"", b'""', b"[]", b"null"})  # JSON values that begin no conversation
 
 _encode = msgspec.json.Encoder().encode
 wall_ns = SystemClock.wall_ns
@@ -60,27 +60,31 @@ class _Plan:
 class Assignment:
     """Assignment of one request to an arm.
 
-    `holds`: the body must be read before the request is sent (`settle`). `note`: data of the ARM frame.
-    `on_room_lost` is called when another body takes the memory of this one: `settle` then returns the body.
+    Attributes:
+        arm_data: data of the request's ARM frame; None while its arm is unknown.
+        excluded: reason for the exclusion from the experiment's result; None: not excluded.
+        head: request head, with the changes of the arm.
+        holds_body: the body must be read before the request is sent (`settle`).
+        on_memory_lost: called when another body takes the memory of this one; call `settle` then.
     """
 
     __slots__ = (
-        "_held", "_lost_room", "_own_header", "_plan", "_router", "_unit", "excluded", "head", "holds",
-        "note", "on_room_lost",
+        "_client_set_field", "_held_bytes", "_lost_memory", "_plan", "_router", "_unit", "arm_data",
+        "excluded", "head", "holds_body", "on_memory_lost",
     )  # fmt: skip
 
     def __init__(self, router: "ExperimentRouter", head: RequestHead) -> None:
         self._router = router
-        self._lost_room = False
-        self._own_header = False
-        self.on_room_lost: Callable[[], None] | None = None
+        self._lost_memory = False
+        self._client_set_field = False  # whether the client sent a header field of another arm
+        self.on_memory_lost: Callable[[], None] | None = None
         self.head = head
         self._plan: _Plan | None = None
         self._unit = ""
-        self._held = 0
+        self._held_bytes = 0
         self.excluded: str | None = None
-        self.holds = False
-        self.note: bytes | None = None
+        self.holds_body = False
+        self.arm_data: bytes | None = None
 
     @property
     def route(self) -> Route:
@@ -94,44 +98,44 @@ class Assignment:
 
     def assign_by_head(self, seq: int) -> None:
         """Assign request `seq` and change its head, if the head is sufficient; otherwise hold the body."""
-        e, head = self._router.experiment, self.head
+        experiment, head = self._router.experiment, self.head
         unit = None
-        if e.unit != "request":
-            unit = named_unit(
-                head.headers, e.tenant_headers if e.unit == "tenant" else e.conversation_headers
-            )
-        hindrance = _unchangeable_reason(head, e.body_bytes)
-        if unit is None and e.unit == "conversation" and hindrance is None:
-            self.holds = True
+        if experiment.unit == "tenant":
+            unit = named_unit(head.headers, experiment.tenant_headers)
+        elif experiment.unit == "conversation":
+            unit = named_unit(head.headers, experiment.conversation_headers)
+        hindrance = _unchangeable_reason(head, experiment.body_bytes)
+        if unit is None and experiment.unit == "conversation" and hindrance is None:
+            self.holds_body = True
             return
         plan = self._assign(unit, seq)
         if plan.body:
             self.excluded = hindrance
-            self.holds = hindrance is None
-        if plan.headers and not self.holds:
+            self.holds_body = hindrance is None
+        if plan.headers and not self.holds_body:
             set_fields(head, plan.headers)
 
     def settle(self, held: bytes, seq: int, *, complete: bool) -> bytes | None:
-        """Return the body to send in place of the held one, and change `head` for it; None: read more of the
-        body first."""
+        """Return the body to send in place of `held`, the bytes read so far, and change `head` for it. Return
+        None if more of the body must be read first."""
         router, head = self._router, self.head
         body, hindrance = b"", None
         if complete:
             body, hindrance = _whole_body(head, held)
         elif len(held) > router.experiment.body_bytes:
             hindrance = "too_long"
-        elif not self._lost_room and router.take_room(self, len(held) - self._held):
-            self._held = len(held)
+        elif not self._lost_memory and router.take_memory(self, len(held) - self._held_bytes):
+            self._held_bytes = len(held)
             return None
         else:
             hindrance = NO_ROOM
-        self.holds = False
+        self.holds_body = False
         plan = self._plan
         if hindrance == NO_ROOM:
             plan = self._plan = router.control
             self._unit = router.unit_of(None, seq)[1]
             self.excluded = NO_ROOM
-            self._clean(plan)
+            self._remove_foreign_fields(plan)
         elif plan is None:
             unit = None
             if hindrance is None:
@@ -149,17 +153,19 @@ class Assignment:
         return held
 
     def _assign(self, unit: bytes | None, seq: int) -> _Plan:
-        """Assign a unit, or request `seq` by itself."""
+        """Assign a unit to its arm; None: request `seq` is a unit of its own."""
         router = self._router
-        place, self._unit = router.unit_of(unit, seq)
-        self._plan = plan = router.plans[place]
+        index, self._unit = router.unit_of(unit, seq)
+        self._plan = plan = router.plans[index]
         single = unit is None and router.experiment.unit != "request"
-        own_headers = self._clean(plan)
-        self.note = _encode(Assigned(arm=plan.name, unit=self._unit, single=single, own_headers=own_headers))
+        own_headers = self._remove_foreign_fields(plan)
+        assigned = Assigned(arm=plan.name, unit=self._unit, single=single, own_headers=own_headers)
+        self.arm_data = _encode(assigned)
         return plan
 
-    def _clean(self, plan: _Plan) -> bool:
-        """Return whether the client itself sent a header field of another arm; remove it if configured."""
+    def _remove_foreign_fields(self, plan: _Plan) -> bool:
+        """Return whether the client sent a header field that only other arms set. With `strip_headers`,
+        remove the field."""
         if not plan.foreign_fields:
             return False
         headers = [field for field in self.head.headers if spelling_key(field[0]) not in plan.foreign_fields]
@@ -168,39 +174,40 @@ class Assignment:
         if self._router.experiment.strip_headers:
             self.head.headers = headers
         else:
-            self._own_header = True
+            self._client_set_field = True
         return True
 
-    def give_room(self) -> None:
+    def release_memory(self) -> None:
         """Release the memory of the held body, which is sent or dropped."""
-        if self._held:
-            self._router.give_room(self, self._held)
-            self._held = 0
+        if self._held_bytes:
+            self._router.release_memory(self, self._held_bytes)
+            self._held_bytes = 0
 
-    def lose_room(self) -> None:
-        """Give up the room for another body."""
-        self.give_room()
-        self._lost_room = True
-        if self.on_room_lost is not None:
-            self.on_room_lost()
+    def lose_memory(self) -> None:
+        """Release the memory of the held body, because another body needs it."""
+        self.release_memory()
+        self._lost_memory = True
+        if self.on_memory_lost is not None:
+            self.on_memory_lost()
 
     def add_to_closing(self, closing: Closing) -> None:
-        """Add the assignment, if there is one, to the last frame of the exchange."""
+        """Add the assignment, if there is one, to `closing`, the data of the exchange's CLOSE frame."""
         if self._plan is not None:
             closing.arm = self._plan.name
             closing.unit = self._unit
             closing.excluded = self.excluded
             if self.excluded is None:
                 closing.route = self._plan.change_text
-                closing.excluded = OWN_HEADER if self._own_header else None
+                closing.excluded = OWN_HEADER if self._client_set_field else None
 
 
 class ExperimentRouter:
-    """The experiment in one relay: which request gets which arm.
+    """Assignment of the requests of one relay to the arms of an experiment.
 
-    `routes`: route of each arm with an upstream of its own. `on_shortage` is called for a body that finds no
-    room.
-    `room`: bytes left for held bodies.
+    Args:
+        default: route of the arms without an upstream of their own.
+        routes: route of each arm with an upstream of its own.
+        on_shortage: called for each held body that finds no memory or loses its memory.
     """
 
     def __init__(
@@ -214,17 +221,18 @@ class ExperimentRouter:
         assert experiment.key is not None
         self.experiment = experiment
         self.is_on = False
-        self.room = Budget(experiment.held_bytes, on_shortage)
+        self.held_budget = Budget(experiment.held_bytes, on_shortage)
+        """Memory for held bodies."""
         self._on_shortage = on_shortage
-        self._holders: dict[Assignment, None] = {}  # assignments that take room, the oldest first
-        self._over = False
+        self._holders: dict[Assignment, None] = {}  # assignments with a held body, the oldest first
+        self._has_ended = False
         self._relay = relay
         stages = [experiment.at_stage(i) for i in range(max(1, len(experiment.stages)))]
         self._assigners = [
             Assigner(experiment.key, experiment.name, [arm.weight for arm in stage.arms]) for stage in stages
         ]
         self.stage = 0
-        """Stage of the schedule, whose shares apply from the next request on."""
+        """Index of the schedule's stage whose shares apply from the next request on."""
         self.plans: list[_Plan] = []
         for arm in experiment.arms:
             if experiment.aa:
@@ -238,14 +246,14 @@ class ExperimentRouter:
             plan.foreign_fields = frozenset(set_by_arms - {spelling_key(name) for name, _ in plan.headers})
         self.control = next(plan for plan in self.plans if plan.name == experiment.control)
         self.refused_trailers = NO_TRAILERS | set_by_arms
-        """Fields that no request of the experiment may have as trailers, whatever its arm: a recipient that
-        merged trailers into the head would not read the arm's value."""
+        """Fields that no request of the experiment can have as trailers, whatever its arm: a server that
+        merges trailers into the head would use them in place of the arm's value."""
 
     def switch(self, is_on: bool) -> bool:
-        """Start or stop assigning requests, from the next one on. After the end of the experiment, no request
-        is assigned. Return `is_on`."""
-        self._over = self._over or self.experiment.has_ended(wall_ns())
-        self.is_on = is_on and not self._over
+        """Start or stop the assignment, from the next request on. After the end of the experiment, no request
+        is assigned. Return whether requests are assigned now."""
+        self._has_ended = self._has_ended or self.experiment.has_ended(wall_ns())
+        self.is_on = is_on and not self._has_ended
         return self.is_on
 
     def assign(self, head: RequestHead, seq: int) -> Assignment | None:
@@ -258,38 +266,37 @@ class ExperimentRouter:
         assignment.assign_by_head(seq)
         return assignment
 
-    def take_room(self, assignment: Assignment, n: int) -> bool:
-        """Take memory for `n` more bytes of a held body. If there is not enough, older holders lose theirs,
-        the oldest first. Return False if it still is not enough."""
-        while n > self.room.free_bytes:
+    def take_memory(self, assignment: Assignment, n: int) -> bool:
+        """Take memory for `n` more bytes of a held body. If too little is free, bodies that were held earlier
+        lose their memory, the oldest first. Return False if this does not suffice."""
+        while n > self.held_budget.free_bytes:
             oldest = next(iter(self._holders), assignment)
             if oldest is assignment:
-                break
+                break  # no body was held earlier than this one, so none gives way
             self._on_shortage()
-            oldest.lose_room()
-        if not self.room.take(n):
+            oldest.lose_memory()
+        if not self.held_budget.take(n):
             return False
         self._holders[assignment] = None
         return True
 
-    def give_room(self, assignment: Assignment, n: int) -> None:
+    def release_memory(self, assignment: Assignment, n: int) -> None:
         del self._holders[assignment]
-        self.room.give(n)
+        self.held_budget.give(n)
 
     def unit_of(self, unit: bytes | None, seq: int) -> tuple[int, str]:
-        """Return the arm's place, and the public id, of a unit, or of request `seq` by itself."""
+        """Return the index of the arm, and the public id, of a unit; None: request `seq` is its own unit."""
         return self._assigners[self.stage].assign(request_unit(self._relay, seq) if unit is None else unit)
 
 
 def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:
-    """Return the reason why the body of this request cannot be read or changed, if the head shows such a
-    reason."""
+    """Return the reason, found in the head, why the body cannot be read or changed; None: no reason."""
     if head.framing is Framing.NONE:
         return "no_body"
     if head.framing is Framing.LENGTH and head.length > bytes_max:
         return "too_long"
     if head.expects_continue:
-        return "expect_continue"  # the client would wait for a 100 while the request is held: a deadlock
+        return "expect_continue"  # a deadlock: the client waits for a 100, and the relay holds the request
     for name, _ in head.headers:
         lower = name.lower()
         if lower == b"content-encoding":
@@ -300,7 +307,7 @@ def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:
 
 
 def _whole_body(head: RequestHead, held: bytes) -> tuple[bytes, str | None]:
-    """Return the body without its framing, or the reason why there is none."""
+    """Return the body without its framing, and None; or no bytes, and the reason why it cannot be read."""
     if head.framing is not Framing.CHUNKED:
         return held, None
     if not held.endswith(_LAST_CHUNK):
@@ -310,11 +317,11 @@ def _whole_body(head: RequestHead, held: bytes) -> tuple[bytes, str | None]:
     return b"".join(pieces), None
 
 
-# ---------------------------------------------------------------- units
+# ---------------------------------------------------------------- units of assignment
 
 
 class _Body(msgspec.Struct):
-    """Fields in which the known dialects keep a conversation, as raw JSON."""
+    """Fields of a request body in which the known dialects have the conversation, as raw JSON."""
 
     messages: list[msgspec.Raw] = []
     system: msgspec.Raw = _ABSENT
@@ -337,10 +344,10 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def named_unit(headers: Headers, names: Sequence[str]) -> bytes | None:
-    """Return name and value of the first of these fields (lower case) that the request has, or None. A field
-    whose lines differ is skipped.
+    """Return the unit of the first of the fields `names` (lower case) that the request has: its name and
+    value. Return None if it has none. A field that occurs with several values is skipped.
 
-    A unit is bytes that go into a keyed hash and nowhere else.
+    A unit can be a secret, such as an API key: it is used only as the input of a keyed hash.
     """
     for name in names:
         value = sole_value(headers, name.encode())
@@ -350,9 +357,10 @@ def named_unit(headers: Headers, names: Sequence[str]) -> bytes | None:
 
 
 def opening_unit(body: bytes, sender: bytes) -> bytes | None:
-    """Return the opening of the conversation in this JSON body, or None if it has none.
+    """Return the unit of the conversation in this JSON body, or None if the body has no conversation.
 
-    It is the sender, the system prompt and the first message of the user, which later requests repeat.
+    The unit is the opening of the conversation, which later requests of the conversation repeat: the sender,
+    the system prompt, and all messages up to the first one of the user.
     """
     try:
         request = _decode_body(body)
@@ -373,14 +381,15 @@ def opening_unit(body: bytes, sender: bytes) -> bytes | None:
     return None
 
 
-# ---------------------------------------------------------------- changes
+# ---------------------------------------------------------------- changes of heads and bodies
 
 
 def set_fields(head: RequestHead, fields: Headers) -> None:
-    """Set these header fields: each replaces all fields of its name, also those spelt with `_`, and is put at
-    the end.
+    """Set these header fields: each replaces all fields of its name, also those spelt with `_` in place of
+    `-`, and is put at the end.
 
-    A client cannot remove one by naming it in Connection: that removes only the client's own fields, earlier.
+    A client cannot remove such a field by naming it in Connection: the fields that Connection names have been
+    removed before.
     """
     names = {spelling_key(name) for name, _ in fields}
     head.headers = [(n, v) for n, v in head.headers if spelling_key(n) not in names] + fields
@@ -407,8 +416,8 @@ def headers_with_length(headers: Headers, length: int) -> Headers:
 def body_with(body: bytes, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
     """Return the JSON object in `body` with these fields set, or None if `body` is not a JSON object.
 
-    Known fields keep their place, new ones follow; white space between top-level fields is lost, and of a
-    field that came twice the last value counts, as for most readers (RFC 8259 4).
+    Existing fields keep their place, and new ones follow. White space between top-level fields is lost. If a
+    field occurs twice, its last value counts, as in most parsers (RFC 8259 4).
     """
     try:
         members = _decode_fields(body)

@@ -401,7 +401,7 @@ class Flow(FlowState):
         self.last_ns = t_ns
         source = (tunnel.up if kind == FrameKind.TUNNEL_UP else tunnel.down).source
         if kind == FrameKind.TUNNEL_UP:
-            self.upload.bytes += len(data)
+            self.upload.request_bytes += len(data)
         else:
             self.response_bytes += len(data)
         if self.tapped:
@@ -539,10 +539,10 @@ class Flow(FlowState):
         upload, reporter = self.upload, self._context.reporter
         now_ns = mono_ns()
         self._end_pause(now_ns)
-        reporter.on_end(self, upload.bytes, self.response_bytes)
+        reporter.on_end(self, upload.request_bytes, self.response_bytes)
         assignment = upload.assignment
         if assignment is not None:
-            assignment.give_room()
+            assignment.release_memory()
         if self.tapped:
             stall_ns = reporter.lag.worst_since(self.arrival_ns)
             has_exact_stamps = upload.has_exact_stamps and (
@@ -561,7 +561,7 @@ class Flow(FlowState):
                 connect_ns=upload.connect_ns,
                 connected_ns=upload.connected_ns,
                 send_wait_ns=upload.send_wait_ns,
-                request_bytes=upload.bytes,
+                request_bytes=upload.request_bytes,
                 response_bytes=self.response_bytes,
                 retries=upload.retries,
             )

@@ -1,7 +1,7 @@
 """Run the forwarding thread of a relay: collect its frames, and continue the bodies that it returns.
 
-After `HAND_OVER_READS` reads of a body, the thread (native/forwarder.c) has both sockets until something
-happens that is not plain. See "The forwarding thread" in ARCHITECTURE.md.
+After `HAND_OVER_READS` reads of a body, the thread (native/forwarder.c) reads and writes both sockets, until
+the body ends or an event needs the event loop. See "The forwarding thread" in ARCHITECTURE.md.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from llmtap.channel import Tap
 from llmtap.net.stream import Timebase
 
 HAND_OVER_READS: Final = 8
-"""Plain reads of a body before it goes to the thread."""
+"""Number of reads of a body that the event loop forwards before it lends the body to the thread."""
 
 
 class ForwardingThread:
@@ -28,7 +28,7 @@ class ForwardingThread:
         self.forwarder.set_clock(timebase.offset_ns, timebase.since_ns)
         timebase.on_sample = self.forwarder.set_clock
         tap.source = self.forwarder
-        tap.collect()  # This also sets the room for frames.
+        tap.collect()  # this also tells the thread how many bytes of frames it can keep
         loop.add_reader(self._fd, self._on_signal)
 
     def _on_signal(self) -> None:
@@ -40,7 +40,8 @@ class ForwardingThread:
             except Exception as exc:
                 # Only report the error, as asyncio does for a failed callback, so that the other bodies are
                 # still delivered.
-                self._loop.call_exception_handler({"message": "a returned body failed", "exception": exc})
+                message = "the event loop could not continue a body that the forwarding thread returned"
+                self._loop.call_exception_handler({"message": message, "exception": exc})
 
     def close(self) -> None:
         """Take all bodies back, and end the thread."""

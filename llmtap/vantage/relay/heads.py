@@ -1,9 +1,10 @@
 """Write HTTP heads: those forwarded to upstream or client, and the relay's own error answers.
 
-Forwarded fields keep order and spelling. Hop-by-hop fields (RFC 9110 7.6.1) are removed (`protocol/http1.py`
-has removed those that Connection names), like `x-llmtap-label`, which is meant for llmtap alone. Host becomes
-that of the upstream unless `relay.host` is `client`, and Connection and the fields that the options ask for
-are added. Framing fields stay, because the body passes with its framing; only HTTP/1.0 clients get no chunks.
+Forwarded fields keep their order and spelling. Hop-by-hop fields (RFC 9110 7.6.1) are removed; `protocol/
+http1.py` has already removed those that Connection names. `x-llmtap-label` is removed, because it is meant
+for llmtap alone. Host becomes that of the upstream, unless `relay.host` is `client`. Connection and the
+fields that the options ask for are added. Framing fields stay, because the body passes with its framing; only
+HTTP/1.0 clients get no chunks.
 """
 
 import os
@@ -24,7 +25,7 @@ _write_head = None if compiled is None else compiled.write_head
 """Compiled function that writes heads without special cases; None: Python writes all heads."""
 _CLOSE_END: Final = b"Connection: close\r\n\r\n"
 _PLAIN_CONNECTIONS: Final = ((), KEEP_ALIVE)
-"""Values of Connection that name no field."""
+"""Values of Connection that name no field, so that no other field must be removed."""
 
 _REASONS: Final = {
     200: b"OK", 400: b"Bad Request", 405: b"Method Not Allowed", 408: b"Request Timeout",
@@ -34,7 +35,8 @@ _REASONS: Final = {
 
 
 def target_of(head: RequestHead) -> bytes:
-    """Return the target in origin form (or `*`), byte for byte as the client wrote its path and query."""
+    """Return the target in origin form (or `*`), byte for byte as the client wrote its path and query; b"" if
+    the target is invalid."""
     target = head.target
     if target.startswith(b"/") or target == b"*":
         return target
@@ -61,7 +63,7 @@ def make_request_id(head: RequestHead) -> bytes:
 
 
 def measured_head(raw: bytes, request_id: bytes) -> bytes:
-    """Return a request head for the meter: the bytes of the client with this X-Request-Id; b"": no id."""
+    """Return a request head for the meter: the client's bytes, and this X-Request-Id unless it is b""."""
     return b"%bX-Request-Id: %b\r\n\r\n" % (raw[:-2], request_id) if request_id else raw
 
 
@@ -70,7 +72,7 @@ def added_fields(
 ) -> Headers:
     """Return the fields that are added to a request of the client at `address`.
 
-    `request_id`: a new id, which is added if the head has none; b"": no id.
+    `request_id`: new value of X-Request-Id, which is added if the head has none; b"": do not add it.
     """
     extra: Headers = []
     if request_id and header_value(head.headers, b"x-request-id") is None:
@@ -87,28 +89,29 @@ def request_lines(
 ) -> bytes:
     """Return the request head for the upstream.
 
-    `authority` replaces Host; None keeps the client's, or sends an empty one (RFC 9112 3.2). `extra` fields
-    are appended; X-Forwarded-For and Via continue what the client sent (RFC 9110 5.3).
+    `authority` replaces the value of Host; None keeps the client's Host, or adds an empty one if it is
+    missing (RFC 9112 3.2). `extra` fields are appended, so X-Forwarded-For and Via extend the client's own
+    lists (RFC 9110 5.3).
     """
     if (
         _write_head is not None
         and not extra
         and not upgrade
         and head.connection in _PLAIN_CONNECTIONS
-        and head.version == (1, 1)  # requests of HTTP/1.1 have a Host
+        and head.version == (1, 1)  # such a head has a Host, so none must be added
         and head.target.startswith(b"/")
     ):
         start = b"%b %b%b HTTP/1.1\r\n" % (head.method, prefix, head.target)
         lines: bytes | None = _write_head(start, head.headers, authority, b"\r\n")
         if lines is not None:
             return lines
-    return _request_lines(head, prefix=prefix, authority=authority, upgrade=upgrade, extra=extra)
+    return _request_lines_in_python(head, prefix=prefix, authority=authority, upgrade=upgrade, extra=extra)
 
 
-def _request_lines(
+def _request_lines_in_python(
     head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
-    """Write any request head; the reference of the compiled writer."""
+    """Return any request head for the upstream; the compiled writer returns the same bytes for its cases."""
     target = target_of(head)
     if authority is None and not head.target.startswith((b"/", b"*")):
         # RFC 9112 3.2.2: with the absolute form, use the host of the target.
@@ -127,7 +130,9 @@ def _request_lines(
         elif kind == _TE and not had_te and b"trailers" in value.lower():
             had_te = True
             out.append(b"Connection: TE\r\nTE: trailers\r\n")
-    if not had_host:  # HTTP/1.1 requires Host; HTTP/1.0 does not
+    if (
+        not had_host
+    ):  # the client used HTTP/1.0, but the request is forwarded as HTTP/1.1, which requires Host
         out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
     if upgrade and head.upgrade is not None:
         out += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")
@@ -138,9 +143,9 @@ def _request_lines(
 
 
 def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool = False) -> bytes:
-    """Return the response head for the client; a 101 and a 426 keep their Upgrade.
+    """Return the response head for the client; a 101 and a 426 keep their field Upgrade.
 
-    `dechunk` leaves out fields that HTTP/1.0 does not know (RFC 9112 6.1).
+    `dechunk` leaves out Transfer-Encoding and Trailer, which HTTP/1.0 does not know (RFC 9112 6.1).
     """
     if (
         _write_head is not None
@@ -154,11 +159,13 @@ def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dec
         lines: bytes | None = _write_head(start, head.headers, None, b"\r\n" if keep_alive else _CLOSE_END)
         if lines is not None:
             return lines
-    return _response_lines(head, keep_alive=keep_alive, client_11=client_11, dechunk=dechunk)
+    return _response_lines_in_python(head, keep_alive=keep_alive, client_11=client_11, dechunk=dechunk)
 
 
-def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool) -> bytes:
-    """Write any response head; the reference of the compiled writer."""
+def _response_lines_in_python(
+    head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool
+) -> bytes:
+    """Return any response head for the client; the compiled writer returns the same bytes for its cases."""
     out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     switching = head.status in (101, 426)
     drop: tuple[bytes, ...] = (b"transfer-encoding", b"trailer") if dechunk else ()
@@ -184,9 +191,9 @@ def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, de
 
 
 def own_answer(status: int, code: str, message: str, fields: Headers, *, close: bool, body: bool) -> bytes:
-    """Return an answer of the relay itself, in OpenAI's error format and marked as an error of the tap.
+    """Return an error answer of the relay itself, in OpenAI's format, with a field that marks it as llmtap's.
 
-    `message` must not contain anything that a peer sent.
+    `message` must not contain anything that a client or upstream sent.
     """
     kind = "invalid_request_error" if status < 500 else "api_error"
     text = (

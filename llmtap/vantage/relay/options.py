@@ -15,8 +15,8 @@ _NOT_ZERO: Final[Any] = {"at_least": 1_000_000, "hint": "use 365d to wait practi
 class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one relay.
 
-    Durations are in ns here, and in seconds or as texts in configurations. 0 means "no limit" only if the
-    help of the option says so.
+    Durations are in ns here; configurations have numbers of seconds or texts such as `20s`. 0 means "no
+    limit" only if the help of the option says so.
     """
 
     upstream: Annotated[
@@ -73,7 +73,7 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keepalive_timeout: Annotated[Duration, opt("idle time after which a client connection is closed")] = (
         Duration(75 * S)
     )
-    # uvicorn, under most gateways, closes after 5 s: close before it does.
+    # uvicorn, on which most gateways run, closes an idle connection after 5 s: the relay must close before.
     upstream_keepalive: Annotated[
         Duration,
         opt("idle time after which an upstream connection is closed; should be below the gateway's limit"),

@@ -1,10 +1,9 @@
 """Forward both directions of a connection after an upgrade (WebSocket), with back-pressure and timestamps.
 
-`flow.py` makes a `Tunnel` of two streams. The tunnel calls `on_forwarded` with the bytes and the time of each
-read that it forwarded, and `on_end(outcome, error)` at the end; `on_idle_limit()` ends an idle one. The end
-of each side is forwarded behind all its bytes; the tunnel is over when both sides have ended, or one has
-broken it. A TLS connection cannot close in one direction only: once it has received the other side's end, it
-sends no more.
+`flow.py` makes a `Tunnel` of two streams. The end of one side is forwarded to the other side after all bytes.
+The tunnel is over when both sides have ended, when the connection of one side breaks, or when
+`on_idle_limit()` is called. A TLS connection cannot end in one direction only, so a TLS side that has
+received the other side's end sends nothing after it.
 """
 
 from collections.abc import Callable
@@ -41,7 +40,7 @@ class _Direction:
     def on_eof(self) -> None:
         self.ended = True
         if not self.sink.pending:
-            self.forward_end()  # otherwise `sink_drained` forwards the end
+            self.forward_end()  # if bytes are pending, `sink_drained` forwards the end after them
 
     def forward_end(self) -> None:
         """Forward the end of the source, after all its bytes."""
@@ -67,8 +66,8 @@ class Tunnel:
     """Both directions of an upgraded connection.
 
     Args:
-        passed: called with the kind of frame, the bytes that were forwarded, and their timestamp.
-        over: called when both sides are closed.
+        on_forwarded: called for each read, with the kind of frame, the forwarded bytes, and their timestamp.
+        on_end: called with the outcome and an error text (None: no error) when both connections are closed.
     """
 
     def __init__(
@@ -84,8 +83,8 @@ class Tunnel:
         self._upstream = upstream
         self._outcome = Outcome.COMPLETE
         self._error: str | None = None
-        self.up = _Direction(self, FrameKind.TUNNEL_UP, client, upstream)
-        self.down = _Direction(self, FrameKind.TUNNEL_DOWN, upstream, client)
+        self.up = _Direction(self, FrameKind.TUNNEL_UP, client, upstream)  # from the client
+        self.down = _Direction(self, FrameKind.TUNNEL_DOWN, upstream, client)  # to the client
         client.handler = self.up
         upstream.handler = self.down
 
@@ -96,15 +95,15 @@ class Tunnel:
         """Note that one direction ended properly; the tunnel ends when both have."""
         other = self.other(direction)
         if direction.sink.closed and not other.ended:
-            other.on_eof()  # TLS closes both directions of the sink at once, which then reports no end
+            other.on_eof()  # a TLS sink has closed both directions at once, and reports no end of its own
         elif other.end_forwarded:
             self._end()
 
     def on_sink_error(self, direction: _Direction, error: OSError) -> None:
-        """Handle a sink that refused bytes.
+        """Handle an error of the sink of `direction`, which took no bytes.
 
-        If the upstream has ended, the bytes are discarded, and the tunnel waits for the client's end: closing
-        while the client sends could destroy bytes that it has not read yet.
+        If the upstream has ended, discard the bytes and wait for the client's end: closing the connection
+        while the client sends could destroy bytes that the client has not read yet.
         """
         if direction is self.down or not self.down.ended:
             self._on_break(self.other(direction), error)
@@ -116,7 +115,7 @@ class Tunnel:
             return
         other = self.other(direction)
         if not other.ended:
-            # Reading from the sink may be paused, because the lost side did not take its bytes.
+            # Reading from the sink can be paused, because the lost connection did not take its bytes.
             direction.sink.resume()
         elif not other.end_forwarded:
             other.forward_end()
@@ -138,7 +137,7 @@ class Tunnel:
     def on_idle_limit(self) -> None:
         """End the tunnel after `relay.idle_timeout` without a byte."""
         if self.down.ended:
-            pass  # complete: the client has received all, but does not close
+            pass  # keep the outcome COMPLETE: the client has received everything, and only does not close
         elif self.up.ended or self._upstream.pending:
             self._outcome = Outcome.UPSTREAM_TIMEOUT
             self._error = "the upstream sent nothing for too long"

@@ -1,10 +1,11 @@
 """Send one request of a client to the upstream, on a kept or a new connection, and report its frames.
 
-A Flow (`flow.py`), which handles the response, has one `Upload` and passes it the head and each read of the
-body. A request is sent again once at most, and only if a kept-alive connection was closed before it returned
-a byte, and if either no byte of the request had left this process, or its method is idempotent (RFC 9110
-9.2.2) and all of it is in memory. A POST that the upstream may have read is never repeated. The state that
-all connections and exchanges of a relay share is in its `RelayContext`.
+A Flow (`flow.py`), which handles the response, has one `Upload` and passes the head and each read of the body
+to it. A request is sent a second time, never a third, if the first connection was kept alive from an earlier
+request and closed before it returned a byte. In addition, either no byte of the request must have left this
+process, or its method must be idempotent (RFC 9110 9.2.2) and the whole request in memory. A POST that the
+upstream has possibly read is never repeated. All connections and exchanges of a relay share its
+`RelayContext`.
 """
 
 import asyncio
@@ -54,16 +55,16 @@ class RelayContext:
         self.reporter = reporter
         self.tap = reporter.tap
         self.now_ns = reporter.now_ns
-        self.running = reporter.arrivals
+        self.running = reporter.arrivals  # arrival time of each exchange that has not ended
         self.route = route
         self.makes_request_ids = options.request_id == "make"
         self.adds_fields = self.makes_request_ids or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
         self.forwarder: Any = None
         """The compiled Forwarder; None: the event loop forwards all bodies."""
-        self.skips = SkipRules(options.skip, "relay.skip")
+        self.skip_rules = SkipRules(options.skip, "relay.skip")
         self.last_request_ns = 0
-        """While the relay drains: time in ns that an idle client connection has for one more request."""
+        """Time in ns for which an idle client connection can send one more request while the relay drains."""
         self._warned_ns: dict[str, int] = {}
 
     def refuse(self, limit: str) -> None:
@@ -74,7 +75,7 @@ class RelayContext:
     def warn(self, kind: str, what: str, error: Exception | None = None) -> None:
         """Log a fault of a peer or of the system: at most one line per second and kind.
 
-        Where the fault is ours, `error` is logged with its traceback.
+        `error`: exception in llmtap's own code, which is logged with its traceback.
         """
         now_ns = self.now_ns()
         if now_ns - self._warned_ns.get(kind, -WARN_EVERY_NS) >= WARN_EVERY_NS:
@@ -89,7 +90,7 @@ class ExchangeClient(Protocol):
     """Interface of the client connection (`ClientConnection`) for an exchange."""
 
     address: bytes
-    is_11: bool
+    is_11: bool  # whether the request is HTTP/1.1, and not 1.0
 
     def request_complete(self) -> None: ...
     def hand_over(self) -> bytes: ...
@@ -101,11 +102,11 @@ class UploadOwner(Waiter, Protocol):
 
     arrival_ns: int
     seq: int
-    tapped: bool
-    last_ns: int
+    tapped: bool  # whether the exchange is measured
+    last_ns: int  # time of the latest read or write
     over: bool
-    finishing: bool
-    reads_on: bool
+    finishing: bool  # whether the answer is complete, but the client's socket has not taken all of it
+    reads_on: bool  # whether the rest of the request is still read after an error answer
 
     def client_drained(self) -> None: ...
     def fail(
@@ -117,15 +118,16 @@ class Upload:
     """One request on its way to the upstream.
 
     Attributes:
-        upstream: the connection that has the request, while there is one.
-        reused: the connection served another request before.
-        repeatable_request: the whole request, while it may still be sent again.
+        upstream: connection to which the request is sent; None before and after.
+        reused: whether `upstream` was kept alive from an earlier request.
+        repeatable_request: the whole request, as long as it can be sent again; b"": it must not be.
         assignment: arm of an experiment; None without an experiment.
-        broken: the upstream's socket takes no more of the request.
+        broken: whether the upstream's socket takes no more of the request.
         end_ns: time of the read with the request's last byte; 0 before.
-        bytes: number of bytes read from the client for this request.
-        upgrade: the request wants a WebSocket, which the options allow.
-        connect_ns: duration of connecting; None with a kept-alive connection. connected_ns: its end.
+        request_bytes: number of bytes read from the client for this request, or up to the end of its tunnel.
+        upgrade: whether the request asks for a WebSocket, and the options allow it.
+        connect_ns: duration of connecting; None with a kept-alive connection.
+        connected_ns: time when the new connection was ready; None with a kept-alive connection.
         send_ns: duration of the last send to the upstream: the error of the time of submission.
         send_wait_ns: total time in which the upstream's socket did not take bytes of the request.
         has_exact_stamps: whether the kernel stamped all bytes of the answer; False until the upstream's
@@ -137,7 +139,6 @@ class Upload:
         "_client",
         "_context",
         "_flow",
-        "_held",
         "_is_detached",
         "_made_request_id",
         "_maybe_sent",
@@ -146,14 +147,15 @@ class Upload:
         "_send_began_ns",
         "_stream",
         "_target",
+        "_waiting_data",
         "assignment",
         "broken",
-        "bytes",
         "connect_ns",
         "connected_ns",
         "end_ns",
         "has_exact_stamps",
         "repeatable_request",
+        "request_bytes",
         "retries",
         "reused",
         "send_ns",
@@ -173,9 +175,9 @@ class Upload:
         self.assignment: Assignment | None = None
         self._scanner: BodyScanner | None = None
         self._attempt: Attempt | None = None
-        self._held = b""  # request bytes that wait for a connection or an assignment
-        self._is_detached = False  # the exchange has ended
-        self._maybe_sent = False  # the upstream may have received a part of the request
+        self._waiting_data = b""  # request bytes that wait for a connection or an assignment
+        self._is_detached = False  # whether the exchange has ended
+        self._maybe_sent = False  # whether the upstream has possibly received a part of the request
         self._target = b""
         self._made_request_id = b""
         self.upgrade = False
@@ -184,7 +186,7 @@ class Upload:
         self.repeatable_request = b""
         self.broken = False
         self.end_ns = 0
-        self.bytes = 0
+        self.request_bytes = 0
         self.connect_ns: int | None = None
         self.connected_ns: int | None = None
         self.send_ns = 0
@@ -196,37 +198,37 @@ class Upload:
     # ---------------------------------------------------------------- from the client
 
     def start(self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
-        """Forward the request whose head ends at `head_end` of `data`; return the bytes behind its end."""
+        """Forward the request whose head ends at `head_end` of `data`; return the bytes after its end."""
         context, flow = self._context, self._flow
         if head.upgrade is not None:
             # RFC 9110 7.8: ignore Upgrade in HTTP/1.0.
             wanted = context.options.websocket and head.version == (1, 1)
             self.upgrade = wanted and head.upgrade.lower() == b"websocket"
-        rule = context.skips.rule_of_head(head.method, head.target, head.headers)
+        rule = context.skip_rules.rule_of_head(head.method, head.target, head.headers)
         if rule is not None:
             context.reporter.skip(rule)
         skipped = rule is not None
         assignment = None
         if context.router is not None and not skipped:
             self.assignment = assignment = context.router.assign(head, context.tap.ledger.opened + 1)
-        holds = assignment is not None and assignment.holds
+        holds = assignment is not None and assignment.holds_body
         if assignment is not None and not holds:
             self._route = assignment.route
         if context.makes_request_ids:
             self._made_request_id = make_request_id(head if assignment is None or holds else assignment.head)
         if not holds:
-            # Fast path: nearly every request is already complete, and needs one send, one frame and no
-            # scanner.
+            # Fast path: nearly every request is complete in the first read. It needs no scanner, and only one
+            # send and one frame.
             if head.framing is NONE:
                 return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns, skipped)
             if head.framing is LENGTH and len(data) - head_end >= head.length:
                 end = head_end + head.length
                 return self._start_whole(head, data, head_end, end, arrival_ns, t_ns, skipped)
         if not skipped:
-            note = None if assignment is None else assignment.note
+            arm_data = None if assignment is None else assignment.arm_data
             measured = measured_head(data[:head_end], self._made_request_id)
-            flow.seq, flow.tapped = context.tap.open(arrival_ns, measured, arm=note)
-        self.bytes = head_end
+            flow.seq, flow.tapped = context.tap.open(arrival_ns, measured, arm=arm_data)
+        self.request_bytes = head_end
         refused = NO_TRAILERS if assignment is None else assignment.refused_trailers
         self._scanner = scanner_for(
             head.framing, head.length, refused_trailers=refused, refused_words=NO_TRAILER_WORDS
@@ -236,8 +238,8 @@ class Upload:
             return b""
         if holds:
             assert assignment is not None
-            assignment.on_room_lost = self._on_room_lost
-            self._held = body
+            assignment.on_memory_lost = self._on_memory_lost
+            self._waiting_data = body
             self._forward_held()
         else:
             self._forward(head, body)
@@ -255,10 +257,10 @@ class Upload:
     ) -> bytes:
         flow, tap = self._flow, self._context.tap
         whole, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
-        self.bytes = end
+        self.request_bytes = end
         self.end_ns = t_ns
         self._client.request_complete()
-        request = self._lines(head) + whole[head_end:]
+        request = self._head_lines(head) + whole[head_end:]
         self.upstream = upstream = self._route.pool.take(flow)
         if upstream is not None:
             self.reused = True
@@ -267,10 +269,10 @@ class Upload:
         kind, extra_ns, tried = OPEN, t_ns, False
         if upstream is not None and arrival_ns == t_ns:
             tried = True
-            # Read the clock before the send: on loopback, the answer may arrive before the call returns.
+            # Read the clock before the send: on loopback, the answer can arrive before the call returns.
             submit_ns = mono_ns()
             try:
-                if upstream.write(request):  # otherwise `on_drained` is called when the rest is taken
+                if upstream.write(request):  # if False, `on_drained` reports when the rest is taken
                     kind, extra_ns = SENT, submit_ns
                     self.send_ns = mono_ns() - submit_ns
                 else:
@@ -279,10 +281,10 @@ class Upload:
             except OSError:
                 pass
         if not skipped:
-            note = None if self.assignment is None else self.assignment.note
+            arm_data = None if self.assignment is None else self.assignment.arm_data
             if self._made_request_id:
                 whole = measured_head(whole[:head_end], self._made_request_id) + whole[head_end:]
-            flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, note)
+            flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, arm_data)
         if not tried and upstream is not None:
             self._send(request)
         elif upstream is None:
@@ -292,10 +294,10 @@ class Upload:
         return rest
 
     def feed(self, data: bytes, t_ns: int) -> bytes:
-        """Forward more of the request body; return the bytes behind its end."""
+        """Forward more of the request body; return the bytes after its end."""
         flow = self._flow
         if flow.finishing:
-            # The answer is complete, so the rest is only scanned for its end.
+            # The answer is complete, so the rest of the request is not forwarded; only its end is looked for.
             rest = self._scan(data, t_ns)[1]
             if self.end_ns and flow.reads_on:
                 flow.client_drained()
@@ -304,15 +306,15 @@ class Upload:
         data, rest = self._scan(data, t_ns)
         if not flow.over and not self.broken:
             if self.upstream is None:
-                self._held += data
-                if self.assignment is not None and self.assignment.holds:
+                self._waiting_data += data
+                if self.assignment is not None and self.assignment.holds_body:
                     self._forward_held()
             else:
                 self._send(data)
         return rest
 
     def _scan(self, data: bytes, t_ns: int) -> tuple[bytes, bytes]:
-        """Split `data` at the end of the request, if it contains the end, and report the first part."""
+        """Split `data` at the end of the request, if it contains the end. Report the part before the end."""
         assert self._scanner is not None
         flow, tap = self._flow, self._context.tap
         try:
@@ -325,7 +327,7 @@ class Upload:
         rest = b""
         if end >= 0:
             data, rest = data[:end], data[end:]
-        self.bytes += len(data)
+        self.request_bytes += len(data)
         tap.offer(REQUEST_DATA, flow.seq, t_ns, 0, data)
         if end >= 0:
             self._scanner = None
@@ -338,28 +340,28 @@ class Upload:
         """Forward the held request, if its arm is known or no more of its body can be held."""
         flow, assignment = self._flow, self.assignment
         assert assignment is not None
-        reported = assignment.note
-        body = assignment.settle(self._held, flow.seq, complete=self.end_ns > 0)
+        reported = assignment.arm_data
+        body = assignment.settle(self._waiting_data, flow.seq, complete=self.end_ns > 0)
         if body is None:
             return
-        self._held = b""
+        self._waiting_data = b""
         self._route = assignment.route
-        if assignment.note is not reported:
-            self._context.tap.offer(FrameKind.ARM, flow.seq, flow.last_ns, 0, assignment.note or b"")
+        if assignment.arm_data is not reported:
+            self._context.tap.offer(FrameKind.ARM, flow.seq, flow.last_ns, 0, assignment.arm_data or b"")
         self._forward(assignment.head, body)
 
-    def _on_room_lost(self) -> None:
-        # Use call_soon, because this is called while another request takes the memory.
-        self._context.loop.call_soon(self._settle_without_room)
+    def _on_memory_lost(self) -> None:
+        # Use call_soon, because the caller is just taking the memory for another request.
+        self._context.loop.call_soon(self._settle_without_memory)
 
-    def _settle_without_room(self) -> None:
-        holds = self.assignment is not None and self.assignment.holds
+    def _settle_without_memory(self) -> None:
+        holds = self.assignment is not None and self.assignment.holds_body
         if holds and not self._is_detached and not self._flow.over:
             self._forward_held()
 
     # ---------------------------------------------------------------- to the upstream
 
-    def _lines(self, head: RequestHead) -> bytes:
+    def _head_lines(self, head: RequestHead) -> bytes:
         route, context = self._route, self._context
         self._target = head.target
         extra: Headers = []
@@ -371,7 +373,7 @@ class Upload:
 
     def _forward(self, head: RequestHead, body: bytes) -> None:
         """Send the head and the body bytes read so far, on a kept-alive connection or a new one."""
-        request = self._lines(head) + body
+        request = self._head_lines(head) + body
         self.upstream = self._route.pool.take(self._flow)
         if self.upstream is None:
             self._connect_for(request)
@@ -392,46 +394,46 @@ class Upload:
                 # The kernel took no byte, so the upstream has not seen the request: retry with any method.
                 self._retry(data)
             else:
-                # Do not fail yet: the upstream may have sent an answer (such as 413) before it closed. The
-                # reader finds that answer, or the end of the connection.
+                # Do not fail yet: the upstream has possibly sent an answer (such as 413) before it closed.
+                # The next read of this connection finds that answer, or the end of the connection.
                 self.broken = True
             return
         self._maybe_sent = True
         if sent:
             self.send_ns = mono_ns() - submit_ns
             if self.end_ns or self.assignment is not None:
-                self._on_taken(submit_ns)
+                self._on_all_taken(submit_ns)
         else:
             self._send_began_ns = submit_ns
             if not self.end_ns:
                 self._stream.pause()
 
-    def _on_taken(self, t_ns: int) -> None:
+    def _on_all_taken(self, t_ns: int) -> None:
         """Note that the upstream's socket took all bytes, in a send that began at `t_ns`."""
         if self.assignment is not None:
-            self.assignment.give_room()
+            self.assignment.release_memory()
         if self.end_ns:
             self._context.tap.offer(FrameKind.SUBMIT, self._flow.seq, t_ns, t_ns - self.end_ns)
 
     def on_drained(self) -> None:
-        """Note that the upstream's socket took the bytes that it did not take at once."""
+        """Note that the upstream's socket has taken all bytes that it had not taken in the first call."""
         now_ns = mono_ns()
         waited_ns = now_ns - self._send_began_ns
         self.send_wait_ns += waited_ns
         # The time is that after the last send, of which the duration is not known.
         self.send_ns = min(waited_ns, self._context.reporter.lag.worst_since(self._send_began_ns))
-        self._on_taken(now_ns)
+        self._on_all_taken(now_ns)
         if not self.end_ns:
             self._stream.resume()
 
     def _connect_for(self, request: bytes) -> None:
-        self._held = request
+        self._waiting_data = request
         if not self.end_ns:
             self._stream.pause()
         flow = self._flow
         self._attempt = self._route.pool.connect(flow)
         if self.upstream is not None or flow.over:
-            self._attempt = None  # the attempt ended before connect() returned
+            self._attempt = None  # the attempt ended before connect() returned, so it must not be cancelled
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         """Send the waiting request on the new connection."""
@@ -439,19 +441,19 @@ class Upload:
         self.connect_ns = took_ns
         self.connected_ns = mono_ns()
         self.upstream = stream
-        request, self._held = self._held, b""
+        request, self._waiting_data = self._waiting_data, b""
         if not self.end_ns:
             self._stream.resume()
         self._send(request)
 
     def on_connect_failed(self, error: OSError) -> None:
-        """End the exchange with an error: no connection could be opened."""
+        """End the exchange with an error answer, because no connection could be opened."""
         self._attempt = None
         flow, context = self._flow, self._context
-        # Read the request to its end, if it is measured: the record needs the model named in the body.
+        # If the exchange is measured, read the request to its end, because its body names the model.
         flow.reads_on = not self.end_ns and flow.tapped
         if isinstance(error, TimeoutError):
-            what = "the upstream did not accept a connection in time"
+            what = "the upstream did not accept a connection within relay.connect_timeout"
             flow.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
         elif is_own_shortage(error):
             # This is a limit of llmtap and not of the upstream, so answer 503 and ask for a retry.
@@ -465,7 +467,7 @@ class Upload:
             flow.fail(502, "upstream_connect", what, Outcome.UPSTREAM_ERROR)
 
     def retry(self) -> bool:
-        """Send the request again on a new connection. Return False if that is not allowed."""
+        """Send the request again on a new connection. Return False if it must not be sent again."""
         if not self.repeatable_request or not self.reused:
             return False
         self._retry(self.repeatable_request)
@@ -481,8 +483,8 @@ class Upload:
     # ---------------------------------------------------------------- the end
 
     def give_back(self, last_ns: int, *, keep: bool) -> None:
-        """Release the connection after the answer: reuse it if `keep`, and if the request was sent
-        completely."""
+        """Return the upstream connection to the pool after the answer, if `keep` and if the request was sent
+        completely; otherwise close it."""
         upstream = self._release_upstream()
         if upstream is None:
             return
@@ -492,20 +494,20 @@ class Upload:
             upstream.close()
 
     def detach(self) -> None:
-        """Drop the reference to the finished exchange, so that no cycle is left."""
+        """Drop the reference to the finished exchange, so that no reference cycle is left."""
         del self._flow
         self._is_detached = True
         if self.assignment is not None:
-            self.assignment.on_room_lost = None
+            self.assignment.on_memory_lost = None
 
     def note_unsolicited(self) -> None:
-        """Count an answer after which unexpected bytes came."""
+        """Count an answer that was followed by bytes that no request had asked for."""
         self._route.pool.unsolicited += 1
 
     def note_not_found(self) -> None:
-        """Log a hint if the upstream has not found a path with `/v1/v1`."""
+        """Log a hint if the upstream answered 404 to a path with `/v1/v1`."""
         if b"/v1/v1/" in self._route.origin.prefix + self._target:
-            what = "the upstream has no path with /v1/v1"
+            what = "the upstream answered 404 to a path with /v1/v1"
             hint = "remove /v1 from relay.upstream, or one /v1 from the base URL of the client"
             self._context.warn("doubled_path", f"{what}: {hint}")
 

@@ -44,7 +44,7 @@ def test_segments_of_one_text_in_any_order_give_its_beginning(
             out += piece
     brought = {i for at, n in cuts for i in range(at, min(200, at + n))}
     end = next((i for i in range(201) if i not in brought), 200)
-    assert out == TEXT[:end] and way.next == (first + end) & 0xFFFFFFFF
+    assert out == TEXT[:end] and way.next_seq == (first + end) & 0xFFFFFFFF
 
 
 @given(
@@ -89,14 +89,14 @@ def test_early_segments_have_bounds(size: int) -> None:
 
 
 def test_all_connections_share_a_bound_that_is_given_back() -> None:
-    early = EarlyBytes(limit=10_000)
+    early = EarlyBytes(bytes_max=10_000)
     ways = [direction(early) for _ in range(30)]
     with pytest.raises(LostSyncError):
         for way in ways:
             way.add(5, ACK, b"x" * 500, 0)
     for way in ways:
         way.forget()
-    assert early.used == 0
+    assert early.bytes_now == 0
 
 
 def test_syn_flood_has_bounded_memory_and_leaves_real_connections_alone() -> None:
@@ -111,7 +111,7 @@ def test_syn_flood_has_bounded_memory_and_leaves_real_connections_alone() -> Non
     try:
         for i in range(10_000):
             struct.pack_into("!I", syn, 12, i)  # the source address
-            table.packet(bytes(syn), 0, len(syn), real.t_ns)
+            table.add_packet(bytes(syn), 0, len(syn), real.t_ns)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

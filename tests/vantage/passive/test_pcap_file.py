@@ -72,7 +72,7 @@ def measured(data: bytes, sink: Sink | None = None) -> Sink:
     for t_ns, link, frame in PacketFile(io.BytesIO(data)):
         at = network_offset(link, frame)
         if at >= 0:
-            table.packet(frame, at, len(frame), t_ns)
+            table.add_packet(frame, at, len(frame), t_ns)
     return sink
 
 

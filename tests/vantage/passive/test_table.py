@@ -378,7 +378,7 @@ def test_malformed_answer_drops_its_exchange(wire: Wire, sink: Sink) -> None:
 def test_segment_cut_by_a_short_snapshot(wire: Wire, sink: Sink) -> None:
     wire.begin()
     packet = wire.make(1, ANSWER)
-    table_of(wire).packet(packet, 0, len(packet) - 30, wire.t_ns)
+    table_of(wire).add_packet(packet, 0, len(packet) - 30, wire.t_ns)
     assert sink.dropped == {"packets_cut": 1} and not sink.said()
 
 

@@ -45,7 +45,7 @@ class Sink:
         self.kinds.append(frame[0])
         self.assembler.digest([frame])
 
-    def skips(self, head: RequestHead) -> bool:
+    def count_if_skipped(self, head: RequestHead) -> bool:
         return SkipRules(["/health"]).rule_of_head(head.method, head.target, head.headers) is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
@@ -126,7 +126,7 @@ class Wire:
             if isinstance(self.table, list):
                 self.table.append((self.t_ns, packet))
             else:  # padded, as on a link
-                self.table.packet(packet + b"\0\0", 0, len(packet) + 2, self.t_ns)
+                self.table.add_packet(packet + b"\0\0", 0, len(packet) + 2, self.t_ns)
 
     def up(self, data: bytes = b"", flags: int = ACK, **about: int) -> None:
         self.pass_(self.make(0, data, flags, **about))

@@ -26,7 +26,7 @@ def kept_by(tap: Tapped) -> int:
     for flow in tap.relay.flows:
         upstream = flow.upload.upstream
         total += upstream.pending if upstream is not None else 0
-        total += len(flow.upload._held)
+        total += len(flow.upload._waiting_data)
     return total
 
 
@@ -50,7 +50,7 @@ async def test_an_upload_behind_a_complete_answer_is_not_kept(monkeypatch: pytes
         (flow,) = tap.relay.flows
         before_ns = flow.last_ns
         await client.send(*[b"y" * 100_000] * 100)
-        await wait_until(lambda: flow.upload.bytes > 10_000_000)
+        await wait_until(lambda: flow.upload.request_bytes > 10_000_000)
         assert kept_by(tap) < 100_000
         assert flow.last_ns == before_ns, "it kept the exchange alive"
         done.set()

@@ -40,7 +40,7 @@ async def sent(up: Upstream, tap: Tapped, raw: bytes, path: str, pieces: int = 1
 def room_of(tap: Tapped) -> int:
     """Return what is left of the room for held bodies, in bytes."""
     assert tap.relay.context.router is not None
-    return tap.relay.context.router.room.free_bytes
+    return tap.relay.context.router.held_budget.free_bytes
 
 
 def plain(up: Upstream, raw: bytes) -> bytes:
