@@ -101,11 +101,11 @@ def convert(
 
 def _read_rules(values: list[str]) -> tuple[str, ...]:
     """Return the rules of all options. Commas separate names, but not regular expressions."""
-    from llmtap.capture.options import OWN_RULE
+    from llmtap.capture.options import PATTERN_PREFIX
 
     rules: list[str] = []
     for value in values:
-        rules += [value] if value.startswith(OWN_RULE) else [name.strip() for name in value.split(",")]
+        rules += [value] if value.startswith(PATTERN_PREFIX) else [name.strip() for name in value.split(",")]
     return tuple(rules)
 
 

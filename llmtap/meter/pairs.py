@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from llmtap.capture.privacy.sessions import BlockHasher
-from llmtap.capture.privacy.text_blocks import text_blocks
+from llmtap.capture.privacy.text_blocks import text_block_hashes
 from llmtap.exchange.exchange import BACK, FRONT, EventLog, Exchange, PairMember, RequestShape
 from llmtap.exchange.prompt import read_prompt
 from llmtap.export.buckets import Buckets
@@ -112,7 +112,7 @@ class PairBook:
         """Sinks that get each exchange once it is known whether the exchange has a pair."""
         key = secrets.token_bytes(16)
         self._text_key = key
-        self._hasher = BlockHasher(key, size=PROMPT_BLOCK_BYTES, unit="bytes")
+        self._hasher = BlockHasher(key, block_size=PROMPT_BLOCK_BYTES, unit="bytes")
         self._requests: dict[str, _Request] = {}
         """Requests of the exchanges under way, by the id of the exchange."""
         self._ended: dict[str, _Ended] = {}
@@ -220,7 +220,7 @@ class PairBook:
         shape = None if request is None else request.shape
         ours = replace(x, timeline=timeline, shape=shape, turn=None, text=None, capture_data=None)
         if x.text is not None:
-            ours.text_blocks = text_blocks(x.text.response_text or "", self._text_key)
+            ours.text_blocks = text_block_hashes(x.text.response_text or "", self._text_key)
         if request is None or not request.text_is_captured:
             x.text = None
             log.chars = array("l")

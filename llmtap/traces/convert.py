@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.privacy.redaction import Redactor
-from llmtap.capture.read.streams import STANDARD, new_file
-from llmtap.capture.schema import is_back
+from llmtap.capture.read.streams import STANDARD_STREAM, new_file
+from llmtap.capture.schema import back_rows_mask
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.traces import format, registry
@@ -84,16 +84,16 @@ def convert(
         batches = rows.batches
         if wanted.name != read_format.name:
             # A trace of another tool has each request once: without those between a gateway and its engines.
-            batches = (batch.filter(pc.invert(is_back(batch))) for batch in batches)
+            batches = (batch.filter(pc.invert(back_rows_mask(batch))) for batch in batches)
         redacted = _Redacted(_count_batches(batches, report, counts), redact)
         try:
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted)
                 own = wanted.name in (read_format.name, rows.info.source)
                 _check_written_rows(counts, written, read_format, wanted, report, own=own)
-            report.bytes_out = out.bytes
+            report.bytes_out = out.bytes_written
         except OSError as exc:
-            if isinstance(exc, BrokenPipeError) and target == STANDARD:
+            if isinstance(exc, BrokenPipeError) and target == STANDARD_STREAM:
                 raise
             raise ConfigError(report.target, f"cannot be written: {reason_of(exc)}") from None
         except format.FormatError as exc:
@@ -127,7 +127,7 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
         raise ConfigError(
             target, "is a URL, and only local files can be written", "write a local file, and copy that file"
         )
-    if name is None and target == STANDARD:
+    if name is None and target == STANDARD_STREAM:
         raise ConfigError("--to", "is required if the output is standard output")
     try:
         if name is not None:

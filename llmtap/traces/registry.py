@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.read.streams import STANDARD, InputFile, open_input
+from llmtap.capture.read.streams import STANDARD_STREAM, InputFile, open_input
 from llmtap.errors import ConfigError
 from llmtap.traces.format import FormatError, TraceFormat, TraceSource
 from llmtap.traces.formats import (
@@ -184,7 +184,7 @@ def _is_many(place: str) -> bool:
 
 def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceFormat:
     if name is None:
-        return detect("" if place == STANDARD else plain_name(place), head)
+        return detect("" if place == STANDARD_STREAM else plain_name(place), head)
     try:
         return format_named(name)
     except FormatError as exc:
@@ -217,7 +217,7 @@ def plain_name(path: str) -> str:
 
 
 def shown_name(path: str, *, output: bool = False) -> str:
-    return path if path != STANDARD else ("standard output" if output else "standard input")
+    return path if path != STANDARD_STREAM else ("standard output" if output else "standard input")
 
 
 def reason_of(exc: Exception) -> str:

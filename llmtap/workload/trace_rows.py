@@ -28,7 +28,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import is_back
+from llmtap.capture.schema import back_rows_mask
 from llmtap.exchange.label import label_of
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
@@ -302,7 +302,7 @@ class TraceRows:
             batch = batch.select(sorted(wanted))
             rows: Iterable[int] = range(begin, begin + batch.num_rows)
             begin += batch.num_rows
-            batch, rows = _filter_rows(batch, rows, pc.invert(is_back(batch)))
+            batch, rows = _filter_rows(batch, rows, pc.invert(back_rows_mask(batch)))
             batch, rows = _filter_rows(batch, rows, pc.invert(self._for_no_model(batch)))
             if self._parts.bodies:
                 batch, rows = _filter_rows(batch, rows, self._sendable_rows(batch))

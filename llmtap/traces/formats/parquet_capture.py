@@ -69,7 +69,7 @@ def read_many(
         raise format.FormatError(
             "some files count arrivals from 1970, others from the start of a trace: convert them separately"
         )
-    size = sum(file.bytes for file in capture.files)
+    size = sum(file.size_bytes for file in capture.files)
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows = 0
