@@ -119,7 +119,7 @@ class PairBook:
         """Exchanges that wait for their partners, by id."""
         self._matcher = LiveMatcher(options.exchanges_max)
         self.counts = PairCounts(
-            left=Counter({_reason(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
+            leftovers=Counter({_reason(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
         )
         self._undelivered_tokens = 0.0
         self._recent: deque[MeasuredPair] = deque()
@@ -185,12 +185,12 @@ class PairBook:
 
     def _clean_up(self) -> Iterator[None]:
         """Pass on the exchanges that the matcher left out, and forget the requests of discarded exchanges."""
-        yield from self._settle(self._matcher.left_out())
+        yield from self._settle(self._matcher.take_left_out())
         if len(self._requests) > len(self._streams):
             yield from self._open_exchanges([], [])
 
     def _search(self, known_ns: int) -> Iterator[None]:
-        yield from self._settle(self._matcher.left_out())
+        yield from self._settle(self._matcher.take_left_out())
         if len(self._matcher) or self._requests:
             fronts: list[OpenExchange] = []
             backs: list[OpenExchange] = []
@@ -237,7 +237,7 @@ class PairBook:
                 if one.error is not None:
                     self._on_error(ERROR, one.error)
                 assert x.side is not None
-                self.counts.left[_reason(one.reason, x.side)] += 1
+                self.counts.leftovers[_reason(one.reason, x.side)] += 1
                 self._pass_on(self._ended.pop(x.id))
             yield
 
@@ -301,7 +301,7 @@ class PairBook:
         """Return the counts of `/metrics`, by name in `catalogue.SELF`."""
         counts = self.counts
         paired = {(side, "paired"): n for side, n in ((FRONT, counts.pairs), (BACK, counts.evidence.total()))}
-        left = {tuple(reversed(reason.rsplit("_", 1))): n for reason, n in counts.left.items()}
+        left = {tuple(reversed(reason.rsplit("_", 1))): n for reason, n in counts.leftovers.items()}
         return {
             "pair_exchanges": {**paired, **left},
             "pair_evidence": {kind.value: counts.evidence[kind] for kind, _ in KEYS},
