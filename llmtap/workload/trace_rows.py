@@ -38,8 +38,8 @@ from llmtap.traces.format import (
     BYTES_PER_TOKEN,
     FormatError,
     TraceSource,
+    count_rows_with,
     replace_column,
-    rows_with,
 )
 from llmtap.units import format_ns
 from llmtap.workload.destinations import reason_unsendable
@@ -315,7 +315,7 @@ class TraceRows:
             self._add(batch)
             if self._parts.row_numbers:
                 self.places.extend(islice(rows, batch.num_rows))
-                self.answered = self.answered or any(rows_with(batch, aspect) for aspect in _ANSWERS)
+                self.answered = self.answered or any(count_rows_with(batch, aspect) for aspect in _ANSWERS)
             if self._rows_left is not None:
                 self._rows_left -= batch.num_rows
                 if not self._rows_left:

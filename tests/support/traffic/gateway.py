@@ -49,7 +49,7 @@ def _hash_prompt(x: Exchange, head: RequestHead, body: bytes) -> bool:
         x.shape = prompt.shape
         blocks = _HASHER.blocks(prompt)
         assert blocks is not None
-        x.shape.blocks, x.shape.block_size, x.shape.block_unit = blocks.ids, _HASHER.size, _HASHER.unit
+        x.shape.blocks, x.shape.block_size, x.shape.block_unit = blocks.ids, _HASHER.block_size, _HASHER.unit
     return True
 
 
