@@ -276,7 +276,7 @@ class LocalFiles:
         self._tag = f"-{tag}-"
         self._sizes: dict[str, int] = {}
         self._new_files: dict[str, int] = {}
-        """Files added while `list_folder` runs, with their sizes: the listing may lack them."""
+        """Files added while `list_folder` runs, with their sizes, because the listing can lack them."""
         self._lock = threading.Lock()
 
     def list_folder(self) -> None:

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
-"""Maximum time without an answer of a store. An upload can wait twice: it sends two or more requests."""
+"""Maximum time without an answer of a store. An upload can wait twice, because the SDK sends one more request
+when a file is closed."""
 _PART_BYTES: Final = 8 << 20
 _REASON_CHARS_MAX: Final = 300
 _URL_WITHOUT_SLASHES: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
