@@ -53,8 +53,7 @@ class Column:
     `coarse` stores the same columns as `shape`."""
     coarse: Coarse = Coarse.SAME
     distinct: bool = False
-    """Whether the values rarely repeat, so that a dictionary encoding would cost 1 to 2 bytes more per
-    value."""
+    """Whether values rarely repeat, so that a dictionary encoding would cost 1 to 2 bytes more per value."""
     statistics: bool = False
     """Whether the file has the minimum and maximum of the column, by which readers skip row groups. Never
     True for text, because these values would reveal some of it."""
@@ -72,8 +71,7 @@ class Column:
 
     @property
     def getter(self) -> Callable[[Exchange], Any] | None:
-        """Function that returns the value in the unit of the Exchange, or None if the Exchange lacks the
-        part."""
+        """Function that returns the value in the Exchange's unit, or None if the Exchange lacks the part."""
         part, name = self.part_and_name
         if part in OPTIONAL:
             return lambda x: None if (owner := getattr(x, part)) is None else getattr(owner, name)

@@ -64,8 +64,7 @@ def open_tiktoken(name: str, place: str) -> Any:
 
 
 def open_tokenizer_file(path: Path, place: str) -> Any:
-    """Return a `tokenizers.Tokenizer` that neither truncates nor pads texts. Raises ConfigError, which names
-    the option `place`."""
+    """Return a `tokenizers.Tokenizer` that does not change texts. Raises ConfigError, which names `place`."""
     if not path.is_file():
         raise ConfigError(
             place, f"there is no file {path}", "give tiktoken:NAME, or the path of a tokenizer.json"

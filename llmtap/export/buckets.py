@@ -18,8 +18,7 @@ from llmtap.errors import ConfigError
 
 
 def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
-    """Raise ConfigError, which names the option `place`, for an unknown kind of histogram or invalid
-    edges."""
+    """Raise ConfigError, which names `place`, for an unknown kind of histogram or invalid edges."""
     if kind not in KINDS:
         raise ConfigError(
             place, f"no kind of histogram is called {kind!r}", f"the kinds are {', '.join(KINDS)}"
@@ -48,8 +47,7 @@ def edges_ns(*seconds: float) -> tuple[int, ...]:
 
 
 CLOSE_RATIO: Final = 1.12
-"""Largest ratio of neighbouring edges near objectives. Prometheus interpolates within a bucket, so the error
-of a quantile is at most 12 %."""
+"""Largest ratio of neighbouring edges near objectives. The error of a quantile is then at most 12 %."""
 _OBJECTIVES_S: Final = (
     0.05, 0.055, 0.06, 0.067, 0.074, 0.08, 0.086, 0.093, 0.1, 0.112, 0.125, 0.138, 0.15, 0.165, 0.182, 0.2,
     0.224, 0.25, 0.275, 0.3, 0.33, 0.365, 0.4, 0.448, 0.5, 0.55, 0.61, 0.675, 0.75, 0.825, 0.91, 1, 1.1, 1.22,
@@ -61,8 +59,7 @@ TTFT_EDGES_NS: Final = edges_ns(
     0.001, 0.005, 0.01, 0.02, 0.04, *_OBJECTIVES_S, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160,
     640, 2560,
 )  # fmt: skip
-"""Edges of TTFT. The largest edges are those of vLLM, because TTFT contains the wait in a queue, which has no
-bound."""
+"""Edges of TTFT. The largest edges are vLLM's, because TTFT contains the unbounded wait in a queue."""
 GAP_EDGES_NS: Final = edges_ns(
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, *_OBJECTIVES_S, 2.5, 5,
     10, 20, 40, 80,
@@ -85,8 +82,7 @@ TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 
 
 class Buckets:
-    """Counts of integers in buckets with fixed upper edges, and the sum of the integers. Without edges, there
-    is one bucket."""
+    """Counts of integers in buckets with fixed upper edges, and their sum. Without edges: one bucket."""
 
     __slots__ = ("_counts", "_edges", "_total")
 
@@ -115,8 +111,7 @@ class Buckets:
         self._counts = array("Q", map(add, self._counts, other._counts))
 
     def read(self) -> tuple["array[int]", int]:
-        """Return a copy of the counts by bucket (not cumulative; the last bucket has no upper edge), and the
-        sum of the values."""
+        """Return a copy of the counts by bucket (not cumulative; the last has no edge), and the sum."""
         return self._counts[:], self._total
 
 
@@ -171,11 +166,9 @@ class ExponentialBuckets:
         self.value_sum += other.value_sum
 
     def dense_counts(self, buckets_max: int) -> tuple[int, int, list[int]]:
-        """Return the scale, OpenTelemetry's number of the first bucket, and the counts of all buckets up to
-        the last one with a value.
+        """Return the scale, OpenTelemetry's number of the first bucket, and the counts from this bucket on.
 
-        If there would be more than `buckets_max` buckets (at least 2), the scale is reduced, which merges
-        neighbouring buckets.
+        The scale is reduced, which merges buckets, until at most `buckets_max` (at least 2) remain.
         """
         if not self.counts:
             return EXPONENTIAL_SCALE, 0, []

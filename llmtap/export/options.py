@@ -17,8 +17,7 @@ STANDARD_ENV: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp.endpoint",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "otlp.protocol",
 }
-"""Environment variables of OpenTelemetry that also set options of llmtap, because they decide whether and how
-llmtap exports."""
+"""Variables of OpenTelemetry that also set options of llmtap: they decide whether and how it exports."""
 
 
 class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -92,8 +92,7 @@ def missing_alarms(slo: SloClass) -> list[str]:
 
 
 def runbook_url(runbooks: str, alert: str) -> str:
-    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with the name in place of
-    `{alert}`."""
+    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with its name for `{alert}`."""
     if "{alert}" in runbooks:
         return runbooks.replace("{alert}", alert)
     return f"{runbooks.rstrip('/')}/{alert}.md"
@@ -290,8 +289,7 @@ def _burn_alert(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> Rule:
             "long": long,
             "short": short,
             "sloth_severity": alarm.severity,
-            # The rules of tenants get one more label, because promtool reports rules with equal names and
-            # labels as duplicates.
+            # A further label for tenants: promtool reports rules with equal names and labels as duplicates.
             **({} if scope is _CLASS else {"per": "tenant"}),
         },
     )
@@ -405,8 +403,7 @@ def _to_yaml(document: Any) -> str:
 
 
 def _comment_lines(lines: Iterable[str], indent: int = 0) -> str:
-    """Return sentences as wrapped YAML comments. `indent`: indentation of the second and later lines of a
-    sentence."""
+    """Return sentences as YAML comments. `indent`: indentation of the further lines of a sentence."""
     return "".join(
         textwrap.fill(line, _YAML_WIDTH, initial_indent="# ", subsequent_indent="# " + " " * indent) + "\n"
         for line in lines

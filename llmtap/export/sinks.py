@@ -29,8 +29,7 @@ class SeriesKey(NamedTuple):
 
 
 class ExchangeSink(Protocol):
-    """Consumer of finished exchanges. It gets each exchange once, with its metrics, on the meter's event
-    loop."""
+    """Consumer of finished exchanges. It gets each exchange once, with metrics, on the meter's event loop."""
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """Process a finished exchange. `met`: whether the exchange met its objectives; None if the objectives

@@ -56,8 +56,7 @@ class OpenExchange(NamedTuple):
 
 
 def open_exchange(x: Exchange, shape: RequestShape | None) -> OpenExchange:
-    """Return the known keys of an exchange under way. `shape`: shape of its request; None while the request
-    is incomplete."""
+    """Return the known keys of an exchange under way. `shape`: None while its request is incomplete."""
     keys: list[Key] = [(kind, key) for kind, keys in KEYS[:2] for key in keys(x)]
     if (prompt := shape_key(shape)) is not None:
         keys.append((Evidence.PROMPT, prompt))
@@ -232,8 +231,7 @@ class LiveMatcher:
                 yield None
 
     def _decide(self, back: _Back, fronts_under_way: _OpenFronts) -> Unpaired | None:
-        """Find the owner of an exchange of the back. Decide nothing yet if a front under way can change the
-        result."""
+        """Find the owner of an exchange of the back, unless a front under way can change the result."""
         x = back.exchange
         try:
             result = self._finder.find(
@@ -259,8 +257,7 @@ class LiveMatcher:
         return Unpaired(x, Leftover.AMBIGUOUS if candidates else Leftover.UNPAIRED)
 
     def _owner_keys(self, back: OpenExchange, fronts_under_way: _OpenFronts) -> list[Key] | tuple[None]:
-        """Return the keys of the fronts that can own an undecided exchange of the back; (None,) if every
-        front can own it."""
+        """Return the keys of the fronts that can own an undecided exchange of the back; (None,): all can."""
         for kind, _ in KEYS[:-1]:
             keys = [key for key in back.keys if key[0] is kind]
             if any(self._finder.any_under_way(key, back.arrival_ns, SLACK_NS) for key in keys) or (

@@ -39,8 +39,7 @@ class Evidence(StrEnum):
     PROMPT = "prompt"
     TEXT = "text"
     ORDER = "order"
-    """Every other candidate delivered the common text before the back received it, so its text has another
-    source."""
+    """Every other candidate delivered the common text before the back had it, so it has another source."""
 
 
 Key = tuple[Evidence, object]
@@ -128,8 +127,7 @@ def prompt_key(x: Exchange) -> tuple[object, ...] | None:
 
 
 def shape_key(shape: RequestShape | None) -> tuple[object, ...] | None:
-    """Return the hash of the whole prompt with its unit, as `prompt_key` does, from the shape of a
-    request."""
+    """Return the hash of the whole prompt with its unit (`prompt_key`), from the shape of a request."""
     if shape is None or not shape.blocks:
         return None
     return shape.block_unit, shape.block_size, shape.blocks[-1]
@@ -160,8 +158,7 @@ KEYS: Final[tuple[tuple[Evidence, Callable[[Exchange], list[object]]], ...]] = (
     (Evidence.PROMPT, _prompt_hashes),
     (Evidence.TEXT, _text_hashes),
 )
-"""Kinds of keys by which an exchange is found, each with the function that returns the values of an exchange,
-in order of preference."""
+"""Kinds of keys, with the functions that return the keys of an exchange, in order of preference."""
 
 
 def keys_of(x: Exchange) -> frozenset[Key]:
@@ -185,8 +182,7 @@ class _FrontsOfKey:
     def __init__(self) -> None:
         self.fronts: list[Exchange] = []
         self._latest_ends_ns: list[int] = []
-        """For each of the first exchanges in `fronts`: the latest end of it and of all exchanges before
-        it."""
+        """For the first exchanges in `fronts`: the latest end of each exchange and of all before it."""
 
     def add(self, front: Exchange) -> None:
         index = bisect_right(self.fronts, _arrival_ns(front), key=_arrival_ns)
@@ -247,8 +243,7 @@ class Finder:
     def find(
         self, back: Exchange, can_change: Callable[[Evidence, list[Key]], bool] = lambda kind, keys: False
     ) -> tuple[list[Exchange], tuple[Evidence, ...]] | None:
-        """Return the exchanges of the front to which `back` can belong, and the evidence if only one of them
-        remains.
+        """Return the exchanges of the front to which `back` can belong, and the evidence if only one remains.
 
         Args:
             can_change: returns whether a front that is not in the index yet can match keys of a kind. If so,
@@ -270,8 +265,7 @@ class Finder:
         return [], ()
 
     def any_under_way(self, key: Key, time_ns: int, within_ns: int) -> bool:
-        """Return whether an exchange with this key was under way at `time_ns`, or at most `within_ns` before
-        or after."""
+        """Return whether an exchange with this key was under way within `within_ns` of `time_ns`."""
         of_key = self._by_key.get(key)
         return of_key is not None and of_key.any_under_way(time_ns, within_ns)
 

@@ -1,5 +1,4 @@
-"""Summarise the pairs of two vantages: seconds, tokens and counts, in structs that are encoded as public
-JSON.
+"""Summarise the pairs of two vantages: seconds, tokens and counts, in structs that become public JSON.
 
 The interval of a percentile covers the chance in the choice of the requests (by ranks, with Wilson's interval
 of the share), and the uncertainty of every value: its ends are percentiles of the lowest and of the highest
@@ -179,8 +178,7 @@ def summarise(
     clock_source: ClockSource = "stated",
     comparable: bool = True,
 ) -> PairSummary:
-    """Return the summary of all pairs. `comparable`: whether both sides made their hashes with the same
-    key."""
+    """Return the summary of all pairs. `comparable`: both sides made their hashes with the same key."""
     all_figures = [figures_of(pair, clock) for pair in matching.pairs]
     counts = PairCounts()
     for figures in all_figures:
@@ -228,8 +226,7 @@ def summarise_figures(
     clock_source: ClockSource,
     comparable: bool,
 ) -> PairSummary:
-    """Return the summary of measured pairs with the given counts. The other arguments are the same as in
-    `summarise`."""
+    """Return the summary of measured pairs with given counts. Other arguments: as in `summarise`."""
     return PairSummary(
         counts=counts.totals(),
         evidence={kind.value: n for kind in Evidence if (n := counts.evidence[kind])},
@@ -289,8 +286,7 @@ def _summarise_figure(figure: PairFigure, all_figures: Sequence[MeasuredPair]) -
 
 
 def _token_delays(all_figures: Sequence[MeasuredPair]) -> tuple[_Values, _Values, _Values, int]:
-    """Return the delays of all tokens in ns, their lowest and highest possible values, and the number of
-    pairs with such delays."""
+    """Return all tokens' delays in ns, their lowest and highest possible values, and the number of pairs."""
     known = [(one.token_delays_ns, one.token_range_ns) for one in all_figures]
     delays = [(ns.astype(np.float64), below, above) for ns, (below, above) in known if ns is not None]
     none: _Values = np.array([], np.float64)

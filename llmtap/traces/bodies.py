@@ -86,8 +86,7 @@ def messages_of(body: JsonObject) -> list[tuple[str, str]] | None:
 
 
 def _calls_text(calls: Any) -> str:
-    """Return the functions of tool calls as JSON: an object for one call, a list for several calls; ""
-    without calls."""
+    """Return the functions of tool calls as JSON: an object for one call, else a list; "" without calls."""
     listed = calls if isinstance(calls, list) else []
     functions = [call.get("function") for call in listed if isinstance(call, dict)]
     named = [
@@ -198,8 +197,7 @@ class _CountedReader:
         self._file = file
         self._has_begun = False
         self.bytes_left = BODY_BYTES_MAX
-        """Number of bytes that the present element can still have. `read_elements` sets it for each
-        element."""
+        """Number of bytes that the present element can still have; reset for each element."""
 
     def read(self, n: int) -> bytes:
         data = self._file.read(n)

@@ -98,8 +98,7 @@ def convert(
         counts = dict.fromkeys(format.ASPECTS, 0)
         batches = rows.batches
         if write_format.name != read_format.name:
-            # Leave out rows between a gateway and its engines, which repeat requests: a trace of another tool
-            # has each request once.
+            # Another tool's trace has each request once: leave out rows behind a gateway, which repeat it.
             batches = (batch.filter(pc.invert(back_rows_mask(batch))) for batch in batches)
         redacted = _RedactedBatches(_count_batches(batches, report, counts), redact)
         try:
@@ -156,8 +155,7 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
 
 
 def _check_formats(read_format: format.TraceFormat, write_format: format.TraceFormat) -> None:
-    """Raise ConfigError if the source's format lacks an aspect that the target needs. No row has been read
-    yet."""
+    """Raise ConfigError, before a row is read, if the source lacks an aspect that the target needs."""
     for aspect in format.ASPECTS:
         if aspect in write_format.needs and aspect not in read_format.holds:
             raise ConfigError(

@@ -46,8 +46,7 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "usage": ("usage",),
     "guardrails": ("refusal_kind", "guardrail"),
 }
-"""Columns by aspect, which is a kind of data of a row. A row has an aspect if one of its columns is not
-null."""
+"""Columns of each aspect (kind of data). A row has an aspect if one of its columns is not null."""
 LENGTHS: Final = frozenset({"arrival", "input tokens", "output tokens"})
 """Aspects of formats that contain only times and lengths."""
 NO_FAILED: Final = {"outcome and status": "a failed request has no place: it is left out, and counted"}
@@ -111,8 +110,7 @@ def unit_notes(first_ns: int | None) -> list[str]:
 
 
 def remove_late_token(row: TraceRow) -> bool:
-    """Remove the time of the first token if it is after the end of the answer. Return whether it was
-    removed."""
+    """Remove the time of the first token if it is after the answer's end. Return whether it was removed."""
     first_us, end_us = row.get("first_token_us"), row.get("response_end_us")
     late: bool = first_us is not None and end_us is not None and first_us > end_us
     if late:
@@ -305,8 +303,7 @@ class TraceFormat:
     needs: frozenset[str] = frozenset()
     """Keys of ASPECTS without which a row cannot be written: the row is dropped, and counted."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """By aspect: reason why the format cannot contain the aspect, or a remark on how the aspect is
-    written."""
+    """By aspect: reason why the format cannot contain it, or a remark on how the aspect is written."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
     """Function that returns whether a file has this format, given its first 64 KiB and its name. The
     functions are so strict that, if possible, only one format matches a file."""

@@ -72,8 +72,7 @@ def format_named(name: str, *, writing: bool = False) -> TraceFormat:
 
 
 def detect(name: str, head: bytes) -> TraceFormat:
-    """Return the format of a file by its beginning and name. Raises FormatError unless exactly one
-    matches."""
+    """Return a file's format by its beginning and name. Raises FormatError unless exactly one matches."""
     if not head.strip():
         raise FormatError("the file is empty" if not head else "the file contains only white space")
     if head.startswith(_UTF16):
@@ -94,8 +93,7 @@ def detect(name: str, head: bytes) -> TraceFormat:
 
 
 def _member_names(head: bytes) -> str:
-    """Return a text with the members of the first JSON objects, so that the user sees a misspelt name; ""
-    without objects."""
+    """Return a text with the members of the first JSON objects, to show a misspelt name; "" without any."""
     members = list(dict.fromkeys(name[:_NAME_CHARS] for one in first_objects(head) for name in one))
     more = ", ..." if len(members) > _NAMES_SHOWN else ""
     shown = ", ".join(map(repr, members[:_NAMES_SHOWN]))
@@ -136,8 +134,7 @@ _COMPRESSED_ENDINGS: Final = (".gz", ".zst")
 
 @dataclass(frozen=True, slots=True)
 class OpenedTrace:
-    """A trace that is open for reading. Errors in its batches are raised as ConfigError, which names the
-    trace."""
+    """A trace that is open for reading. Errors in its batches are ConfigErrors that name the trace."""
 
     source: TraceSource
     format: TraceFormat
@@ -184,8 +181,7 @@ def open_trace(
 
 
 def _is_folder_or_url(place: str) -> bool:
-    """Return whether the source is a folder or a URL. Such a source is a capture
-    (`capture/read/reader.py`)."""
+    """Return whether the source is a folder or a URL. Such a source is a capture."""
     return URL_MARK in place or Path(place).is_dir()
 
 

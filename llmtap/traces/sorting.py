@@ -30,8 +30,7 @@ _KEY: Final = "sort key"
 def sort_batches(
     column: str, batches: Iterable[pa.RecordBatch], *, run_bytes: int = RUN_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows sorted by an integer column. Nulls are last, and rows of equal values keep their
-    order."""
+    """Yield the rows sorted by an integer column: nulls last, and rows of equal values in their order."""
     run: list[pa.RecordBatch] = []
     size = 0
     runs: list[Iterator[pa.RecordBatch]] = []
@@ -103,8 +102,7 @@ def _spill_run(file: Any, table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _merge_runs(runs: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Merge sorted runs, one range of keys after the other. Rows with equal keys are in the order of the
-    runs."""
+    """Merge sorted runs, one range of keys after the other. Equal keys are in the order of the runs."""
     heads = [(i, batch) for i, run in enumerate(runs) if (batch := _next_batch(run)) is not None]
     while heads:
         bound, bound_run = min((batch.column(_KEY)[-1].as_py(), i) for i, batch in heads)

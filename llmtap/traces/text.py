@@ -24,8 +24,7 @@ from pyarrow import csv as arrow_csv
 from llmtap.traces.format import FormatError
 
 LINE_BYTES_MAX: Final = 4 << 20
-"""Maximum size of a line in formats without text. A prompt of ten million tokens has 20,000
-block ids: 200 KB."""
+"""Maximum size of a line without text. A prompt of ten million tokens has 20,000 block ids: 200 KB."""
 BODY_BYTES_MAX: Final = 256 << 20
 """Maximum size of a line with a request body. An agent's long context with images has 50 MB."""
 _BLOCK_BYTES: Final = 1 << 19
@@ -60,8 +59,7 @@ Number = int | Decimal
 
 
 def number_ns(number: Number, places: int, line: int, field: str) -> int:
-    """Convert a time in units of 10**places ns to whole ns. Raises FormatError if it is negative or too
-    large."""
+    """Convert a time in units of 10**places ns to ns. Raises FormatError if it is negative or too large."""
     if (
         isinstance(number, int) and 0 <= number < 1_000_000_000
     ):  # A faster way, which suffices for most times.
@@ -78,8 +76,7 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
 
 
 def decimal_text(units: int, places: int, *, point: bool = False) -> str:
-    """Return `units` (>= 0) divided by 10**places as a decimal text. `point`: write a whole number with
-    `.0`."""
+    """Return `units` (>= 0) / 10**places as a decimal text. `point`: write a whole number with `.0`."""
     whole, fraction = divmod(units, 10**places)
     digits = f"{fraction:0{places}}".rstrip("0") if fraction else "0" * point
     return f"{whole}.{digits}" if digits else str(whole)
@@ -92,8 +89,7 @@ COUNT_MAX: Final = 10**18 - 1
 
 
 class TokenCount(int):
-    """Number of tokens, as the type of a field: a whole number in any notation, such as 472, 472.0 or
-    4.72e2."""
+    """Type of a field with a number of tokens: whole, in any notation, such as 472, 472.0 or 4.72e2."""
 
 
 Id = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -128,8 +124,7 @@ def json_rows(
         if len(rows) == len(block):
             yield from zip(rows, (number for number, _ in block), strict=True)
             continue
-        # A line of the block is wrong, has unknown fields, or has several objects. Read each line by itself
-        # to find it.
+        # A line is wrong, has unknown fields, or has several objects. Read each line by itself to find it.
         for number, line in block:
             try:
                 one = lenient(line)
@@ -146,8 +141,7 @@ def json_rows(
 
 
 def read_count(kind: type, value: object) -> TokenCount:
-    """Convert the value of a field of the type TokenCount. Raises ValueError, to which msgspec adds the name
-    of the field."""
+    """Convert the value of a TokenCount field. Raises ValueError, to which msgspec adds the field's name."""
     assert kind is TokenCount
     if not isinstance(value, int | float | Decimal) or isinstance(value, bool) or value != value // 1:
         raise ValueError(f"Expected `int`, got `{_JSON_NAMES.get(type(value), type(value).__name__)}`")
@@ -173,8 +167,7 @@ def _line_blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int,
 
 
 def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
-    """Return a FormatError with line and field for a decoder's error. It omits the value, which can be a
-    user's text."""
+    """Return a FormatError with line and field, without the value, which can be a user's text."""
     if isinstance(exc, UnicodeDecodeError):
         return FormatError(f"line {number}: is not UTF-8")
     if isinstance(exc, RecursionError):
@@ -356,8 +349,7 @@ def read_csv(
 
 
 def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
-    """Return the values of a column. Raises pa.ArrowInvalid if a text does not match the kind of the
-    column."""
+    """Return the values of a column. Raises pa.ArrowInvalid if a text does not match the column's kind."""
     pattern = f"^({c.kind.pattern}{'|' if c.allows_empty else ''})$"
     if not pc.all(pc.match_substring_regex(texts, pattern)).as_py():
         raise pa.ArrowInvalid(c.name)
@@ -365,8 +357,7 @@ def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 
 
 def _first_row_error(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
-    """Return the error for the first wrong line of a block. `number`: line number of the block's first
-    line."""
+    """Return the error for the first wrong line of a block, whose first line has this number."""
     rows: list[tuple[int, list[str]]] = []
     error = FormatError(f"line {number}: is not valid CSV")
     for line_number, line in enumerate(block.split(b"\n"), number):
@@ -382,8 +373,7 @@ def _first_row_error(block: bytes, number: int, header: list[str], known: Sequen
             rows.append((line_number, fields))
     for c in known:
         values = [fields[header.index(c.name)] for _, fields in rows]
-        # Search by bisection, because a check takes up to 1 ms even for one line: too much to check each
-        # line.
+        # Search by bisection, because a check takes up to 1 ms, even for one line.
         first = bisect_left(range(len(values)), True, key=lambda n: not _values_fit(c, values[: n + 1]))
         if first < len(values):
             expected = c.kind.description + (", or nothing" if c.allows_empty else "")

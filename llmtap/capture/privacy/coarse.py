@@ -8,11 +8,9 @@ by the lengths of tokens or by the times of keystrokes.
   half the largest power of two that is not above the value. A value grows by at most 50 % or one step, and
   between a size and its double there are at most two rounded values.
 - Events of one class in the same step of time become one event, whose size is the sum of theirs.
-- Columns that would show these values exactly (counts of events and reads, usage, times of the server) are
-  null.
+- Columns that would show these values exactly (counts of events and reads, usage, server times) are null.
 
-`capture/columns.py` declares the coarse content of each column. `benchmarks/privacy` measures what an
-attacker can still find out.
+`capture/columns.py` declares the coarse content of a column. `benchmarks/privacy` tests it by attacks.
 """
 
 from typing import Any, Final
@@ -24,8 +22,7 @@ import pyarrow.compute as pc
 from llmtap.capture.columns import COLUMNS, Coarse
 
 STEPS: Final = {"arrival_us": 1_000_000, "time_us": 100_000, "bytes": 1_024, "tokens": 16}
-"""Steps of rounding, which are also in the metadata of a file. Steps of sizes and token counts must be powers
-of two."""
+"""Steps of rounding, also in the metadata of a file. Steps of sizes and token counts are powers of two."""
 
 _SIZE_MAX: Final = 1 << 60
 """Larger sizes are cut to this one, so that rounding up cannot exceed 64 bits."""

@@ -143,7 +143,7 @@ class _JsonRedactor:
         """Return the mark that replaces a value whose name shows that it is secret.
 
         `schema`: the value is a member of `properties`. If it is an object, it is the JSON schema of a tool's
-        parameter and not a secret, so only its examples and defaults are replaced.
+        parameter and not a secret, so only its members with values, such as `default`, are replaced.
         """
         if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
             return value
@@ -266,8 +266,7 @@ _KEYS: Final = (
     ("=", _group_finder(_in_query)),
     ("", _group_finder(rf"(?<![A-Za-z0-9])({KEY_PATTERN})")),
 )
-"""Patterns of secrets, each with a substring in lower case: texts without it are not searched, to save
-time."""
+"""Patterns of secrets, each with a substring in lower case. Texts without it are not searched."""
 _assigned = re.compile(
     r"(?i)(pass(?:word|wd|phrase|code)|pwd|secret|(?:api|access|secret|private|auth|account)[_-]?key"
     rf"|token|credentials?)((?:{_quote})?)(\s{{0,3}}(?:=>|:=|[:=]|\bis\b)\s{{0,3}})"
@@ -277,8 +276,7 @@ _ASSIGNED_NEEDLES: Final = ("pass", "pwd", "secret", "key", "token", "credential
 _is_model_token = re.compile(
     r"(?i)(?:max|min|num|eos|bos|pad|unk|sep|cls|mask|stop|next|new|special|image|first|last|per)[_ -]?$"
 ).search
-"""Matches a word before "token" (such as max_token) which shows that a token of text is meant, not a
-secret."""
+"""Matches a word before "token" which shows that a token of text is meant, such as max_token."""
 _no_value = re.compile(
     r"(?i)(?:none|null|true|false|undefined|\[(?:key|email|card|phone|redacted|media)\])\W*"
 )

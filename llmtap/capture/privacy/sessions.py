@@ -21,8 +21,7 @@ counts. Tenants are never mixed. A request without messages and without a name h
   the messages (the server keeps the history), it is the latest exchange of the session that had ended.
 - A `previous_response_id` names the parent. If that exchange was not seen, there is no parent.
 - A conversation can name another conversation that started it, as subagents do. The parent of its first
-  exchange is then the latest exchange of the other conversation that had ended, and its turn has the number
-  0.
+  exchange is then the latest exchange of the other conversation that had ended. Its turn has the number 0.
 - Think time runs from the end of the parent's answer to the arrival. It is None if that end is unknown or
   later than the arrival. It is 0 if the request arrived between the last token and that end, because a fast
   agent can send it before the relay's last write has returned. Times of one relay are compared by its
@@ -47,14 +46,12 @@ from llmtap.exchange.prompt import ID_BYTES, PromptMessage, PromptShape
 from llmtap.protocol.http1 import Headers, header_value
 
 DIGEST_BYTES: Final = 16
-"""Length of a conversation's digest: among 10^9 conversations, two agree by chance with probability
-10^-21."""
+"""Length of a conversation's digest. Two of 10^9 conversations agree by chance with probability 10^-21."""
 _ID_BYTES: Final = 8
 """Length of a block's id, which is stored in a signed 64-bit column. Among 10^8 blocks, two agree by chance
 with a probability of 3 in 10,000."""
 _TOKENISE_CHARS_MAX: Final = 1 << 20
-"""Maximum length of a text for the tokenizer. A longer text would take a second or more, and fits no model's
-context."""
+"""Maximum length of a text for the tokenizer. A longer text takes a second or more, and fits no context."""
 
 Tokenize = Callable[[str], Sequence[int]]
 """Returns the token ids of a text."""
@@ -226,8 +223,7 @@ class _PastExchange:
     succeeded: bool
     """Whether the server answered with a status below 400."""
     follower: bytes | None = None
-    """Digest of the conversation up to this answer, as sent by the first request that follows the answer;
-    None if no request follows it."""
+    """Digest of the conversation up to this answer in the first request that follows it, if there is one."""
 
 
 class Sessions:
@@ -288,8 +284,7 @@ class Sessions:
         return keys
 
     def turn(self, x: Exchange, keys: ConversationKeys) -> Turn | None:
-        """Return the turn of an exchange that has ended, and remember the exchange; None if it has no
-        session."""
+        """Return the turn of an ended exchange, and remember the exchange; None if it has no session."""
         if keys.session_name is None and keys.previous_answer is None and not keys.conversation:
             return None
         tenant = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TENANT_BYTES)
@@ -394,8 +389,7 @@ class Sessions:
         return next((self._digest(value, DIGEST_BYTES) for value in values), None)
 
     def _answer_digest(self, answer_id: bytes) -> bytes:
-        """Return the digest of an answer's id. A prefix makes it differ from the digest of a conversation
-        whose name has the same text."""
+        """Return the digest of an answer's id. It differs from that of a conversation with an equal name."""
         return self._digest(b"answer " + answer_id, DIGEST_BYTES)
 
     def _digest(self, data: bytes, size: int) -> bytes:
@@ -431,8 +425,7 @@ def _end_ns(x: Exchange) -> int | None:
 
 
 def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
-    """Return the time from the last token (or byte) to the end of an answer; 0 if the answer is
-    incomplete."""
+    """Return the time from the last token (or byte) to the end of an answer; 0 if it is incomplete."""
     t = x.timeline
     if ended_ns is None or t.response_end_ns is None:
         return 0

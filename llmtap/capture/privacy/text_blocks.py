@@ -2,8 +2,7 @@
 
 The text is cut into blocks of TEXT_BLOCK_CHARS characters. The hash of a block is a keyed BLAKE2b of the
 block and of the hash before it: if the first n hashes of two texts are equal, so are their first n blocks.
-The blocks are longer than tokens, because hashes of single tokens would be a substitution cipher, which an
-attacker could solve.
+Hashes of single tokens would be a substitution cipher, which an attacker could solve.
 """
 
 from array import array

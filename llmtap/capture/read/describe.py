@@ -238,8 +238,7 @@ def describe(
     progress: Callable[[int], None] | None = None,
     on_exchange: Callable[[Exchange], None] | None = None,
 ) -> dict[str, object]:
-    """Return a Summary as public JSON, with the additional members `capture`, `phases`, `workload` and
-    `silences`.
+    """Return a Summary as public JSON, with more members: `capture`, `phases`, `workload` and `silences`.
 
     Rows that were captured behind a gateway repeat requests, so only the Summaries by `side` count them.
 

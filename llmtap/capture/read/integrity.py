@@ -11,8 +11,7 @@ numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). Th
 - `unexplained`: the other missing numbers, lost with a killed meter, a damaged spool, or a file that was
   deleted or not read.
 
-Exchanges that began after the relay's last report and last row are unknown. A closed capture has no such
-exchanges.
+Exchanges that began after the relay's last report and last row are unknown. A closed capture has none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,15 +48,13 @@ class RelayIntegrity:
     dropped: dict[str, int]
     """Exchanges that the relay dropped during the capture, by reason."""
     unsettled: int
-    """Exchanges that were under way at the relay's last report, have no row, and are not explained by
-    drops."""
+    """Exchanges that were under way at the relay's last report, without a row, and not explained by drops."""
     since: int
     """Missing exchanges that began after the relay's last report."""
     unexplained: int
     """Missing exchanges that neither drops, `unsettled` nor `since` explain."""
     exact: bool
-    """Whether the number of missing exchanges is exact: `unsettled` and `since` are 0, and no packet was
-    lost."""
+    """Whether the number of missing exchanges is exact: `unsettled` and `since` are 0, no packet was lost."""
     packets: dict[str, int] = field(default_factory=dict)
     """Only of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = field(default_factory=dict)
@@ -118,8 +115,7 @@ class Integrity:
 
     @property
     def ok(self) -> bool:
-        """Whether every missing exchange is explained, no exchange is duplicate, and every file could be
-        read."""
+        """Whether all missing exchanges are explained, no row is a duplicate, and all files could be read."""
         return not self.broken and not any(c.unexplained or c.duplicates for c in self.captures)
 
     def to_dict(self) -> dict[str, object]:
@@ -151,8 +147,7 @@ class Integrity:
 def check(
     infos: Iterable[CaptureInfo], batches: Iterable[pa.RecordBatch], broken: Sequence[tuple[str, str]] = ()
 ) -> Integrity:
-    """Return the integrity of files, given their metadata and their rows (only COLUMNS). Needs 8 bytes of
-    memory per row."""
+    """Return the integrity of files by their metadata and rows (COLUMNS). Memory: 8 bytes per row."""
     infos = list(infos)
     numbers_of: dict[tuple[str, str], list[pa.Array]] = {}
     unnumbered = 0
@@ -279,8 +274,7 @@ def _relay_integrity(
 
 
 def _missing_ranges(ordered: pa.Array, before: int, last: int) -> Iterable[tuple[int, int]]:
-    """Yield the first and the last number of each range that is not in `ordered`. Only numbers after `before`
-    and up to `last` count."""
+    """Yield the first and the last of each range of numbers in (before, last] that are not in `ordered`."""
     edges = pa.concat_arrays([pa.array([before], pa.int64()), ordered, pa.array([last + 1], pa.int64())])
     lower, upper = edges.slice(0, len(edges) - 1), edges.slice(1)
     far = pc.greater(pc.subtract(upper, lower), 1)

@@ -74,8 +74,7 @@ class CaptureFile:
 
     @property
     def spool(self) -> bool:
-        """Whether the file is a spool, and not Parquet yet. Rows that are added to the spool after `read` are
-        not returned."""
+        """Whether the file is a spool, and not Parquet yet. It may get rows later, which are not returned."""
         return self.contents is not None
 
 
@@ -252,8 +251,7 @@ def _open_file_or_successor(file: _FileEntry, places: Sequence[str]) -> CaptureF
 
 
 def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
-    """Return the files of all places, each once. If there are a spool and its Parquet file, return only the
-    Parquet file."""
+    """Return the files of all places, each once: of a spool and its Parquet file, only the Parquet file."""
     # List all spools before the other files: a spool that becomes a Parquet file between both lists is then
     # found twice, instead of not at all.
     spools = [_entries_at(place, spools=True) for place in places]
@@ -338,8 +336,7 @@ def _folder_files(filesystem: Any, folder: str) -> list[Any]:
 
 
 def _open_entry(entry: _FileEntry) -> CaptureFile:
-    """Open a file. Raises FileNotFoundError if the file was deleted, CaptureVersionError if it is too new,
-    else CaptureError."""
+    """Open a file. Raises FileNotFoundError (deleted), CaptureVersionError (too new) or CaptureError."""
     name, path, filesystem, size = entry
     if entry.is_spool:
         return _open_spool(entry)

@@ -28,8 +28,7 @@ _CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _CODEC_OF_SUFFIX: Final = {".gz": "gzip", ".zst": "zstd"}
 
 Progress = Callable[[int, int | None], None]
-"""Function called with the number of bytes read so far, before decompression, and the file's size (None for a
-pipe)."""
+"""Function called with the number of bytes read from the disk, and the file's size (None for a pipe)."""
 
 
 class _CountedInput(io.RawIOBase):
@@ -58,8 +57,7 @@ class _CountedInput(io.RawIOBase):
         buffer[: len(data)] = data
         self.bytes_read += len(data)
         if self._progress is not None:
-            # A reader that seeks, such as that of Parquet, reads some bytes twice: never report more than 100
-            # %.
+            # A reader that seeks, such as that of Parquet, reads some bytes twice.
             done = self.bytes_read if self.total_bytes is None else min(self.bytes_read, self.total_bytes)
             self._progress(done, self.total_bytes)
         return len(data)
@@ -136,8 +134,7 @@ def _read_up_to(file: Any, n: int) -> bytes:
 
 
 class NewFile(io.RawIOBase):
-    """A file that is open for writing. Write to `stream`. `close` does nothing, because a codec calls it
-    before the file is complete."""
+    """A file that is written through `stream`. `close` does nothing, because codecs call it too early."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -180,8 +177,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
             codec = _CODEC_OF_SUFFIX.get(path.suffix.lower())
             if codec is not None:
                 output.stream = pa.CompressedOutputStream(pa.PythonFile(output, "w"), codec)
-            # Close the codec before the file: otherwise the codec prints an error to stderr when it is
-            # garbage-collected.
+            # Close the codec before the file. Otherwise, it prints an error when it is garbage-collected.
             with closing(output.stream):
                 yield output
             file.flush()

@@ -71,8 +71,7 @@ class Finisher:
         """`on_delivered(name, bytes)` is called for each delivered file."""
         self.counts = FinisherCounts()
         self.ledger = CaptureLedger()
-        """Ledger of the newest file. Recovered spools do not count, because they can be of another
-        capture."""
+        """Ledger of the newest file, without recovered spools, which can be of another capture."""
         self.problem: str | None = None
         """Reason why files cannot be delivered now: one sentence, without secrets. None if they can."""
         self._place = place
@@ -193,8 +192,7 @@ class Finisher:
             self._faulty_spools.append(spool)
 
     def _finish_spool(self, spool: ClosedSpool) -> tuple[str, int] | None:
-        """Convert and deliver a spool, then remove it. Return the file's name and size, or None without a
-        file."""
+        """Convert and deliver a spool, then remove it. Return name and size of the file, if there is one."""
         if not spool.path.exists():
             self.counts.lost_rows += spool.rows or 0
             log.error("event=capture_spool_removed spool=%s rows=%s", spool.path, spool.rows)

@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
-"""Maximum time without an answer of a store. An upload can wait twice, because the SDK sends one more request
-when a file is closed."""
+"""Maximum time without an answer of a store. The SDK sends one more request when a file is closed."""
 _PART_BYTES: Final = 8 << 20
 _REASON_CHARS_MAX: Final = 300
 _URL_WITHOUT_SLASHES: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
@@ -129,8 +128,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create the folder and its missing parents, accessible only to this user; return the created folders.
-    Raises OSError."""
+    """Create the folder and its parents, only for this user; return the created folders. Raises OSError."""
     missing = []
     for each in (folder, *folder.parents):
         if each.exists():
@@ -209,8 +207,7 @@ class RemotePlace:
             # The store has real folders (an object store has none), and the folder of the file is missing.
             store.create_dir(path.rpartition("/")[0], recursive=True)
             out = store.open_output_stream(path)
-        # Do not use `with`: after a failed write, it would close the stream, which sends one more request and
-        # waits for its answer.
+        # Do not use `with`: after a failed write, it would close the stream, and wait for one more request.
         with source.open("rb") as file:
             while part := file.read(_PART_BYTES):
                 out.write(part)
@@ -283,8 +280,7 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         if region is None and not endpoint:
             region = fs.resolve_s3_region(bucket)
         if user is not None or "AWS_ACCESS_KEY_ID" in os.environ:
-            # Credentials are given, so do not ask the cloud's metadata service, which may not exist, for
-            # them.
+            # Credentials are given, so do not query the metadata service, which exists only in the cloud.
             os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
         return fs.S3FileSystem(region=region or "us-east-1", **options)
 
@@ -309,8 +305,7 @@ _ZSTD_LEVEL: Final = 3
 
 
 def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write the rows in their order, with one row group in memory; return the number of rows. Raises
-    OSError."""
+    """Write the rows in order, with one row group in memory; return the number of rows. Raises OSError."""
     if isinstance(where, Path):
         with open(where, "wb", opener=open_private) as file:
             return write_parquet(file, info, batches)
@@ -361,8 +356,7 @@ FILE_BYTES: Final = 64 << 20
 
 
 def check_place(to: str | Path) -> CapturePlace:
-    """Return the place of a capture; create a local folder and try to write to it. Raises ConfigError, which
-    names `to`."""
+    """Return a capture's place; create and try a local folder. Raises ConfigError, which names `to`."""
     shown = redact_url(str(to))
     try:
         place = place_of(str(to))

@@ -75,8 +75,7 @@ _ROLE: Final = re.compile(r"[A-Za-z_-]{1,24}")
 _to_json: Final = msgspec.json.Encoder().encode
 _from_json: Final = msgspec.json.Decoder().decode
 _clean: Final = lru_cache(4_096)(clean_path)
-"""Cleans paths, because only the observer has cleaned the paths of its exchanges. A cache suffices for the
-few different paths."""
+"""Cleans the paths of exchanges that are not from the observer, which cleans paths itself."""
 
 
 def to_batch(
@@ -277,8 +276,7 @@ def _lists_of_ints(parts: "Sequence[array[int] | None]") -> pa.Array:
 
 
 def _json_text(value: object, *, words: bool = False) -> str | None:
-    """Return the value as JSON, or None if that is impossible. `words`: strings that can be text become
-    null."""
+    """Return the value as JSON, or None if it is not possible. `words`: possible texts become null."""
     if value is None:
         return None
     try:
@@ -454,8 +452,7 @@ def _class_codes(names: pa.Array) -> pa.Array:
 
 
 def _lists_as_arrays(column: pa.Array, code: str, convert: Any = None) -> "list[array[int] | None]":
-    """Return the lists of a column as arrays of type `code`. `convert`: function called once with the values
-    of all lists."""
+    """Return a column's lists as arrays of type `code`. `convert`: called once, with all values."""
     flat = column.flatten()
     if convert is not None:
         flat = convert(flat)

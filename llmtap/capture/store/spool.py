@@ -178,8 +178,7 @@ class SpoolWriter:
             try:
                 os.ftruncate(self._fd, self.size_bytes)
             except OSError:
-                # Ignore this error: the next write overwrites the incomplete frame, and a reader skips its
-                # rest.
+                # The next write overwrites the incomplete frame, and a reader skips its rest.
                 pass
             raise
         self.size_bytes += len(data)
@@ -191,8 +190,7 @@ class SpoolContents:
 
     path: Path
     info: CaptureInfo
-    """Metadata in the version of the spool. If the head is lost, the level is `full`, because the rows can
-    have any level."""
+    """Metadata in the version of the spool. If the head is lost, the level is `full`, the highest level."""
     ledger: CaptureLedger
     """The latest ledger in the spool."""
     rows: int = 0
@@ -205,8 +203,7 @@ class SpoolContents:
     _batch_offsets: list[int] = field(default_factory=list)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the present columns. Raises SpoolError if the file has changed or the disk
-        fails."""
+        """Yield the rows in the present columns. Raises SpoolError if the file changed or cannot be read."""
         with _SpoolFile(self.path) as file:
             for offset in self._batch_offsets:
                 frame = _frame_at(file, offset)
@@ -354,8 +351,7 @@ def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
 
 
 def _create_file(path: Path) -> int:
-    # Open the file for reading, too, because `restore` reads it. Only the owner gets access, because the file
-    # describes the traffic of users.
+    # `restore` also reads the file. Only the owner gets access, because it describes the traffic of users.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 
@@ -377,8 +373,7 @@ def aside_options(options: CaptureOptions, folder: Path, pid: int) -> CaptureOpt
 
 
 def recover_aside_spools(folder: Path) -> None:
-    """Move the spools of ended meters from `aside-<pid>` into `folder`, whose lock this process holds. Raises
-    OSError."""
+    """Move the spools of ended meters from `aside-<pid>` into `folder`, which is locked. Raises OSError."""
     for aside in folder.glob(f"{_ASIDE_PREFIX}*"):
         fd = os.open(aside / LOCK_FILE, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

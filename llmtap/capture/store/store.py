@@ -44,11 +44,9 @@ FULL_DISK_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 FULL_CHECK_NS: Final = 1_000_000_000
 """Interval at which the sizes of files are read again while the total size has reached its limit."""
 MARGIN_BYTES: Final = 128 << 10
-"""Free disk space required in addition to the size of a spool: for ledgers, and for the 15 KB that a Parquet
-file needs without rows."""
+"""Free disk space required beyond the size of a spool: for ledgers, and 15 KB of a Parquet file."""
 NOTES_BYTES: Final = 32 << 10
-"""Part of `total_bytes` that is reserved for spools with ledgers only: such a spool needs 6 KB for its head,
-and 3 KB as a Parquet file."""
+"""Part of `total_bytes` reserved for spools with ledgers only: 6 KB for a head, 3 KB as a Parquet file."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
 """Size at which a spool with ledgers only is replaced."""
 FOLDER_CHECK_NS: Final = 10_000_000_000
@@ -56,8 +54,7 @@ FOLDER_CHECK_NS: Final = 10_000_000_000
 _HEAD_BYTES: Final = 6 << 10
 """Size of the head of a spool."""
 _FRAME_BYTES: Final = 1 << 10
-"""Bytes of a batch in addition to its rows: the compressed Arrow description of 100 columns, and the ledger
-after the batch."""
+"""Bytes of a batch in addition to its rows: Arrow's description of 100 columns, and a ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +201,7 @@ class Store:
         """Rotate an old spool, and look for files that other programs have moved away."""
         now_ns = self._clock.mono_ns()
         writer = self._writer
-        # While rows cannot be written, do not rotate a spool that has only ledgers: each rotation would make
-        # one more file without rows.
+        # While rows cannot be written, do not rotate a spool with ledgers only: its file has no rows.
         due = writer is not None and (writer.rows > 0 or self.problem is None)
         if due and now_ns - self._spool_began_ns >= self._options.rotate_every:
             self.rotate()
@@ -381,8 +377,7 @@ class Store:
             raise OSError(errno.ENOSPC, problem)
 
     def _has_room(self, batch: pa.RecordBatch) -> bool:
-        """Return whether the batch fits below `total_bytes`. With `when_full = "oldest"`, delete files for
-        it."""
+        """Return whether the batch fits below `total_bytes`; delete files for it if `when_full` allows it."""
         bound = self._options.total_bytes - NOTES_BYTES
         if self._writer is None:
             bound -= _HEAD_BYTES
@@ -442,8 +437,7 @@ def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) 
 
 
 def _probe_folder(key: str, folder: Path) -> list[Path]:
-    """Create the folder, try to write to it, and return the created folders. A full disk is not an error.
-    Raises ConfigError."""
+    """Create the folder, try to write, return the created folders. A full disk is no ConfigError."""
     made: list[Path] = []
     try:
         made = parquet.make_folder(folder)

@@ -59,8 +59,7 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 512
-"""Maximum number of spans in one request (the SDK's default). A request then has at most 0.7 MB, and
-receivers accept 4 MiB."""
+"""Maximum number of spans in one request (the SDK's default): at most 0.7 MB, and receivers accept 4 MiB."""
 POINTS_MAX: Final = 2_000
 """Maximum number of metric points in one request, 0.6 KB each."""
 QUEUE_MAX: Final = 2_048
@@ -70,8 +69,7 @@ CLOSE_S: Final = 3.0
 """Time limit of the last flush. It is shorter than the time that the supervisor gives a meter to end."""
 
 Answer = Literal["ok", "again", "refused"]
-"""Answer of a receiver. `again`: the request failed, and can be sent again; `refused`: it must not be sent
-again."""
+"""Answer to a request. `again`: it failed, and can be sent again; `refused`: it must not be sent again."""
 
 
 class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpcio has no type annotations.
@@ -341,8 +339,7 @@ class OtlpExporter:
         return ExporterState("otlp", delivery.sent, max(0, self._waiting_spans()), failures, dropped)
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Send the remaining data for at most `limit_s`, and count the spans that are not sent as dropped.
-        This call blocks."""
+        """Send the remaining data for at most `limit_s`, and count unsent spans as dropped. Blocks."""
         self._closing.set()
         until = time.monotonic() + limit_s
         flushes = [Thread(target=self._provider.shutdown, daemon=True)]
@@ -361,8 +358,7 @@ class OtlpExporter:
 
 
 def _sdk_exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Receiver]]:
-    """Return the SDK's exporters of spans and metrics, which can have different protocols, each with its
-    receiver."""
+    """Return the SDK's exporters of spans and metrics, whose protocols can differ, and their receivers."""
     receivers = _Receiver(), _Receiver()
     exporters: list[Any] = []
     for signal, receiver, by_grpc, by_http, response in (
@@ -415,8 +411,7 @@ def _number_of_variable(variable: str, default: float) -> float:
 
 @contextmanager
 def _endpoint_in_environment(endpoint: str | None) -> Iterator[None]:
-    """Set, inside the block, the environment variable from which the SDK reads the endpoint. None: leave it
-    unchanged."""
+    """Set the SDK's environment variable of the endpoint inside the block; None: leave it unchanged."""
     name = "OTEL_EXPORTER_OTLP_ENDPOINT"
     before = os.environ.get(name)
     os.environ.update({} if endpoint is None else {name: endpoint})

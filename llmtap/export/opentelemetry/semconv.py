@@ -7,8 +7,7 @@ return the standard names of operations and providers.
 The tables name the metrics of these quantities of an exchange:
 
 - `duration`: time from the first byte of the request to the end of the exchange; the length of the span.
-- `first_chunk`: time from the first byte of the request to the first event of a stream that is not a
-  keep-alive.
+- `first_chunk`: time from the first byte of the request to a stream's first event, except keep-alives.
 - `chunk_gap`: time between consecutive events that are neither keep-alives nor the end marker.
 - `server_duration`: time from submit to the last byte of the answer.
 - `server_first_token`: time from submit to the first token of any kind, for streams that ended well.
@@ -32,8 +31,7 @@ ERROR_TYPE: Final = "error.type"
 HTTP_METHOD: Final = "http.request.method"
 HTTP_STATUS: Final = "http.response.status_code"
 OVERFLOW: Final = "otel.metric.overflow"
-"""Attribute that is true for one series of a metric, which counts all values above the maximum number of
-series."""
+"""Attribute that is true for the series that counts all values above the maximum number of series."""
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 SERVICE_NAME: Final = "service.name"
@@ -172,8 +170,7 @@ def _v1_41() -> Semconv:
 
 def _v0_1_0() -> Semconv:
     inference, embeddings = "gen_ai.client.inference.", "gen_ai.client.embeddings."
-    # Report the modality as unknown, because few providers report tokens of text, images and sound
-    # separately.
+    # The modality is unknown, because few providers report tokens of text, images and sound separately.
     unknown_modality = (("gen_ai.token.modality", "unknown"),)
 
     def counter(name: str, description: str) -> Measure:

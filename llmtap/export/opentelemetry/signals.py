@@ -42,19 +42,16 @@ _NO_ERROR: Final = ENDED_WELL | {Outcome.CLIENT_CANCELLED}
 _EXACT_SOURCES: Final = frozenset(
     {TokenSource.USAGE, TokenSource.TOKEN_IDS, TokenSource.LOGPROBS, TokenSource.RUNNING_USAGE}
 )
-"""Sources of token counts that are exact enough for the conventions: the provider reported the total, or each
-token."""
+"""Token sources that suffice for the conventions: the provider reported the total, or each token."""
 _IS_CHUNK: Final = bytes(
     code not in (EventClass.KEEPALIVE.value, EventClass.DONE.value) for code in range(256)
 )
-"""For each code of an EventClass: 1 if a client library returns such an event to its caller as a chunk, else
-0."""
+"""For each code of an EventClass: 1 if a client library returns such an event as a chunk, else 0."""
 
 
 @dataclass(slots=True)
 class CommonValues:
-    """Values that the span and the metrics of an exchange have in common. `semconv.py` defines the
-    durations."""
+    """Values that an exchange's span and metrics have in common. `semconv.py` defines the durations."""
 
     operation: str | None
     """Operation in the terms of the conventions; None if the exchange does not call a model."""
@@ -142,8 +139,7 @@ def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, outp
 
 
 def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
-    """Return the number of input tokens that were written to a cache (fields of Anthropic, Converse and
-    OpenRouter)."""
+    """Return the number of input tokens written to a cache (fields of Anthropic, Converse, OpenRouter)."""
     details = usage.get("prompt_tokens_details")
     for source, name in (
         (usage, "cache_creation_input_tokens"), (usage, "cacheWriteInputTokens"),
@@ -163,8 +159,7 @@ Value = str | bool | int | float | list[str]
 
 
 class ExchangeIds(IdGenerator):
-    """Gives the next span the ids that were computed from its exchange, so that users find the span of an
-    exchange."""
+    """Gives each span the ids computed from its exchange, so that users find the span of an exchange."""
 
     def __init__(self) -> None:
         self.next_ids = SpanIds(0, 0)

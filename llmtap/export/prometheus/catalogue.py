@@ -49,8 +49,7 @@ class HistogramFamily:
     def with_bound(self, bound: int) -> "HistogramFamily":
         """Return this family with an edge at a bound, and with edges close to the bound if it has none.
 
-        Then the share of values within the bound is exact, and the error of a quantile near the bound is at
-        most 12 %.
+        The share of values within the bound is then exact, and a quantile near it is at most 12 % wrong.
         """
         new_edges = {bound}
         if not any(bound < edge <= bound * CLOSE_RATIO for edge in self.edges):

@@ -108,16 +108,14 @@ _STREAM_KEYS: Final = {
 }
 """For each reading of an answer: keys of the histograms that count the values of `_STREAM_METRICS`."""
 GUARDRAILS_MAX: Final = 32
-"""Maximum number of combinations of a guardrail's kind and source in a series. Further combinations are
-counted as `other`."""
+"""Maximum number of combinations of a guardrail's kind and source in a series; others count as `other`."""
 _ZERO_COUNTERS: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
     *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
 )
 
 _FrozenSeries = tuple[list[_Key], list[Any], dict[_Key, float], list[ExponentialBuckets] | None]
-"""Copy of a series: keys of its histograms; counts by bucket and sum of each, in one list; counters; native
-buckets of each histogram."""
+"""Copy of a series: keys of histograms; their counts and sums, alternately; counters; native buckets."""
 
 
 def families_for(
@@ -146,15 +144,13 @@ class Series:
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
         self._cells: dict[_Key, Buckets] = {}
-        # Start the counters at 0. If a counter appeared with its first event, rate() would not count this
-        # event.
+        # Start at 0: if a counter appeared with its first event, rate() would not count this event.
         self.counts: dict[_Key, float] = dict.fromkeys(_ZERO_COUNTERS, 0)
 
     def freeze(self) -> _FrozenSeries:
         """Return a copy of all counts."""
         cells = self._cells.values()
-        # Copy the counts of up to 30,000 histograms into few objects, so that the garbage collector has
-        # little work.
+        # Copy up to 30,000 histograms into few objects, so that the garbage collector has little work.
         counts_and_sums = chain.from_iterable(cell.read() for cell in cells)
         native = [cell.exponential.copy() for cell in cells if isinstance(cell, DualBuckets)]
         return list(self._cells), list(counts_and_sums), self.counts.copy(), native if self._native else None
@@ -308,8 +304,7 @@ class Exposition:
     def on_call(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
         """Count a call to an MCP server.
 
-        `trusted`: the call is allowed to create a new combination of labels. If not, such a call is counted
-        as method `other`.
+        `trusted`: a new combination of labels is allowed. If not, a call that has one counts as `other`.
         """
         method, _, name = (x.call or "").partition(" ")
         key = x.tenant, method, name, x.outcome.value
@@ -431,8 +426,7 @@ class FrozenExposition:
             ):
                 labels = (*series_labels, *own_labels)
                 rows_by_family.setdefault(name, []).append((labels, counts, total, buckets))
-        # ITL by option A is the gap between chunks, which is counted only once. So export the gaps under both
-        # names.
+        # ITL by option A is the gap between chunks. Gaps are counted once, and exported under both names.
         gaps = [((*labels, "A"), *rest) for labels, *rest in rows_by_family.get("chunk_gap", ())]
         if gaps:
             rows_by_family["token_gap"] = gaps + rows_by_family.get("token_gap", [])

@@ -110,8 +110,7 @@ class ProtobufWriter:
 
 
 def _native_histogram(buckets: ExponentialBuckets) -> bytes:
-    """Return the fields of a native histogram: spans of consecutive buckets, and differences between the
-    counts of successive buckets."""
+    """Return the fields of a native histogram: spans of consecutive buckets, differences of their counts."""
     spans: list[tuple[int, int]] = []
     deltas: list[int] = []
     next_index, count_before = 0, 0
@@ -237,8 +236,7 @@ class TextWriter:
 
 
 def _sorted_labels(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the label names, each with its position, in alphabetical order as prometheus_client writes
-    them."""
+    """Return positions and label names, in the alphabetical order in which prometheus_client writes them."""
     return sorted(enumerate(names), key=lambda pair: pair[1])
 
 

@@ -46,8 +46,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
 
 
 def _row_of(entry: JsonObject, skipped: Counter[str]) -> TraceRow | None:
-    """Return the row of an entry. If the entry is not an LLM call with an answer, count it in `skipped` and
-    return None."""
+    """Return the row of an entry. If the entry is no answered LLM call, count it and return None."""
     request, response = entry.get("request"), entry.get("response")
     if not isinstance(request, dict) or not isinstance(response, dict):
         skipped["have no request or no response: left out"] += 1
@@ -146,8 +145,7 @@ def _failure_of(entry: JsonObject, status_known: bool, status: int | None) -> tu
 
 
 def _arrival_ns(date: Any) -> int | None:
-    """Return a date as ns since 1970; None if the value is not a date, or before 1970. A date without a zone
-    is UTC."""
+    """Return a date (without a zone: UTC) as ns since 1970; None if it is not a date, or before 1970."""
     try:
         moment = datetime.fromisoformat(date)
     except (TypeError, ValueError):
@@ -189,8 +187,7 @@ def _seconds_to_us(seconds: float) -> int:
 
 
 def answer_columns(explained: Explained) -> TraceRow:
-    """Return the outcome, the kind and the counts of a saved response as columns of a capture, without
-    times."""
+    """Return outcome, kind and counts of a saved response as columns of a capture, without times."""
     (row,) = to_batch([explained.exchange], capture="", level="shape")[0].select(_READ_COLUMNS).to_pylist()
     return dict(row)
 

@@ -210,8 +210,7 @@ def _sniff(places: int, head: bytes, name: str) -> bool:
 
 
 def _possible_units(times: Sequence[object]) -> tuple[int, ...]:
-    """Return the possible units of times: milliseconds, seconds, or both units if the values do not
-    decide."""
+    """Return the possible units of times: both milliseconds and seconds if the values do not decide."""
     try:
         values = [float(t) for t in times if isinstance(t, int | float | str)]
     except (ValueError, OverflowError):

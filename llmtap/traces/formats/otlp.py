@@ -131,8 +131,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         uncounted += any(name in values and _attribute_count(values[name]) is None for name in _COUNT_NAMES)
         reversed_ += end_ns < start_ns
         if base is not None:
-            # The name of a session is a path of agents. Leave out the outermost agent, which is the
-            # conversation itself.
+            # A session's name is a path of agents, without the outermost, which is the conversation itself.
             path = [base, *(span_id for _, span_id in reversed(chain[:-1]))]
             sessions = ["/".join(path[: n + 1]) for n in range(len(path))]
             mine = ended.setdefault(sessions[-1], [])
@@ -230,8 +229,7 @@ def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) ->
 
 
 def _last_end_before(ends: Sequence[tuple[int, str]], start_ns: int) -> tuple[int, str] | None:
-    """Return the end and the id of the last request that ended at or before `start_ns`; None if there is
-    none. `ends` is sorted."""
+    """Return the last of the sorted ends (with the request's id) up to `start_ns`; None if there is none."""
     n = bisect_right(ends, start_ns, key=itemgetter(0))
     return ends[n - 1] if n else None
 

@@ -58,8 +58,7 @@ def read_files(
     """Return the rows of a folder, a pattern or a URL as one source, and the total size of the files in
     bytes.
 
-    `progress`: called with the number of bytes read so far and the total size. Raises ConfigError or
-    FormatError.
+    `progress`: called with the bytes read so far and the total size. Raises ConfigError or FormatError.
     """
     try:
         capture = read(where)

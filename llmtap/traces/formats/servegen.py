@@ -6,8 +6,7 @@ reasoning. `image_tokens`, `audio_tokens` and `video_tokens` are lists with the 
 picture, sound or video; they are input tokens in addition to `text_tokens`.
 
 The files in ServeGen's repository are not requests: `chunk-N-trace.csv` and `chunk-N-dataset.json` are the
-parameters of a client, from which ServeGen generates requests. Such a file is recognised, and an error says
-what to do.
+parameters of a client, from which ServeGen generates requests. Such a file causes an error.
 
 Source: alibaba/ServeGen f891d11, servegen/construct.py.
 """

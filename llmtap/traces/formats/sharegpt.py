@@ -176,8 +176,7 @@ def _chat_messages(turns: list[_Turn]) -> list[JsonObject]:
 
 
 def _calls_of(text: str) -> list[JsonObject]:
-    """Return the calls of functions in a turn, with arguments as JSON text; [] if the turn has another
-    form."""
+    """Return the function calls in a turn, with arguments as JSON text; [] if it has another form."""
     try:
         value = msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -193,8 +192,7 @@ def _calls_of(text: str) -> list[JsonObject]:
 
 
 def _with_turn_objects(element: Any) -> Any:
-    """Return a conversation with its turns as objects. In some copies of the data, the turns are JSON
-    texts."""
+    """Return a conversation with turns as objects. In some copies of the data, turns are JSON texts."""
     turns = element.get("conversations") if isinstance(element, dict) else None
     if not isinstance(turns, list) or not any(isinstance(turn, str) for turn in turns):
         return element
@@ -203,15 +201,13 @@ def _with_turn_objects(element: Any) -> Any:
 
 
 def _unknown_names(element: JsonObject) -> set[str]:
-    """Return the names of a conversation's fields, and of its turns' fields, that this module does not
-    read."""
+    """Return the names of the fields, of a conversation and its turns, that this module does not read."""
     of_turns = (turn.keys() - _TURN_FIELDS for turn in element["conversations"] if isinstance(turn, dict))
     return (element.keys() - _CONVERSATION_FIELDS).union(*of_turns)
 
 
 def _tools_of(tools: Any) -> list[Any] | None:
-    """Return tools in the form of a chat request; None if there are no tools, or if they have another
-    form."""
+    """Return tools in the form of a chat request; None without tools, or if they have another form."""
     if isinstance(tools, str):
         try:
             tools = msgspec.json.decode(tools)
@@ -305,8 +301,7 @@ def _session_branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Me
 
 
 def _continues(history: Messages, messages: Messages) -> bool:
-    """Return whether a prompt repeats the history. The texts of the model can differ, because clients shorten
-    them."""
+    """Return whether a prompt repeats the history. Texts of the model can differ: clients shorten them."""
     return len(messages) > len(history) and all(
         a[0] == b[0] and (a[1] == b[1] or a[0] == "assistant")
         for a, b in zip(history, messages, strict=False)

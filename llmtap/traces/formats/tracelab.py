@@ -150,8 +150,7 @@ def _is_rounds(head: bytes, name: str) -> bool:
     keys = ("session_id", "round_index", "timing_events", "input_tokens_total")
     if objects := first_objects(head):
         return all({*keys} <= one.keys() for one in objects)
-    # If the first line is longer than `head`, it cannot be decoded. Then search it for the names of the
-    # fields.
+    # A first line that is longer than `head` cannot be decoded: search the names of the fields in it.
     return b"\n" not in text and all(f'"{key}"'.encode() in text for key in keys[:2])
 
 
