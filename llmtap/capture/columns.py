@@ -16,7 +16,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import TokenSource
 
 OPTIONAL: Final = ("shape", "turn", "text")
-"""Parts of an Exchange that may be None."""
+"""Attributes of an Exchange that can be None, each with attributes of its own."""
 STRING, INT, SMALL, BOOL, DOUBLE = "string", "int64", "int32", "bool", "double"
 
 

@@ -162,8 +162,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.level == "full" and not self.full_tenants:
             raise ConfigError(
                 "capture.full_tenants",
-                "is empty, but capture.level is full, which needs tenants who agreed",
-                'name tenants, or ["*"] for all',
+                "is empty, but capture.level is full, which stores the bodies of these tenants only",
+                'name the tenants who agreed, or ["*"] for all tenants',
             )
         if self.pair_key is not None:
             self._check_pair_key(self.pair_key)

@@ -18,7 +18,7 @@ from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
 VERSION: Final = 1
-"""Version of the columns and the metadata. A reader accepts it and all older ones (`migrate`)."""
+"""Version of the columns and the metadata. A reader accepts this version and all older ones (`migrate`)."""
 META_KEY: Final = b"llmtap"
 """Key in the schema's metadata under which the CaptureInfo is stored as JSON."""
 EVENT_CLASS_NAMES: Final = tuple(c.name.lower() for c in EventClass)
@@ -88,7 +88,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     config: str = ""
     """Fingerprint of the configuration."""
     level: str = ""
-    """Highest privacy level that a row may have (`options.LEVELS`)."""
+    """Highest privacy level that a row of the file can have (`options.LEVELS`)."""
     coarse: dict[str, int] = {}
     """Steps to which times, sizes and counts are rounded at the level `coarse` (`privacy/coarse.py`)."""
     tokenizer: str | None = None

@@ -172,7 +172,7 @@ class TraceWriter:
 
     @property
     def is_own_format(self) -> bool:
-        """Whether the trace came from the format that is written."""
+        """Whether the source has the format that is written."""
         return self.info.source == self.name
 
     def count(self, batch: pa.RecordBatch, *, sign: int = 1) -> None:

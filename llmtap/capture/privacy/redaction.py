@@ -70,7 +70,7 @@ class Redactor:
             if rule not in BUILT_IN
         ]
         # The operator's own patterns come first, because they are the most specific. The rule `key` is next,
-        # because a key may contain digits that look like a phone number.
+        # because a key can contain digits that look like a phone number.
         self._rules = [*own_rules, *(rule for name, rule in BUILT_IN.items() if name in rules)]
         self._chars_min = 0 if own_rules else _CHARS_MIN
         self._redacts_keys = "key" in rules
@@ -379,7 +379,7 @@ def _card_spans(text: str) -> Iterator[_Span]:
 def _luhn_sums(group: str) -> tuple[int, int]:
     """Return two sums of the digits for Luhn's check, which doubles every second digit: one sum with the
     first digit doubled, and one with the second digit doubled."""
-    digits = b"%0*d" % (len(group), int(group))  # int() also reads digits of other scripts.
+    digits = b"%0*d" % (len(group), int(group))  # ASCII digits, also for digits of other scripts.
     first, second = digits[::2], digits[1::2]
     return (
         sum(first.translate(_DOUBLED)) + sum(second.translate(_VALUES)),

@@ -42,7 +42,7 @@ class RelayIntegrity:
     """Rows whose number another row has, too."""
     missing: int
     running: int
-    """`unsettled`, if the capture is not closed; else 0. These exchanges are not counted as missing."""
+    """Equal to `unsettled` if the capture is not closed, else 0. These exchanges do not count as missing."""
     ranges: list[tuple[int, int]]
     """First and last number of each range of numbers without rows."""
     dropped: dict[str, int]
@@ -250,7 +250,7 @@ def _relay_integrity(
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
     dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
     dropped = {reason: n for reason, n in dropped.items() if n > 0}
-    # An exchange that was unsettled at the last report may have a row by now. So explain missing numbers by
+    # An exchange that was unsettled at the last report can have a row by now. So explain missing numbers by
     # drops first, and only the rest by unsettled exchanges.
     unexplained = max(0, absent - since - sum(dropped.values()))
     unsettled = min(unexplained, count.unsettled)

@@ -163,7 +163,7 @@ class Capture:
     def integrity(self) -> integrity.Integrity:
         """Find missing exchanges by the numbers of the rows and the counts of the relays."""
         batches = self.batches(integrity.COLUMNS)
-        # Pass `broken` itself, not a copy: reading the batches may add to it.
+        # Pass `broken` itself, not a copy: reading the batches can add files to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
 
     def _spool_batches(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -368,7 +368,7 @@ def _open_spool(entry: _FileEntry) -> CaptureFile:
     path = Path(entry.path)
     try:
         contents = read_spool(path)
-        # While a spool is being written, its end may look damaged for a moment: read it again.
+        # While a spool is being written, its end can look damaged for a moment: read it again.
         while contents.damaged and (newer := read_spool(path)).damaged != contents.damaged:
             contents = newer
     except SpoolError as exc:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
-"""Maximum time without an answer of a store. The SDK sends one more request when a file is closed."""
+"""Maximum time without an answer to one request. An upload sends at least two requests."""
 _PART_BYTES: Final = 8 << 20
 _REASON_CHARS_MAX: Final = 300
 _URL_WITHOUT_SLASHES: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")

@@ -237,7 +237,7 @@ class Store:
                 "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
                 unfinished,
                 self._folder,
-                self._finisher.problem or "no time",
+                self._finisher.problem or "the time limit was reached",
             )
         # If the thread hangs in an upload, it still reads its spool, so keep the lock until the process ends.
         if ended and self._lock_fd is not None:

@@ -31,6 +31,7 @@ from llmtap.traces.text import (
     CsvColumn,
     CsvKind,
     TokenCount,
+    clip_value,
     csv_header,
     first_objects,
     json_rows,
@@ -135,7 +136,8 @@ def _date_ns(date: str, where: str) -> int:
     try:
         moment = datetime.fromisoformat(date)
     except ValueError:
-        raise FormatError(f"{where}: expected a date such as 2026-06-01T05:40:20.151Z") from None
+        got = clip_value(date)
+        raise FormatError(f"{where}: expected a date such as 2026-06-01T05:40:20.151Z, got {got}") from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     ns = (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
     if ns < 0:
