@@ -111,7 +111,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """Lost `batches` and `bytes` of the spool from which the file was made."""
 
 
-def with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
+def schema_with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
     return schema.with_metadata({META_KEY: msgspec.json.encode(info)})
 
 

@@ -163,9 +163,9 @@ def _show_formats(json: str | None) -> None:
             "title": f.title,
             "extensions": list(f.extensions),
             "does": ["read", *(["write"] if f.write_rows is not None else [])],
-            "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
-            "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
-            "why": dict(f.why),
+            "holds": [aspect for aspect in ASPECTS if aspect in f.aspects],
+            "needs": [aspect for aspect in ASPECTS if aspect in f.required_aspects],
+            "why": dict(f.remarks),
         }
         for f in FORMATS
     ]

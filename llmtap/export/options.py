@@ -49,7 +49,7 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 "a collector listens on http://127.0.0.1:4317",
             )
 
-    def exports(self, environ: Mapping[str, str]) -> bool:
+    def is_enabled(self, environ: Mapping[str, str]) -> bool:
         """Return whether these options, or the environment, configure an export of spans or metrics."""
         own = (environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") for signal in ("TRACES", "METRICS"))
         return any(own) if self.endpoint is None else bool(self.endpoint)

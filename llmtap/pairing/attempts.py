@@ -39,7 +39,7 @@ def attempts_of(pair: Pair) -> list[GatewayAttempt]:
     delivered_index = _delivered_index(pair, texts)
     main = pair.backs[-1] if delivered_index is None else pair.backs[delivered_index]
     return [
-        GatewayAttempt(back, Role.DELIVERED if i == delivered_index else _role(back, main), text)
+        GatewayAttempt(back, Role.DELIVERED if i == delivered_index else _role_of(back, main), text)
         for i, (back, text) in enumerate(zip(pair.backs, texts, strict=True))
     ]
 
@@ -72,7 +72,7 @@ def _has_failed(x: Exchange) -> bool:
     return x.outcome in FAILED or x.outcome is Outcome.CLIENT_ERROR
 
 
-def _role(back: Exchange, main: Exchange) -> Role:
+def _role_of(back: Exchange, main: Exchange) -> Role:
     if prompt_key(back) != prompt_key(main):
         return Role.SIDE_CALL
     if not _has_failed(back):

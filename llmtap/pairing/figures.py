@@ -131,7 +131,7 @@ class MeasuredPair:
     """Largest difference of a token's true delay below, and above, the measured delay."""
 
     @property
-    def delivered(self) -> GatewayAttempt | None:
+    def delivered_attempt(self) -> GatewayAttempt | None:
         """Attempt whose text the client received; None if there is none."""
         return next((one for one in self.attempts if one.role is Role.DELIVERED), None)
 
@@ -146,7 +146,7 @@ def figures_of(pair: Pair, clock: VantageOffset = SAME_CLOCK) -> MeasuredPair:
     """Return the figures of one pair."""
     figures = MeasuredPair(pair, attempts_of(pair), TextRelation.UNKNOWN)
     main = [one.exchange for one in figures.attempts if one.role is not Role.SIDE_CALL]
-    front, delivered = pair.front, figures.delivered
+    front, delivered = pair.front, figures.delivered_attempt
     if front.timeline.submit_ns is not None:
         first = main[0]
         waited_ns = first.timeline.arrival_ns - clock.offset_ns - front.timeline.submit_ns

@@ -90,11 +90,11 @@ class _OpenFronts:
         self._first_by_key: dict[Key, int] = {}
         for front in fronts:
             arrival_ns = front.arrival_ns
-            self._first_ns = _earlier(self._first_ns, arrival_ns)
+            self._first_ns = _earlier_ns(self._first_ns, arrival_ns)
             if not front.complete:
-                self._first_incomplete_ns = _earlier(self._first_incomplete_ns, arrival_ns)
+                self._first_incomplete_ns = _earlier_ns(self._first_incomplete_ns, arrival_ns)
             for key in front.keys:
-                self._first_by_key[key] = _earlier(self._first_by_key.get(key), arrival_ns)
+                self._first_by_key[key] = _earlier_ns(self._first_by_key.get(key), arrival_ns)
 
     def can_own(self, keys: Iterable[Key], kind: Evidence, began_ns: int) -> bool:
         """Return whether an open front can own an exchange of the back that has these keys of one kind and
@@ -107,7 +107,7 @@ class _OpenFronts:
         return any(one is not None and one <= began_ns + SLACK_NS for one in arrivals_ns)
 
 
-def _earlier(a: int | None, b: int) -> int:
+def _earlier_ns(a: int | None, b: int) -> int:
     return b if a is None else min(a, b)
 
 
@@ -185,7 +185,7 @@ class LiveMatcher:
                     if key in undecided
                 )
             ):
-                yield self._finish(front)
+                yield self._result_of(front)
             else:
                 yield None
 
@@ -226,11 +226,11 @@ class LiveMatcher:
         for back in sorted(self._backs.values(), key=lambda one: one.exchange.timeline.arrival_ns):
             x = back.exchange
             if x.timeline.arrival_ns <= before_ns and self._backs.get(id(x)) is back:
-                yield self._decide(back, fronts_under_way)
+                yield self._decide_back(back, fronts_under_way)
             else:
                 yield None
 
-    def _decide(self, back: _Back, fronts_under_way: _OpenFronts) -> Unpaired | None:
+    def _decide_back(self, back: _Back, fronts_under_way: _OpenFronts) -> Unpaired | None:
         """Find the owner of an exchange of the back, unless a front under way can change the result."""
         x = back.exchange
         try:
@@ -266,7 +266,7 @@ class LiveMatcher:
                 return keys
         return (None,)
 
-    def _finish(self, front: _Front) -> Pair | Unpaired:
+    def _result_of(self, front: _Front) -> Pair | Unpaired:
         self._remove_front(front)
         if front.matches:
             front.matches.sort(key=lambda match: match.back.timeline.arrival_ns)

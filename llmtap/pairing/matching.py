@@ -260,7 +260,7 @@ class Finder:
                 candidates |= {id(front): front for front in fronts}
                 searched_all = searched_all and is_complete
             if candidates:
-                chosen, evidence = self._narrow(list(candidates.values()), back, kind)
+                chosen, evidence = self._exclude_candidates(list(candidates.values()), back, kind)
                 return chosen, evidence if len(chosen) == 1 and searched_all else ()
         return [], ()
 
@@ -290,7 +290,7 @@ class Finder:
                 candidates.append(front)
         return candidates, True
 
-    def _narrow(
+    def _exclude_candidates(
         self, candidates: list[Exchange], back: Exchange, kind: Evidence
     ) -> tuple[list[Exchange], tuple[Evidence, ...]]:
         """Exclude candidates by prompt, text and order. Return the remaining candidates and the evidence."""
@@ -303,7 +303,7 @@ class Finder:
                 evidence.append(step)
         if len(candidates) > 1:
             # Stop at the second possible candidate: `back` is then ambiguous, and no other candidate matters.
-            possible = list(islice((one for one in candidates if self._is_possible(one, back)), 2))
+            possible = list(islice((one for one in candidates if self._fits_order(one, back)), 2))
             if len(possible) == 1:
                 candidates = possible
                 evidence.append(Evidence.ORDER)
@@ -314,7 +314,7 @@ class Finder:
         key = prompt_key(back)
         return [] if key is None else [front for front in candidates if prompt_key(front) == key]
 
-    def _is_possible(self, front: Exchange, back: Exchange) -> bool:
+    def _fits_order(self, front: Exchange, back: Exchange) -> bool:
         """Return whether every token of the common text reached the back before the front."""
         aligned = align(front, back, compare_text(front, back))
         if aligned is None or aligned.basis != "text":

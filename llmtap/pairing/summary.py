@@ -310,7 +310,8 @@ def _differences(all_figures: Iterable[MeasuredPair]) -> list[TextDifference]:
     return [
         TextDifference(*_ids(figures), text.relation, text.common_chars, text.front_chars, text.back_chars)
         for figures in all_figures
-        if figures.delivered is not None and (text := figures.delivered.text).relation in _DIFFERENT
+        if figures.delivered_attempt is not None
+        and (text := figures.delivered_attempt.text).relation in _DIFFERENT
     ][:EXAMPLES_MAX]
 
 

@@ -157,7 +157,7 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
 def _check_formats(read_format: format.TraceFormat, write_format: format.TraceFormat) -> None:
     """Raise ConfigError, before a row is read, if the source lacks an aspect that the target needs."""
     for aspect in format.ASPECTS:
-        if aspect in write_format.needs and aspect not in read_format.holds:
+        if aspect in write_format.required_aspects and aspect not in read_format.aspects:
             raise ConfigError(
                 "--to", f"{write_format.name} requires {aspect}, which {read_format.name} does not contain"
             )
@@ -195,7 +195,7 @@ def _check_written_rows(
     if not report.rows_read or (own and written.rows):
         return
     for aspect in format.ASPECTS:
-        if aspect in write_format.needs and not counts[aspect] and not written.counts.get(aspect):
+        if aspect in write_format.required_aspects and not counts[aspect] and not written.counts.get(aspect):
             hint = _HINTS.get(aspect) if read_format is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
@@ -212,8 +212,8 @@ def _reasons_text(written: format.TraceWriter) -> str:
 def _aspect_of(name: str, rows: int, write_format: format.TraceFormat, written: format.TraceWriter) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
-    reason = write_format.why.get(name)
-    if name not in write_format.holds:
+    reason = write_format.remarks.get(name)
+    if name not in write_format.aspects:
         reason = reason or f"{write_format.name} has no place for it"
         return Aspect(name, rows, 0, "lost", reason, _formats_with(write_format, name))
     # Count at most `rows`, because a writer can add values that the source lacks, such as 0 tokens of a
@@ -233,7 +233,7 @@ def _aspect_of(name: str, rows: int, write_format: format.TraceFormat, written: 
 
 def _formats_with(write_format: format.TraceFormat, *aspects: str) -> str | None:
     others = (f for f in registry.FORMATS if f.write_rows and f is not write_format)
-    names = [f.name for f in others if f.holds >= {*aspects}]
+    names = [f.name for f in others if f.aspects >= {*aspects}]
     return f"--to {' or '.join(names[:_NAMED_MAX])}" if names else None
 
 

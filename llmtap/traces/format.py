@@ -50,7 +50,7 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
 LENGTHS: Final = frozenset({"arrival", "input tokens", "output tokens"})
 """Aspects of formats that contain only times and lengths."""
 NO_FAILED: Final = {"outcome and status": "a failed request has no place: it is left out, and counted"}
-"""Entry in `TraceFormat.why` of formats that contain only complete requests."""
+"""Entry in `TraceFormat.remarks` of formats that contain only complete requests."""
 FAILED: Final = (
     "client_error",
     "upstream_error",
@@ -298,11 +298,11 @@ class TraceFormat:
     title: str
     extensions: tuple[str, ...]
     """Endings of file names by which the format of a new file is chosen."""
-    holds: frozenset[str]
+    aspects: frozenset[str]
     """Keys of ASPECTS that the format can contain."""
-    needs: frozenset[str] = frozenset()
+    required_aspects: frozenset[str] = frozenset()
     """Keys of ASPECTS without which a row cannot be written: the row is dropped, and counted."""
-    why: Mapping[str, str] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
     """By aspect: reason why the format cannot contain it, or a remark on how the aspect is written."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
     """Function that returns whether a file has this format, given its first 64 KiB and its name. The

@@ -184,7 +184,7 @@ def test_a_failed_search_affects_one_exchange_and_is_no_longer_waited_for(
             raise ValueError("a bug")
         return candidates, (kind,)
 
-    monkeypatch.setattr(matching.Finder, "_narrow", narrow)
+    monkeypatch.setattr(matching.Finder, "_exclude_candidates", narrow)
     decisions, matcher = live(fronts, backs)
     assert decisions.left == {backs[1].id: Leftover.LEFT_OUT, fronts[1].id: Leftover.UNPAIRED}
     assert len(decisions.pairs) == 2

@@ -176,7 +176,7 @@ def test_what_is_said_to_be_written_is_in_the_file(name: str, tmp_path: Path) ->
         assert a.rows == count_rows_with(mixed(), a.name)
         if (name, a.name) not in DERIVED:
             # A failed request of BurstGPT's has 0 tokens, which its capture did not know.
-            assert a.written == min(a.rows, result[a.name]) if a.name in wanted.holds else a.written == 0, a
+            assert a.written == min(a.rows, result[a.name]) if a.name in wanted.aspects else a.written == 0, a
         if a.fate in ("kept", "lost", "partly"):
             assert a.fate == ("kept" if a.written == a.rows else "partly" if a.written else "lost")
         assert a.why or a.fate in ("kept", "absent")

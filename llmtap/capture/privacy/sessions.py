@@ -92,14 +92,14 @@ class BlockHasher:
     def blocks(self, prompt: PromptShape) -> Blocks | None:
         """Return the blocks of a prompt. If the tokenizer fails, count the prompt and return None."""
         try:
-            content, marks = self._lay_out(prompt)
+            content, marks = self._content_and_marks(prompt)
         except Exception:  # The tokenizer is third-party code, which can raise any exception.
             self.skipped_prompts += 1
             return None
         tokens = None if self._tokenize is None else len(content) // ID_BYTES
         return Blocks(self._block_hashes(content, marks), tokens)
 
-    def _lay_out(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
+    def _content_and_marks(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
         """Return all text (or token ids) as bytes, and the marks with their offsets in these bytes."""
         content = bytearray()
         marks = [(0, b"tools" + prompt.tools)] if prompt.tools else []
@@ -297,7 +297,7 @@ class Sessions:
             candidates = self._by_key.get(tenant + keys.previous_answer, ())
             parent = max(candidates, key=_ended_wall_ns, default=None)
         else:
-            parent = self._parent(x, keys.conversation, tenant, siblings)
+            parent = self._find_parent(x, keys.conversation, tenant, siblings)
         known = siblings[0] if siblings else parent if named_key is None else None
         if known is not None:
             session = known.session
@@ -331,7 +331,7 @@ class Sessions:
             by=keys.author,
         )
 
-    def _parent(
+    def _find_parent(
         self, x: Exchange, digests: list[bytes], tenant: bytes, siblings: list[_PastExchange] | None
     ) -> _PastExchange | None:
         """Return the exchange that `x` follows. `digests`: the conversation up to each message. `siblings`:

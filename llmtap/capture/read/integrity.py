@@ -1,7 +1,8 @@
 """Find the exchanges that a capture lacks, from its row numbers and the counts of its relays.
 
-`reader.py` calls `check` with the metadata and rows of all files. Each relay (process that forwards traffic)
-numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). The result has these counts:
+`reader.py` calls `check_integrity` with the metadata and rows of all files. Each relay (process that forwards
+traffic) numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). The result has these
+counts:
 
 - Missing: numbers without a row, from 1 to the highest known number. Running exchanges are not missing.
 - Running: exchanges under way at the last report of a capture that is not closed, except those that have a
@@ -144,7 +145,7 @@ class Integrity:
         }
 
 
-def check(
+def check_integrity(
     infos: Iterable[CaptureInfo], batches: Iterable[pa.RecordBatch], broken: Sequence[tuple[str, str]] = ()
 ) -> Integrity:
     """Return the integrity of files by their metadata and rows (COLUMNS). Memory: 8 bytes per row."""

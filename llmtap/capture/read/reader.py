@@ -154,7 +154,7 @@ class Capture:
         """Return all rows as an Arrow table with the metadata of the files."""
         wanted = schema.SCHEMA if columns is None else _schema_of(columns)
         table = pa.Table.from_batches(self.batches(columns), wanted)
-        return table.cast(schema.with_info(wanted, self.info))
+        return table.cast(schema.schema_with_info(wanted, self.info))
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all rows as Exchanges (`rows.exchanges_of`)."""
@@ -164,7 +164,7 @@ class Capture:
         """Find missing exchanges by the numbers of the rows and the counts of the relays."""
         batches = self.batches(integrity.COLUMNS)
         # Pass `broken` itself, not a copy: reading the batches can add files to it.
-        return integrity.check([file.info for file in self.files], batches, self.broken)
+        return integrity.check_integrity([file.info for file in self.files], batches, self.broken)
 
     def _spool_batches(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a spool. If it has become a Parquet file, yield the same number of rows of that

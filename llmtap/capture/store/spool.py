@@ -75,11 +75,13 @@ class SpoolWriter:
         self.size_bytes = 0
         """Size of the file up to the end of the last whole frame."""
         self._version = info.schema_version
-        self._ipc = io.BytesIO()
-        self._stream = pa.ipc.new_stream(self._ipc, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
+        self._ipc_buffer = io.BytesIO()
+        self._ipc_stream = pa.ipc.new_stream(
+            self._ipc_buffer, schema, options=pa.ipc.IpcWriteOptions(use_threads=False)
+        )
         # Arrow writes the schema before the first batch. The head of the spool has the schema already, so
         # write an empty batch to the buffer here, which is not stored.
-        self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
+        self._ipc_stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
         self._fd = _create_file(path)
         head = msgspec.json.encode(info)
         head = struct.pack("<I", len(head)) + head + schema.serialize().to_pybytes()
@@ -94,10 +96,10 @@ class SpoolWriter:
         self, batch: pa.RecordBatch, ledger: CaptureLedger | None = None, *, sync: bool = False
     ) -> None:
         """Append a batch and a ledger; with `sync`, durably. After an OSError, the caller can try again."""
-        self._ipc.seek(0)
-        self._ipc.truncate(0)
-        self._stream.write_batch(batch)
-        message = self._ipc.getbuffer()
+        self._ipc_buffer.seek(0)
+        self._ipc_buffer.truncate(0)
+        self._ipc_stream.write_batch(batch)
+        message = self._ipc_buffer.getbuffer()
         try:
             data = self._encode_frame(
                 _Kind.BATCH, _CODEC.compress(message, asbytes=True), batch.num_rows, len(message)

@@ -1,9 +1,9 @@
 """Store of a capture: writes rows to the open spool, and passes closed spools to the finisher.
 
-The meter's recorder has one `Store`; `check` tests the folders before the start. After `append` has returned
-True, its rows survive a kill of the process (with `fsync = "batch"` also a power failure). If rows cannot be
-written (the disk is full, the folder is gone or read-only, or the total size has reached its limit),
-`problem` names the reason: the caller keeps the batch and tries again.
+The meter's recorder has one `Store`; `check_folders` tests the folders before the start. After `append` has
+returned True, its rows survive a kill of the process (with `fsync = "batch"` also a power failure). If rows
+cannot be written (the disk is full, the folder is gone or read-only, or the total size has reached its
+limit), `problem` names the reason: the caller keeps the batch and tries again.
 
 A lock file in the spool's folder prevents that two processes recover each other's live spools. A file has the
 name of its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`. Names sort by time, and no name is used
@@ -102,7 +102,7 @@ def spool_folder(options: CaptureOptions) -> Path:
     return Path(state) / "llmtap" / f"spool-{name}"
 
 
-def check(options: CaptureOptions, supervisor: int | None = None, in_use: bool = False) -> None:
+def check_folders(options: CaptureOptions, supervisor: int | None = None, in_use: bool = False) -> None:
     """Raise ConfigError if `Store.open` would raise it, and leave no new folders or files.
 
     It is no error if a child of the process `supervisor` (default: this process) holds the lock, because the

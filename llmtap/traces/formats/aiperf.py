@@ -209,8 +209,8 @@ FORMAT: Final = format.TraceFormat(
     name="aiperf",
     title="AIPerf mooncake_trace (JSON Lines)",
     extensions=(".jsonl",),
-    holds=format.LENGTHS | {"session and turn", "think time", "prefix blocks", "request body"},
-    why={
+    aspects=format.LENGTHS | {"session and turn", "think time", "prefix blocks", "request body"},
+    remarks={
         "input tokens": "where there is a body, it takes the length from that",
         "prefix blocks": "blocks of 512 tokens, of rows without a body",
         **format.NO_FAILED,

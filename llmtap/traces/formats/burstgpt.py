@@ -82,9 +82,9 @@ FORMAT: Final = TraceFormat(
     name="burstgpt",
     title="BurstGPT trace (CSV)",
     extensions=(".csv",),
-    holds=LENGTHS | {"model", "session and turn", "end of the answer", "outcome and status"},
-    needs=LENGTHS,
-    why={
+    aspects=LENGTHS | {"model", "session and turn", "end of the answer", "outcome and status"},
+    required_aspects=LENGTHS,
+    remarks={
         "outcome and status": "only whether it failed: such a row has no response tokens",
         "session and turn": "the session; its turns are in the order of their times",
         "tenant": "its Log Type says only whether a request is part of a conversation",

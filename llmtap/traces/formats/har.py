@@ -245,7 +245,7 @@ FORMAT: Final = TraceFormat(
     name="har",
     title="HTTP Archive 1.2",
     extensions=(".har",),
-    holds=frozenset(ASPECTS)
+    aspects=frozenset(ASPECTS)
     - {"tenant", "session and turn", "think time", "prefix blocks", "first token", "times of events"},
     sniff=_sniff,
     info={"level": "full", "arrivals": "wall"},

@@ -233,9 +233,9 @@ FORMATS: Final = (
         name="mooncake",
         title="Mooncake trace (JSON Lines, milliseconds)",
         extensions=(".jsonl",),
-        holds=format.LENGTHS | {"prefix blocks"},
-        needs=format.LENGTHS,
-        why={
+        aspects=format.LENGTHS | {"prefix blocks"},
+        required_aspects=format.LENGTHS,
+        remarks={
             "arrival": "in whole milliseconds, from the first one",
             "prefix blocks": "blocks of 512 tokens; the ids of others go over, but readers that count them "
             "(guidellm) reject such rows",
@@ -251,9 +251,9 @@ FORMATS: Final = (
         name="guidellm",
         title="guidellm trace (JSON Lines, seconds)",
         extensions=(".jsonl",),
-        holds=format.LENGTHS | {"prefix blocks", "end of the answer"},
-        needs=format.LENGTHS,
-        why={
+        aspects=format.LENGTHS | {"prefix blocks", "end of the answer"},
+        required_aspects=format.LENGTHS,
+        remarks={
             "prefix blocks": "blocks of 512 tokens: it rejects rows whose number of ids is another",
             **format.NO_FAILED,
         },

@@ -125,9 +125,9 @@ FORMAT: Final = TraceFormat(
     name="openai-batch",
     title="OpenAI batch, requests (JSONL)",
     extensions=(".jsonl",),
-    holds=frozenset(_HOLDS),
-    needs=frozenset({"request body"}),
-    why=dict.fromkeys(
+    aspects=frozenset(_HOLDS),
+    required_aspects=frozenset({"request body"}),
+    remarks=dict.fromkeys(
         ("arrival", "think time", "end of the answer", "first token", "times of events"),
         "a batch has no times",
     )

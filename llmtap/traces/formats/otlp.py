@@ -283,7 +283,7 @@ FORMAT: Final = TraceFormat(
     name="otlp",
     title="OpenTelemetry GenAI spans (OTLP JSON Lines)",
     extensions=(".jsonl", ".json"),
-    holds=LENGTHS
+    aspects=LENGTHS
     | {"model", "tenant", "max_tokens", "session and turn", "think time", "end of the answer", "first token"}
     | {"outcome and status"},
     sniff=lambda head, name: _BEGINNING.match(start_of(head)) is not None,

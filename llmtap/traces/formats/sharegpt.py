@@ -294,13 +294,13 @@ def _session_branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Me
     name: str | None = None
     for record in records:
         name, messages, answer = _decode_record(record)
-        if history and not _continues(history, messages):
+        if history and not _is_continuation(history, messages):
             yield name, history
         history = [*messages, ("assistant", answer)]
     yield name, history
 
 
-def _continues(history: Messages, messages: Messages) -> bool:
+def _is_continuation(history: Messages, messages: Messages) -> bool:
     """Return whether a prompt repeats the history. Texts of the model can differ: clients shorten them."""
     return len(messages) > len(history) and all(
         a[0] == b[0] and (a[1] == b[1] or a[0] == "assistant")
@@ -322,9 +322,9 @@ FORMAT: Final = TraceFormat(
     name="sharegpt",
     title="ShareGPT conversations (JSON)",
     extensions=(".json",),
-    holds=frozenset({"session and turn", "message roles and sizes", "request body", "response text"}),
-    needs=frozenset({"request body", "response text"}),
-    why={
+    aspects=frozenset({"session and turn", "message roles and sizes", "request body", "response text"}),
+    required_aspects=frozenset({"request body", "response text"}),
+    remarks={
         "model": "it has no field for it",
         "arrival": _NO_TIME,
         "think time": _NO_TIME,

@@ -82,9 +82,9 @@ FORMAT: Final = TraceFormat(
     name="vllm-custom",
     title="vLLM bench, custom prompts (JSON Lines)",
     extensions=(".jsonl",),
-    holds=frozenset({"output tokens", "request body", "label"}),
-    needs=frozenset({"request body"}),
-    why={
+    aspects=frozenset({"output tokens", "request body", "label"}),
+    required_aspects=frozenset({"request body"}),
+    remarks={
         "request body": "one text: of several messages those of all, joined by empty lines, without roles",
         "arrival": "vLLM sends custom prompts by a rate of its own",
         "input tokens": "counted anew by the tokenizer of the benchmark",
