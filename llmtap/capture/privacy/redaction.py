@@ -424,7 +424,7 @@ _DIGITS_MAX: Final = 15
 
 
 def _redact_phones(text: str) -> tuple[str, int]:
-    # Digits without separators are a quantity, unless they are 9 or more and follow a word such as "call".
+    # Digits without separators are a quantity, unless at least 9 of them follow a word such as "call".
     if text.isdigit() or not _seven_digits(text):
         return text, 0
     after_word = (m.span(1) for m in _phone_after_word(text) if len(m[1]) >= 9 or not m[1].isdigit())

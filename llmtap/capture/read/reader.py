@@ -428,9 +428,7 @@ def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         if all(getattr(info, name) == getattr(first, name) for info in infos)
     }
     for name in ("arrivals", "blocks"):
-        same.setdefault(
-            name, ""
-        )  # Unknown, because files differ. The default would name one of their values.
+        same.setdefault(name, "")  # The files differ, and the default would name one of their values.
     damaged: dict[str, int] = {}
     for info in infos:
         for unit, n in info.damaged.items():

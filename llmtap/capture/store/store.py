@@ -326,9 +326,7 @@ class Store:
                 1.0, max((writer.size_bytes - before) / batch.nbytes, 0.9 * self._packing_ratio)
             )
         if old is not None and old is not writer:
-            _discard_spool(
-                old
-            )  # It has only ledgers. The latest ledger alone counts, and the new spool has it.
+            _discard_spool(old)  # Only the latest ledger counts, and the new spool has it.
 
     def _estimated_bytes(self, batch: pa.RecordBatch) -> int:
         """Return the estimated size of a batch in the spool."""
@@ -437,7 +435,8 @@ def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) 
 
 
 def _probe_folder(key: str, folder: Path) -> list[Path]:
-    """Create the folder, try to write, return the created folders. A full disk is no ConfigError."""
+    """Create the folder and try to write to it. Return the created folders. Raises ConfigError, except if the
+    disk is full."""
     made: list[Path] = []
     try:
         made = parquet.make_folder(folder)

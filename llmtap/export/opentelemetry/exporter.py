@@ -137,9 +137,7 @@ class _Session(requests.Session):
         if 200 <= response.status_code < 300:
             try:
                 receiver.on_success(self._response.FromString(response.content).partial_success)
-            except (
-                DecodeError
-            ):  # The status shows that the request was successful, although the body is invalid.
+            except DecodeError:  # The status shows success, although the body is invalid.
                 receiver.answer = "ok"
         else:
             can_repeat = response.status_code in (429, 502, 503, 504)
@@ -322,9 +320,8 @@ class OtlpExporter:
             self._queue_full_drops += 1
             return
         self._queued_spans += 1
-        span.end(
-            x.arrival_wall_ns + common.end_ns - x.timeline.arrival_ns
-        )  # This puts the span into the queue.
+        # This puts the span into the queue.
+        span.end(x.arrival_wall_ns + common.end_ns - x.timeline.arrival_ns)
 
     def _waiting_spans(self) -> int:
         return self._queued_spans - self._span_delivery.sent - sum(self._span_delivery.dropped.values())

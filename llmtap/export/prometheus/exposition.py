@@ -338,11 +338,13 @@ class Exposition:
     ) -> "FrozenExposition":
         """Return a copy of all current counts. Call this method on the thread that calls `on_end`.
 
-        Args: values: values of the metrics about llmtap itself, by name in `catalogue.SELF`. The caller must
-            not change them later. histograms: histograms about llmtap itself and about pairs, with their
-            series. helps: help texts that replace those of some metrics.
+        Args:
+            values: values of the metrics about llmtap itself, by name in `catalogue.SELF`. The caller must
+                not change them later.
+            histograms: histograms about llmtap itself and about pairs, with their series.
+            helps: help texts that replace those of some metrics.
         """
-        # Only copy the counts here, because sorting and formatting take longer: another thread does it.
+        # Only copy the counts here, because sorting and formatting take longer: another thread does that.
         return FrozenExposition(
             self._version,
             self._families,

@@ -152,7 +152,7 @@ def _is_rounds(head: bytes, name: str) -> bool:
     keys = ("session_id", "round_index", "timing_events", "input_tokens_total")
     if objects := first_objects(head):
         return all({*keys} <= one.keys() for one in objects)
-    # A first line that is longer than `head` cannot be decoded: search the names of the fields in it.
+    # A first line that is longer than `head` cannot be decoded, so search it for the names of the fields.
     return b"\n" not in text and all(f'"{key}"'.encode() in text for key in keys[:2])
 
 
