@@ -264,8 +264,8 @@ def _burn_alert(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> Rule:
     """Return the alert rule of an alarm. The value of the alert is the burn rate over the long window.
 
     In a class `per = "tenant"`, the alarm of the class does not fire if the alarm of exactly one tenant
-    fires, because that tenant is the cause. It can fire without an alarm of a tenant, because many tenants with few
-    exchanges each can burn the budget together.
+    fires, because that tenant is the cause. It can fire without an alarm of a tenant, because many tenants
+    with few exchanges each can burn the budget together.
     """
     long, short = window_name(alarm.long_ns), window_name(alarm.short_ns)
     factor = f"{alarm.factor:.10g}"
