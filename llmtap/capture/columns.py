@@ -1,9 +1,9 @@
-"""Columns of a capture: one row declares a column; all else loops over the rows.
+"""Columns of a capture: each row of the table `COLUMNS` declares one column.
 
-To add a column, add its row here and its meaning in FORMAT.md. The schema, the rows that are written and read
-back, the privacy levels, the coarse values, the encodings of Parquet and the labels of `report --by` follow;
-`pytest --rewrite-golden` writes names, types and levels in FORMAT.md. A migration is not needed: the column
-is null in older files.
+To add a column, add its row here and its meaning in FORMAT.md. All other code loops over the table: the
+schema, writing and reading of exchanges, the privacy levels, the coarse values, the encodings of Parquet and
+the labels of `report --by`. `pytest --rewrite-golden` writes names, types and levels in FORMAT.md. No
+migration is needed, because the new column is null in older files.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import TokenSource
 
 OPTIONAL: Final = ("shape", "turn", "text")
-"""Parts of an Exchange that may be None."""
+"""Attributes of an Exchange that can be None, each with attributes of its own."""
 STRING, INT, SMALL, BOOL, DOUBLE = "string", "int64", "int32", "bool", "double"
 
 
 class Conversion(Enum):
-    """Conversion of a value of an exchange to the value in the column."""
+    """Conversion of an attribute of an Exchange to the value in the column."""
 
     SAME = "unchanged"
     OFFSET = "ns of the monotonic clock to us since the arrival"
@@ -29,8 +29,8 @@ class Conversion(Enum):
 
 
 class Coarse(Enum):
-    """Content of a column at the level `coarse`. The values of the first three are names of steps in
-    `coarse.STEPS`."""
+    """Content of a column at the privacy level `coarse`. TIME, BYTES and TOKENS are rounded to a step: their
+    values are its name in `coarse.STEPS`."""
 
     TIME = "time_us"
     BYTES = "bytes"
@@ -46,38 +46,36 @@ class Column:
     type: str
     """Type as in FORMAT.md; `schema.py` has the types of Arrow."""
     path: str = ""
-    """Path of the attribute of the Exchange that the column holds, and into which it is read back."""
+    """Path of the attribute of the Exchange that is written to the column and restored from it."""
     conversion: Conversion = Conversion.SAME
     level: str = "none"
     """Lowest privacy level that stores the column: none, shape or full. The level
     `coarse` stores the same columns as `shape`."""
     coarse: Coarse = Coarse.SAME
     distinct: bool = False
-    """Whether the values rarely repeat, so that a dictionary encoding would cost 1 to 2 bytes more per
-    value."""
+    """Whether values rarely repeat, so that a dictionary encoding would cost 1 to 2 bytes more per value."""
     statistics: bool = False
     """Whether the file has the minimum and maximum of the column, by which readers skip row groups. Never
-    True for text."""
-    by: bool = False
-    """Whether a report can be split by the column."""
-    of: Callable[[Exchange], Any] | None = None
-    """Function that computes the value from the Exchange. Without `of` and `path`, `store/rows.py` computes
-    the column for a whole batch."""
+    True for text, because these values would reveal some of it."""
+    is_label: bool = False
+    """Whether a report can be split by the column (`report --by`)."""
+    compute: Callable[[Exchange], Any] | None = None
+    """Function that computes the value from the Exchange. If both `compute` and `path` are missing,
+    `store/rows.py` computes the column for a whole batch."""
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Part of the Exchange (empty: itself), and name of the attribute in it."""
+    def part_and_name(self) -> tuple[str, str]:
+        """Part of the Exchange that has the attribute (empty: the Exchange), and name of the attribute."""
         part, _, name = self.path.rpartition(".")
         return part, name
 
     @property
-    def read(self) -> Callable[[Exchange], Any] | None:
-        """Function that returns the value, in the unit of the Exchange, or None if the Exchange lacks the
-        part."""
-        part, name = self.place
+    def getter(self) -> Callable[[Exchange], Any] | None:
+        """Function that returns the value in the Exchange's unit, or None if the Exchange lacks the part."""
+        part, name = self.part_and_name
         if part in OPTIONAL:
             return lambda x: None if (owner := getattr(x, part)) is None else getattr(owner, name)
-        return attrgetter(self.path) if self.path else self.of
+        return attrgetter(self.path) if self.path else self.compute
 
 
 def _offset_column(name: str, path: str) -> Column:
@@ -110,27 +108,27 @@ COLUMNS: Final = (
     Column("capture", STRING),
     Column("relay", STRING, "relay", statistics=True),
     Column("seq", INT, "seq", distinct=True, statistics=True),
-    Column("id", STRING, distinct=True, of=lambda x: x.id),
+    Column("id", STRING, distinct=True, compute=lambda x: x.id),
     Column("arrival_ns", INT, coarse=Coarse.OWN, distinct=True, statistics=True),
     Column("arrival", "timestamp us UTC", coarse=Coarse.OWN, distinct=True, statistics=True),
-    Column("arrival_mono_ns", INT, coarse=Coarse.NULL, distinct=True, of=_arrival_mono_ns),
+    Column("arrival_mono_ns", INT, coarse=Coarse.NULL, distinct=True, compute=_arrival_mono_ns),
     Column("anchor", SMALL, "anchor"),
-    Column("tenant", STRING, "tenant", statistics=True, by=True),
-    Column("model", STRING, "model", statistics=True, by=True),
+    Column("tenant", STRING, "tenant", statistics=True, is_label=True),
+    Column("model", STRING, "model", statistics=True, is_label=True),
     Column("response_model", STRING, "response_model"),
     Column("route", STRING, "route", statistics=True),
-    Column("arm", STRING, "arm", statistics=True, by=True),
-    Column("side", STRING, "side", statistics=True, by=True),
-    Column("pair", STRING, distinct=True, of=lambda x: x.pair_id),
+    Column("arm", STRING, "arm", statistics=True, is_label=True),
+    Column("side", STRING, "side", statistics=True, is_label=True),
+    Column("pair", STRING, distinct=True, compute=lambda x: x.pair_id),
     Column("unit", STRING, "unit", distinct=True),
     Column("excluded", STRING, "excluded"),
-    Column("label", STRING, "label", by=True),
+    Column("label", STRING, "label", is_label=True),
     Column("endpoint", STRING, "endpoint", statistics=True),
     Column("dialect", STRING, "dialect"),
-    Column("reading", STRING, "reading", by=True),
+    Column("reading", STRING, "reading", is_label=True),
     Column("method", STRING, "method"),
     Column("path", STRING),
-    Column("service_tier", STRING, "service_tier", by=True),
+    Column("service_tier", STRING, "service_tier", is_label=True),
     Column("service_tier_requested", STRING, "service_tier_requested"),
     Column("request_id", STRING, "request_id", distinct=True),
     Column("upstream_request_id", STRING, "upstream_request_id", distinct=True),
@@ -155,7 +153,7 @@ COLUMNS: Final = (
     _duration_column("slo_ttft_us", "slo_ttft_ns", distinct=False),
     _duration_column("slo_tpot_us", "slo_tpot_ns", distinct=False),
     # The turn of the conversation.
-    Column("session", STRING, "turn.session", statistics=True, by=True),
+    Column("session", STRING, "turn.session", statistics=True, is_label=True),
     Column("session_source", STRING, "turn.source"),
     Column("turn", SMALL, "turn.number"),
     Column("parent", STRING, "turn.parent", distinct=True),
@@ -185,7 +183,7 @@ COLUMNS: Final = (
     _duration_column("added_first_chunk_us", "added.first_chunk_ns"),
     _duration_column("added_chunk_max_us", "added.chunk_max_ns"),
     Column("clock", STRING, "clock"),
-    Column("uncertainty_us", INT, coarse=Coarse.OWN, distinct=True, of=_uncertainty_us),
+    Column("uncertainty_us", INT, coarse=Coarse.OWN, distinct=True, compute=_uncertainty_us),
     Column("uncertain", BOOL, "uncertain", coarse=Coarse.OWN),
     # The events of the answer.
     Column("event_us", "list of int64", coarse=Coarse.OWN, distinct=True),
@@ -218,15 +216,17 @@ COLUMNS: Final = (
     Column("output_tokens", INT, "tokens.output", coarse=Coarse.TOKENS),
     Column("reasoning_tokens", INT, "tokens.reasoning", coarse=Coarse.TOKENS),
     Column("cached_tokens", INT, "tokens.cached", coarse=Coarse.TOKENS),
-    Column("token_source", STRING, of=_token_source),
+    Column("token_source", STRING, compute=_token_source),
     Column("usage", STRING, coarse=Coarse.NULL),
     Column("server_timing", STRING, coarse=Coarse.NULL, distinct=True),
     Column("request_body", STRING, "text.request_body", level="full", distinct=True),
     Column("response_text", STRING, "text.response_text", level="full", distinct=True),
     Column("redactions", SMALL, "text.redactions", level="full"),
 )
-"""All columns, in the order of the schema. They are flat, because every reader can filter flat columns."""
-BY: Final = {column.name: read for column in COLUMNS if column.by and (read := column.read)}
+"""All columns, in the order of the schema. None is a struct, because not every reader can filter structs."""
+LABEL_GETTERS: Final = {
+    column.name: getter for column in COLUMNS if column.is_label and (getter := column.getter)
+}
 """Labels by which a report of a capture can be split, with the function that reads their value."""
 _LEVELS: Final = ("none", "shape", "full")
 

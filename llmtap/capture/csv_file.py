@@ -1,7 +1,7 @@
 """CSV of exchanges: a row for each exchange with every column of a capture, and the phases of a request.
 
-Lists and structs are JSON text. The phases (`PHASES`) follow `timings` of HAR 1.2: `connect_us` (null where
-an open connection was used), `send_us`, `wait_us` until the first byte of the body, and `receive_us`.
+Lists and structs are JSON text. The phases follow `timings` of HAR 1.2: the column `connect_us` (null if an
+open connection was used), and the PHASES `send_us`, `wait_us` until the first body byte, and `receive_us`.
 """
 
 import csv
@@ -16,7 +16,7 @@ from llmtap.capture.schema import SCHEMA
 from llmtap.user_files import open_private
 
 PHASES: Final = ("send_us", "wait_us", "receive_us")
-"""Columns in addition to those of a capture (`connect_us` is a column of captures)."""
+"""Columns of the CSV file that a capture does not have: durations in microseconds."""
 
 
 def write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> int:

@@ -1,7 +1,7 @@
-"""Options of the capture (`[capture]`), with the descriptions that flags, configuration and reference show.
+"""Options of the capture (`[capture]`), with the descriptions that `--help` and the reference show.
 
-`config.py` reads them; the meter's recorder uses them (place, privacy level, limits), and `llmtap convert`
-the redaction. `redact_url` hides the keys in the URL of a place.
+`config.py` reads the options, the meter's recorder follows them (place, privacy level, limits), and
+`llmtap convert` uses the redaction rules. `redact_url` hides credentials in the URL of a place.
 """
 
 import difflib
@@ -19,20 +19,22 @@ from llmtap.units import Bytes, Duration
 
 LEVELS: Final = ("none", "coarse", "shape", "full")
 """Privacy levels, from the one that stores least to the one that stores most."""
-OWN_RULE: Final = "re:"
-"""Prefix of a regular expression of the operator's own in `redact`."""
+PATTERN_PREFIX: Final = "re:"
+"""Prefix of a rule in `redact` that is a regular expression of the operator."""
 FLUSH_NS_MAX: Final = 10_000_000_000
-"""Maximum of `flush`: a longer interval loses more rows at a kill than users expect (default: a second)."""
+"""Maximum of `flush`: with a longer interval, a killed meter would lose more rows than users expect."""
 PAIR_KEY_CHARS_MIN: Final = 16
 _RULES: Final = ("email", "card", "phone", "key")
-HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
+PUBLIC_URL_FIELDS: Final = frozenset(
+    ("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds")
+)
 """Names of URL query fields whose values are not secret."""
 _MIB: Final = 1 << 20
 _S: Final = 1_000_000_000
 
 
 class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content and place of a capture. Raises ConfigError for invalid values."""
+    """Options of the table `[capture]`. The constructor raises ConfigError for invalid values."""
 
     to: Annotated[
         str | None, opt("Folder or URL (s3://bucket/prefix) for Parquet files; none: no capture.")
@@ -160,8 +162,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.level == "full" and not self.full_tenants:
             raise ConfigError(
                 "capture.full_tenants",
-                "is empty, but capture.level is full, which needs tenants who agreed",
-                'name tenants, or ["*"] for all',
+                "is empty, but capture.level is full, which stores the bodies of these tenants only",
+                'name the tenants who agreed, or ["*"] for all tenants',
             )
         if self.pair_key is not None:
             self._check_pair_key(self.pair_key)
@@ -188,7 +190,7 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.level in ("none", "coarse"):
             raise ConfigError(
                 "capture.pair_key",
-                f"has no effect if capture.level is {self.level}, which stores no hashes and times of tokens",
+                f"has no effect if capture.level is {self.level}: pairs need hashes and exact token times",
                 'set capture.level = "shape", or leave out capture.pair_key',
             )
 
@@ -198,22 +200,26 @@ def _check_rule(place: str, rule: str) -> None:
     name would then redact nothing."""
     if rule in _RULES:
         return
-    if not rule.startswith(OWN_RULE):
+    if not rule.startswith(PATTERN_PREFIX):
         near = difflib.get_close_matches(rule.lower(), _RULES, 1, 0.5)
         raise ConfigError(
             place,
             f"expected one of {', '.join(_RULES)}, got {rule!r}",
-            f"did you mean {near[0]!r}?" if near else f"for a regular expression, write {OWN_RULE + rule!r}",
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"for a regular expression, write {PATTERN_PREFIX + rule!r}",
         )
-    pattern = rule.removeprefix(OWN_RULE)
+    pattern = rule.removeprefix(PATTERN_PREFIX)
     if not pattern:
         raise ConfigError(
-            place, f"{rule!r} has no regular expression after {OWN_RULE!r}", "such as re:[0-9]{8}"
+            place,
+            f"{rule!r} has no regular expression after {PATTERN_PREFIX!r}",
+            "write a pattern after it, such as re:[0-9]{8}",
         )
     try:
         re.compile(pattern)
     except re.error as exc:
-        raise ConfigError(place, f"{pattern!r} is not a regular expression: {exc}") from None
+        raise ConfigError(place, f"{pattern!r} is not a valid regular expression: {exc}") from None
 
 
 def salt_of(pair_key: str | None) -> bytes:
@@ -241,7 +247,7 @@ def redact_url(url: str) -> str:
     if not query:
         return f"{scheme}://{rest}"
     fields = [
-        (name, _without_user(value) if name in HARMLESS else "***")
+        (name, _without_user(value) if name in PUBLIC_URL_FIELDS else "***")
         for name, value in parse_qsl(query, keep_blank_values=True)
     ]
     return f"{scheme}://{rest}?{urlencode(fields, safe='*/:@')}"

@@ -1,8 +1,8 @@
 """Format of a capture: columns (one row per Exchange, a request and its response), metadata, and versions.
 
-`SCHEMA` is the Arrow schema of `columns.py`, `CaptureInfo` the metadata of a file with the counts of relays
-(`CaptureLedger`), and `migrate` brings the rows of an older version to the present columns. `store/rows.py`
-fills the columns. FORMAT.md describes each one.
+`SCHEMA` is the Arrow schema of the columns in `columns.py`. `CaptureInfo` is the metadata of a file, with the
+counts that relays reported (`CaptureLedger`). `migrate` converts rows of an older version to the present
+columns. `store/rows.py` fills the columns, and FORMAT.md describes each column.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
 VERSION: Final = 1
-"""Version of the columns and the metadata. A reader accepts it and all older ones (`migrate`)."""
+"""Version of the columns and the metadata. A reader accepts this version and all older ones (`migrate`)."""
 META_KEY: Final = b"llmtap"
 """Key in the schema's metadata under which the CaptureInfo is stored as JSON."""
 EVENT_CLASS_NAMES: Final = tuple(c.name.lower() for c in EventClass)
@@ -35,59 +35,67 @@ _TYPES: Final = {
 }
 
 
-def _arrow_type(text: str) -> pa.DataType:
-    inner = _TYPES[text.removeprefix("list of ")]
-    return pa.list_(inner) if text.startswith("list of ") else inner
+def _arrow_type(name: str) -> pa.DataType:
+    inner = _TYPES[name.removeprefix("list of ")]
+    return pa.list_(inner) if name.startswith("list of ") else inner
 
 
 SCHEMA: Final = pa.schema([pa.field(column.name, _arrow_type(column.type)) for column in COLUMNS])
-"""All columns are nullable: a foreign trace has few of them."""
+"""All columns are nullable, because a trace of another tool has values for few of them."""
 
 
 class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A relay's report on its exchanges."""
+    """Counts of a relay's exchanges, as the relay reported them."""
 
     opened: int
-    """Exchanges begun: they have the numbers 1 to `opened`."""
+    """Exchanges begun: they have the sequence numbers 1 to `opened`."""
     dropped: dict[str, int] = {}
+    """Exchanges that the relay forwarded without measurement, by reason."""
     unsettled: int = 0
-    """Exchanges that are under way, or not acknowledged yet."""
+    """Exchanges that are under way, or that the meter has not acknowledged yet."""
     since: int = 0
-    """Numbers up to this one, and their drops (`before`), are older than this capture."""
+    """Last sequence number that is older than this capture; 0 if there is none."""
     before: dict[str, int] = {}
+    """Part of `dropped` that is older than this capture, by reason."""
     packets: dict[str, int] = {}
     """Only of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = {}
+    """Only of a passive vantage: connections seen, by kind."""
 
 
 class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Counts, at the end of a file, of exchanges that the file does not hold."""
+    """Counts at the end of a file, by which a reader finds exchanges that have no row."""
 
     relays: dict[str, RelayCount] = {}
+    """Latest counts of each relay, by the relay's name."""
     dropped: dict[str, int] = {}
-    """Exchanges that were measured and not kept, by reason, since the meter started."""
+    """Exchanges that were measured but not stored, by reason, since the meter started."""
     meter: str = ""
-    """Run of the meter that counted `dropped`. Of several counts of a run, the last one is valid."""
+    """Id of the meter's run that counted `dropped`. Of several counts of one run, the latest is valid."""
     closed: bool = False
     """Whether the capture was closed properly, so that no more exchanges follow."""
 
 
 class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Metadata of a file, as JSON in the schema's metadata."""
+    """Metadata of a capture file, stored as JSON in the metadata of its schema."""
 
     schema_version: int = VERSION
     capture: str = ""
     """Id of one start of the proxy. Block hashes are comparable within one capture only, except with
     `pair_key`."""
     tap_version: str = ""
+    """Version of the llmtap that wrote the file."""
     config: str = ""
+    """Fingerprint of the configuration."""
     level: str = ""
-    """Highest privacy level that a row may have (`options.LEVELS`)."""
+    """Highest privacy level that a row of the file can have (`options.LEVELS`)."""
     coarse: dict[str, int] = {}
-    """Steps of its times, sizes and counts at the level `coarse` (`privacy/coarse.py`)."""
+    """Steps to which times, sizes and counts are rounded at the level `coarse` (`privacy/coarse.py`)."""
     tokenizer: str | None = None
     block_unit: str = ""
+    """Unit of `block_size`: `bytes` or `tokens`."""
     block_size: int = 0
+    """Size of the blocks into which prompts are cut for hashing."""
     pair_key: str = ""
     """Id of the configured key of the hashes: captures with the same id have comparable hashes."""
     arrivals: str = "wall"
@@ -97,17 +105,19 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     source: str = ""
     """Format that the rows were converted from; empty for live traffic."""
     began_ns: int = 0
+    """Time of the wall clock when the file was begun."""
     ledger: CaptureLedger = CaptureLedger()
     damaged: dict[str, int] = {}
+    """Lost `batches` and `bytes` of the spool from which the file was made."""
 
 
-def with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
+def schema_with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
     return schema.with_metadata({META_KEY: msgspec.json.encode(info)})
 
 
 def info_of(schema: pa.Schema) -> CaptureInfo | None:
     """Return the metadata of a file; None if the file is not a capture of llmtap. Raises
-    msgspec.MsgspecError."""
+    msgspec.MsgspecError for invalid metadata."""
     raw = (schema.metadata or {}).get(META_KEY)
     return None if raw is None else decode_json(raw, CaptureInfo)
 
@@ -128,10 +138,10 @@ class CaptureVersionError(ConfigError):
 def migrate(
     batch: pa.RecordBatch, version: int, *, schema: pa.Schema = SCHEMA, where: str = "capture"
 ) -> pa.RecordBatch:
-    """Bring a batch of `version` to `schema`.
+    """Convert a batch of the schema version `version` to `schema`.
 
-    Columns that it lacks are null, unknown ones are dropped. Raises CaptureVersionError for a newer version,
-    pa.ArrowInvalid for values that do not fit.
+    Columns that the batch lacks become null, unknown columns are dropped. Raises CaptureVersionError for a
+    newer version, pa.ArrowInvalid for values that do not fit the type of their column.
     """
     if version > VERSION:
         raise CaptureVersionError(where, version)
@@ -139,16 +149,16 @@ def migrate(
         return batch
     columns = []
     for field in schema:
-        at = batch.schema.get_field_index(field.name)
-        if at < 0:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
             columns.append(pa.nulls(batch.num_rows, field.type))
         else:
-            column = batch.column(at)
+            column = batch.column(index)
             columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def is_back(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """Return a mask of the rows that were captured between a gateway and its engines. They repeat requests
-    that other rows have."""
+def back_rows_mask(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Return a mask of the rows that were captured between a gateway and its engines. These rows repeat
+    requests that were also captured in front of the gateway."""
     return pc.fill_null(pc.equal(batch.column("side"), BACK), False)

@@ -102,11 +102,11 @@ def convert(
 def _read_rules(values: list[str]) -> tuple[str, ...]:
     """Return the rules of all `--redact` options. A comma separates two names; in a rule `re:PATTERN`, it is
     part of the pattern."""
-    from llmtap.capture.options import OWN_RULE
+    from llmtap.capture.options import PATTERN_PREFIX
 
     rules: list[str] = []
     for value in values:
-        rules += [value] if value.startswith(OWN_RULE) else [name.strip() for name in value.split(",")]
+        rules += [value] if value.startswith(PATTERN_PREFIX) else [name.strip() for name in value.split(",")]
     return tuple(rules)
 
 
@@ -164,9 +164,9 @@ def _show_formats(json: str | None) -> None:
             "title": f.title,
             "extensions": list(f.extensions),
             "does": ["read", *(["write"] if f.write_rows is not None else [])],
-            "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
-            "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
-            "why": dict(f.why),
+            "holds": [aspect for aspect in ASPECTS if aspect in f.aspects],
+            "needs": [aspect for aspect in ASPECTS if aspect in f.required_aspects],
+            "why": dict(f.remarks),
         }
         for f in FORMATS
     ]

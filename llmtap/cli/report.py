@@ -17,7 +17,7 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from llmtap.capture.columns import BY
+from llmtap.capture.columns import LABEL_GETTERS
 from llmtap.cli.compare import compare
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
@@ -121,7 +121,8 @@ class _SourceOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     by: Annotated[
-        list[str] | None, opt("Label by which the report is grouped; may be repeated.", "|".join(BY))
+        list[str] | None,
+        opt("Label by which the report is grouped; may be repeated.", "|".join(LABEL_GETTERS)),
     ] = None
     pair: Annotated[
         bool,
@@ -287,8 +288,8 @@ def report(
     from llmtap.report.capture import render_capture, render_integrity
 
     for label in source.by or ():
-        if label not in BY:
-            raise ConfigError("--by", f"expected one of {', '.join(BY)}, got {label!r}")
+        if label not in LABEL_GETTERS:
+            raise ConfigError("--by", f"expected one of {', '.join(LABEL_GETTERS)}, got {label!r}")
     text = goals.objectives()
     requirements.check_objectives(text)
     if source.integrity and requirements:
@@ -343,7 +344,7 @@ def report(
     capture_part |= {
         "files": len(capture.files),
         "spools": sum(f.spool for f in capture.files),
-        "bytes": sum(f.bytes for f in capture.files),
+        "bytes": sum(f.size_bytes for f in capture.files),
         "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
     }
     summary["integrity"] = integrity_check.to_dict()

@@ -1,9 +1,9 @@
-"""Histogram buckets for Prometheus and OpenTelemetry: fixed edges, exponential ones, or both in one.
+"""Histogram buckets for Prometheus and OpenTelemetry: with fixed edges, exponential edges, or both.
 
-`Buckets`, `ExponentialBuckets` and `DualBuckets` count integers (ns, tokens). This module also has the
-default edges of each kind of histogram, and `check_edges` checks the edges that an operator sets. The values
-of an exchange are counted together (0.1 us per value instead of 0.7 us with prometheus_client). A bucket
-counts the values up to and including its edge.
+`Buckets`, `ExponentialBuckets` and `DualBuckets` count integers (ns, tokens). A bucket counts the values up
+to and including its upper edge. All values of an exchange are counted in one call (0.1 us per value; with
+prometheus_client 0.7 us). This module also has the default edges of each kind of histogram, and `check_edges`
+checks the edges that an operator sets.
 """
 
 import math
@@ -18,51 +18,54 @@ from llmtap.errors import ConfigError
 
 
 def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
-    """Check the edges that an operator sets for a kind of histogram. Raises ConfigError."""
+    """Raise ConfigError, which names `place`, for an unknown kind of histogram or invalid edges."""
     if kind not in KINDS:
         raise ConfigError(
-            place, f"no kind of histogram is called {kind!r}", f"expected one of {', '.join(KINDS)}"
+            place, f"no kind of histogram is called {kind!r}", f"the kinds are {', '.join(KINDS)}"
         )
     ns = edges_ns(*seconds)
     if not 1 <= len(ns) <= EDGES_MAX or ns[0] < 1 or list(ns) != sorted(set(ns)):
         raise ConfigError(
-            place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0", "such as [0.1, 0.5, 1]"
+            place,
+            f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0, got {list(seconds)}",
+            "write a list such as [0.1, 0.5, 1]",
         )
 
 
-def edges_as(edges: tuple[int, ...], configured: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
-    """Return the edges in ns, or those of the same kind in `configured` (in seconds), if there are any."""
+def configured_edges(edges: tuple[int, ...], configured: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
+    """Return the edges in ns that an operator configured for the kind of `edges` (default: `edges`).
+
+    `edges`: default edges of a kind (a value of KINDS). `configured`: edges in seconds, by kind.
+    """
     kind = next((name for name, own in KINDS.items() if own is edges), "")
     return edges_ns(*configured[kind]) if kind in configured else edges
 
 
 def edges_ns(*seconds: float) -> tuple[int, ...]:
-    """Return edges in ns."""
+    """Convert edges from seconds to ns."""
     return tuple(round(s * 1e9) for s in seconds)
 
 
 CLOSE_RATIO: Final = 1.12
-"""Ratio of neighbouring edges near objectives. Prometheus interpolates within a bucket, so the error of a
-quantile is at most 12 %."""
+"""Largest ratio of neighbouring edges near objectives. The error of a quantile is then at most 12 %."""
 _OBJECTIVES_S: Final = (
     0.05, 0.055, 0.06, 0.067, 0.074, 0.08, 0.086, 0.093, 0.1, 0.112, 0.125, 0.138, 0.15, 0.165, 0.182, 0.2,
     0.224, 0.25, 0.275, 0.3, 0.33, 0.365, 0.4, 0.448, 0.5, 0.55, 0.61, 0.675, 0.75, 0.825, 0.91, 1, 1.1, 1.22,
     1.35, 1.5, 1.65, 1.82, 2,
 )  # fmt: skip
-"""Edges in the range of most objectives, which all kinds have. Each is at most `CLOSE_RATIO`
-times the one before."""
+"""Edges in the range of most objectives, which all kinds of histograms have. Each edge is at most
+`CLOSE_RATIO` times the edge before it."""
 TTFT_EDGES_NS: Final = edges_ns(
     0.001, 0.005, 0.01, 0.02, 0.04, *_OBJECTIVES_S, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160,
     640, 2560,
 )  # fmt: skip
-"""Edges of TTFT. The largest ones are those of vLLM: the tail of TTFT contains the wait in a queue, which has
-no bound (chapter on SLO metrics)."""
+"""Edges of TTFT. The largest edges are vLLM's, because TTFT contains the unbounded wait in a queue."""
 GAP_EDGES_NS: Final = edges_ns(
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, *_OBJECTIVES_S, 2.5, 5,
     10, 20, 40, 80,
 )  # fmt: skip
-"""Edges of gaps between tokens. They start at 0.5 ms; usual sets start at 10 ms and so cannot show the gaps
-of a model with more than 100 tokens/s."""
+"""Edges of gaps between tokens. They start at 0.5 ms. The edges of other tools start at 10 ms, and so cannot
+show the gaps of a model with more than 100 tokens/s."""
 DURATION_EDGES_NS: Final = edges_ns(
     0.01, 0.02, *_OBJECTIVES_S, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960, 1920, 2560,
     7680,
@@ -75,11 +78,11 @@ ADDED_EDGES_NS: Final = edges_ns(
 )  # fmt: skip
 """Edges of the latency that llmtap adds: 10 us to 50 ms."""
 TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
+"""Edges of numbers of tokens in an event."""
 
 
 class Buckets:
-    """Counts of integers in buckets with fixed upper edges, and their sum. Without edges,
-    there is one bucket."""
+    """Counts of integers in buckets with fixed upper edges, and their sum. Without edges: one bucket."""
 
     __slots__ = ("_counts", "_edges", "_total")
 
@@ -108,32 +111,32 @@ class Buckets:
         self._counts = array("Q", map(add, self._counts, other._counts))
 
     def read(self) -> tuple["array[int]", int]:
-        """Return a copy of the counts, and the sum. The counts are not cumulative; the last
-        bucket has no edge."""
+        """Return a copy of the counts by bucket (not cumulative; the last has no edge), and the sum."""
         return self._counts[:], self._total
 
 
 EXPONENTIAL_SCALE: Final = 6
-"""Scale of exponential buckets: 64 buckets for each power of two, each 1.1 % wide."""
+"""Scale of exponential buckets: 2^6 = 64 buckets for each power of two, each 1.1 % wide."""
 _PER_OCTAVE: Final = 1 << EXPONENTIAL_SCALE
-_UPPER: Final = [2.0 ** (i / _PER_OCTAVE - 1) for i in range(_PER_OCTAVE)]
+_UPPER_EDGES: Final = [2.0 ** (i / _PER_OCTAVE - 1) for i in range(_PER_OCTAVE)]
 """Upper edges of the buckets within [0.5, 1)."""
 
 
 class ExponentialBuckets:
     """Counts of integers in buckets with the upper edges 2^(i/64), in units of `unit`.
 
-    Prometheus calls the scale a schema. It has the same buckets, but its numbers are one higher: Prometheus'
-    bucket `i` ends at 2^(i/64), and so does OpenTelemetry's bucket `i - 1`. `counts` uses the numbers of
-    Prometheus.
+    Prometheus and OpenTelemetry have the same buckets, but number them differently: the bucket that ends at
+    2^(i/64) is bucket `i` of Prometheus and bucket `i - 1` of OpenTelemetry. (OpenTelemetry's scale is called
+    a schema in Prometheus.)
     """
 
-    __slots__ = ("_unit", "counts", "n", "total", "zeros")
+    __slots__ = ("_unit", "counts", "value_count", "value_sum", "zero_count")
 
     def __init__(self, unit: float = 1.0) -> None:
         self._unit = unit
         self.counts: dict[int, int] = {}
-        self.zeros = self.n = self.total = 0
+        """Number of values above 0 in each bucket, by Prometheus' number of the bucket."""
+        self.zero_count = self.value_count = self.value_sum = 0
 
     def record(self, value: int) -> None:
         self.record_many((value,))
@@ -142,30 +145,30 @@ class ExponentialBuckets:
         counts, unit = self.counts, self._unit
         for value in values:
             if value <= 0:
-                self.zeros += 1
+                self.zero_count += 1
                 continue
             mantissa, exponent = math.frexp(value / unit)
-            i = (exponent - 1) * _PER_OCTAVE + bisect_left(_UPPER, mantissa)
+            i = (exponent - 1) * _PER_OCTAVE + bisect_left(_UPPER_EDGES, mantissa)
             counts[i] = counts.get(i, 0) + 1
-        self.n += len(values)
-        self.total += sum(values)
+        self.value_count += len(values)
+        self.value_sum += sum(values)
 
     def copy(self) -> "ExponentialBuckets":
-        twin = ExponentialBuckets(self._unit)
-        twin.merge(self)
-        return twin
+        copied = ExponentialBuckets(self._unit)
+        copied.merge(self)
+        return copied
 
     def merge(self, other: "ExponentialBuckets") -> None:
         for i, n in other.counts.items():
             self.counts[i] = self.counts.get(i, 0) + n
-        self.zeros, self.n, self.total = self.zeros + other.zeros, self.n + other.n, self.total + other.total
+        self.zero_count += other.zero_count
+        self.value_count += other.value_count
+        self.value_sum += other.value_sum
 
     def dense_counts(self, buckets_max: int) -> tuple[int, int, list[int]]:
-        """Return the scale, OpenTelemetry's number of the first bucket, and the counts of at most
-        `buckets_max` buckets.
+        """Return the scale, OpenTelemetry's number of the first bucket, and the counts from this bucket on.
 
-        The scale is reduced, which merges neighbouring buckets, until there are few enough. `buckets_max`
-        must be at least 2.
+        The scale is reduced, which merges buckets, until at most `buckets_max` (at least 2) remain.
         """
         if not self.counts:
             return EXPONENTIAL_SCALE, 0, []
@@ -179,18 +182,18 @@ class ExponentialBuckets:
 
 
 class DualBuckets(Buckets):
-    """Buckets with fixed edges, and exponential ones (`native`) for the same values."""
+    """Buckets with fixed edges, and buckets with exponential edges for the same values."""
 
-    __slots__ = ("native",)
+    __slots__ = ("exponential",)
 
     def __init__(self, edges: Sequence[int], unit: float) -> None:
         super().__init__(edges)
-        self.native = ExponentialBuckets(unit)
+        self.exponential = ExponentialBuckets(unit)
 
     def record(self, value: int) -> None:
         super().record(value)
-        self.native.record(value)
+        self.exponential.record(value)
 
     def record_many(self, values: Sequence[int]) -> None:
         super().record_many(values)
-        self.native.record_many(values)
+        self.exponential.record_many(values)

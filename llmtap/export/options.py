@@ -1,6 +1,6 @@
-"""Options of the OpenTelemetry exporter (`[otlp]`), and the `OTEL_*` variables that set the same keys.
+"""Options of the OpenTelemetry exporter (`[otlp]`), and the `OTEL_*` variables that set the same options.
 
-`config.py` reads both. OpenTelemetry's SDK reads all other `OTEL_*` variables.
+`config.py` reads the options and these variables. OpenTelemetry's SDK reads all other `OTEL_*` variables.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,11 @@ STANDARD_ENV: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp.endpoint",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "otlp.protocol",
 }
-"""Environment variables of OpenTelemetry that also set options of llmtap, since they decide whether and how
-to export. The SDK reads all other variables."""
+"""Variables of OpenTelemetry that also set options of llmtap: they decide whether and how it exports."""
 
 
 class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Destination and names of the OTLP export. Raises ConfigError for invalid values."""
+    """Options of the table `[otlp]`. The constructor raises ConfigError for invalid values."""
 
     endpoint: Annotated[
         str | None, opt("URL of an OTLP receiver, http:// (unencrypted) or https://; none: no export.")
@@ -50,7 +49,7 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 "a collector listens on http://127.0.0.1:4317",
             )
 
-    def exports(self, environ: Mapping[str, str]) -> bool:
-        """Return whether anything is exported, by the options and the environment."""
+    def is_enabled(self, environ: Mapping[str, str]) -> bool:
+        """Return whether these options, or the environment, configure an export of spans or metrics."""
         own = (environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") for signal in ("TRACES", "METRICS"))
         return any(own) if self.endpoint is None else bool(self.endpoint)

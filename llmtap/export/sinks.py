@@ -1,9 +1,8 @@
 """Interface of consumers of finished exchanges (`ExchangeSink`), and the states that the consumers report.
 
 The meter's pipeline calls `on_end` of each sink with the exchange, its metrics, its `SeriesKey` (tenant,
-model, arm, class, reading) and whether it met its objectives. `ExporterState` and `CaptureState` are the
-counts of the OTLP exporter and of the capture, for `/metrics` and the summary. `parse_trace_parent` reads the
-header `traceparent` for spans and exemplars. Source: https://www.w3.org/TR/trace-context/, 3.2 and 3.2.2.
+model, arm, class, reading) and whether it met its objectives. `ExporterState` and `CaptureState` have the
+counts of the OTLP exporter and of the capture, for `/metrics` and the summary.
 """
 
 from collections.abc import Mapping
@@ -17,30 +16,34 @@ from llmtap.metrics.latency import Measured
 
 
 class SeriesKey(NamedTuple):
-    """Labels under which an exchange is counted. The number of different values is bounded (`Labels`)."""
+    """Labels under which an exchange is counted. The number of values of each label is bounded (`Labels`)."""
 
     tenant: str
     model: str
     arm: str = ""
     slo: str = ""
+    """Name of the SLO class."""
     uncertain: bool = False
     reading: str = Reading.DIALECT.value
     service_tier: str = ""
 
 
 class ExchangeSink(Protocol):
-    """Consumer of finished exchanges. It gets each exchange once, on the meter's loop, with its metrics."""
+    """Consumer of finished exchanges. It gets each exchange once, with metrics, on the meter's event loop."""
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Process a finished exchange. `met`: whether the exchange met its objectives; None: the objectives
+        """Process a finished exchange. `met`: whether the exchange met its objectives; None if the objectives
         do not count the exchange."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExporterState:
+    """State of an exporter at the time of a scrape. The counts start with the meter."""
+
     name: str
     sent: Annotated[int, Count("Spans that receivers took", "export_sent")]
     queued: int
+    """Number of spans that wait to be sent."""
     failures: Annotated[int, Count("Requests to receivers that failed", "export_failures")]
     dropped: Annotated[Mapping[str, int], Count("Spans that no receiver got", "export_dropped", "reason")] = (
         field(default_factory=dict)
@@ -49,20 +52,21 @@ class ExporterState:
 
 @dataclass(frozen=True, slots=True)
 class CapturePause:
-    """Pause of a capture that cannot write now. The capture resumes by itself. Times are in seconds."""
+    """Pause of a capture that cannot write now. The capture tries again, and resumes without an operator."""
 
     reason: str
     """Reason of the pause, as in `CaptureState.problem`."""
     seconds: float
-    """Length of the pause so far."""
+    """Length of the pause so far, in seconds."""
     waiting: int
     """Number of exchanges that wait in memory."""
     waiting_bytes: int
     lost: int
-    """Number of exchanges for which there was no memory since the pause began."""
+    """Number of exchanges that were not kept since the pause began, because the memory was full."""
     memory_lasts: float | None
-    """Time for which the memory lasts at the present rate; None: not known."""
+    """Time in seconds until the memory is full, at the present rate; None if it is not known."""
     sentence: str
+    """Description of the pause for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,9 @@ class CaptureState:
     """State of the capture at the time of a scrape. The counts start with the meter."""
 
     to: str = ""
+    """Folder or URL of the capture, without secrets."""
     level: str = ""
+    """Privacy level."""
     exchanges: Annotated[int, Count("Exchanges kept", "capture_exchanges")] = 0
     waiting: Annotated[
         int, Count("Exchanges in memory, to be written", "capture_waiting_exchanges", gauge=True)

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from llmtap.capture.privacy.sessions import BlockHasher
-from llmtap.capture.privacy.text_blocks import text_blocks
+from llmtap.capture.privacy.text_blocks import text_block_hashes
 from llmtap.exchange.exchange import BACK, FRONT, EventLog, Exchange, PairMember, RequestShape
 from llmtap.exchange.prompt import read_prompt
 from llmtap.export.buckets import Buckets
@@ -112,14 +112,14 @@ class PairBook:
         """Sinks that get each exchange as soon as it is known whether the exchange has a pair."""
         key = secrets.token_bytes(16)
         self._text_key = key
-        self._hasher = BlockHasher(key, size=PROMPT_BLOCK_BYTES, unit="bytes")
+        self._hasher = BlockHasher(key, block_size=PROMPT_BLOCK_BYTES, unit="bytes")
         self._requests: dict[str, _Request] = {}
         """Requests of the exchanges under way, by the id of the exchange."""
         self._ended_exchanges: dict[str, _EndedExchange] = {}
         """Exchanges that wait for their partners, by id."""
         self._matcher = LiveMatcher(options.exchanges_max)
         self.counts = PairCounts(
-            left=Counter({_leftover_label(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
+            leftovers=Counter({_leftover_label(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
         )
         self._undelivered_tokens = 0.0
         self._recent_pairs: deque[MeasuredPair] = deque()
@@ -183,12 +183,12 @@ class PairBook:
 
     def _clean_up(self) -> Iterator[None]:
         """Pass on the exchanges that the matcher left out, and forget the requests of discarded exchanges."""
-        yield from self._settle(self._matcher.left_out())
+        yield from self._settle(self._matcher.take_left_out())
         if len(self._requests) > len(self._streams):
             yield from self._open_exchanges([], [])
 
     def _search(self, known_ns: int) -> Iterator[None]:
-        yield from self._settle(self._matcher.left_out())
+        yield from self._settle(self._matcher.take_left_out())
         if len(self._matcher) or self._requests:
             fronts: list[OpenExchange] = []
             backs: list[OpenExchange] = []
@@ -217,7 +217,7 @@ class PairBook:
         shape = None if request is None else request.shape
         ours = replace(x, timeline=timeline, shape=shape, turn=None, text=None, capture_data=None)
         if x.text is not None:
-            ours.text_blocks = text_blocks(x.text.response_text or "", self._text_key)
+            ours.text_blocks = text_block_hashes(x.text.response_text or "", self._text_key)
         if request is None or not request.text_is_captured:
             x.text = None
             log.chars = array("l")
@@ -233,7 +233,7 @@ class PairBook:
                 if one.error is not None:
                     self._on_error(ERROR, one.error)
                 assert x.side is not None
-                self.counts.left[_leftover_label(one.reason, x.side)] += 1
+                self.counts.leftovers[_leftover_label(one.reason, x.side)] += 1
                 self._pass_on(self._ended_exchanges.pop(x.id))
             yield
 
@@ -296,7 +296,7 @@ class PairBook:
         """Return the counts of `/metrics`, by name in `catalogue.SELF`."""
         counts = self.counts
         paired = {(side, "paired"): n for side, n in ((FRONT, counts.pairs), (BACK, counts.evidence.total()))}
-        left = {tuple(reversed(reason.rsplit("_", 1))): n for reason, n in counts.left.items()}
+        left = {tuple(reversed(reason.rsplit("_", 1))): n for reason, n in counts.leftovers.items()}
         return {
             "pair_exchanges": {**paired, **left},
             "pair_evidence": {kind.value: counts.evidence[kind] for kind, _ in KEYS},

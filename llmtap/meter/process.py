@@ -209,7 +209,7 @@ async def _run(
     state = MeterState(setup.state, pipeline) if setup.state else None
     if state is not None:
         await state.start(takes_over=setup.takes_over)
-    exporter = _start_exporter(setup, pipeline) if setup.otlp.exports(os.environ) else None
+    exporter = _start_exporter(setup, pipeline) if setup.otlp.is_enabled(os.environ) else None
     recorder = start_recorder(setup, pipeline, encode) if setup.capture.to else None
     receiver = Receiver(pipeline)
     await receiver.start(listen_on(setup.socket) if sock is None else sock)

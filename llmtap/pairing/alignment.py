@@ -1,8 +1,8 @@
 """Compare the text of an answer on both sides of a gateway, and align it in time.
 
 `compare_text` uses the lengths and chained hashes that a capture with `capture.pair_key` stores. `align`
-finds the event that delivered each token: by characters, as far as the texts are equal; without hashes by
-token counts, if both sides have the same total and the count of each event is known.
+finds the event that delivered each token: by characters, as far as the texts are equal. Without hashes, it
+uses token counts, if both sides have the same total and the count of each event is known.
 """
 
 from bisect import bisect_left
@@ -16,6 +16,7 @@ from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange
 from llmtap.metrics.latency import SPREAD_NS, output_times_ns, tokens_per_chunk
 
 Times = NDArray[np.int64]
+"""Times or durations in ns."""
 
 
 class TextRelation(StrEnum):
@@ -47,8 +48,7 @@ class TextComparison:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Tokens that both sides received: the time at which each was complete at the back, and the time at the
-    front."""
+    """Times at which tokens that both sides received were complete at the back and at the front."""
 
     basis: str
     """Reason for the alignment. `text`: hashes of the characters are equal. `tokens`: token counts are
@@ -56,7 +56,7 @@ class Alignment:
     back_ns: Times
     front_ns: Times
     weights: NDArray[np.int64]
-    """Number of tokens at each of these times: one event may have several."""
+    """Number of tokens at each time, because one event can have several tokens."""
 
     def delays_ns(self, offset_ns: int) -> Times:
         """Return the delay of each token from the back to the front, in ns. `offset_ns`: clock of the back
@@ -65,7 +65,7 @@ class Alignment:
 
 
 def common_blocks(front: Exchange, back: Exchange) -> int:
-    """Return the number of leading hashes that both texts have in common."""
+    """Return the number of blocks at the beginning of both texts whose hashes are equal."""
     n = 0
     for a, b in zip(front.text_blocks or (), back.text_blocks or (), strict=False):
         if a != b:
@@ -102,13 +102,13 @@ def _is_hashed(x: Exchange, chars: int) -> bool:
 
 
 def text_events(x: Exchange) -> tuple[Times, NDArray[np.int64], NDArray[np.int64]]:
-    """Return three arrays with a value for each event with text: its time in ns, the length of the text up to
-    its end in characters, and its tokens. An event that does not declare its tokens counts as one."""
+    """Return three arrays with a value for each event with text: its time in ns, the number of characters up
+    to its end, and its number of tokens. An event that does not declare its tokens counts as one token."""
     log = x.timeline.events
     chars = np.array(log.chars, np.int64)
-    places = np.flatnonzero(chars)
-    tokens = np.maximum(np.array(log.tokens, np.int64)[places], 1)
-    return np.array(log.t_ns, np.int64)[places], np.cumsum(chars[places]), tokens
+    indexes = np.flatnonzero(chars)
+    tokens = np.maximum(np.array(log.tokens, np.int64)[indexes], 1)
+    return np.array(log.t_ns, np.int64)[indexes], np.cumsum(chars[indexes]), tokens
 
 
 def align(front: Exchange, back: Exchange, text: TextComparison) -> Alignment | None:
@@ -139,12 +139,13 @@ def _align_tokens(front: Exchange, back: Exchange) -> Alignment | None:
     return Alignment("tokens", back_ns, front_ns[delivered], np.array(back_tokens, np.int64))
 
 
-def first_block(alignment: Alignment, offset_ns: int, error_ns: int) -> int:
-    """Return the number of times whose tokens the gateway delivered together with the first one.
+def first_block_length(alignment: Alignment, offset_ns: int, error_ns: int) -> int:
+    """Return the length of the first block: number of times in `alignment` whose tokens arrived together.
 
-    They are in the same event at the front, or in events at most `SPREAD_NS` apart, and the gateway had them
-    when the first event reached the front. `offset_ns`: clock of the back minus clock of the front;
-    `error_ns`: largest error of a difference between the two.
+    The tokens of a block reach the front in one event, or in events at most `SPREAD_NS` apart, and the
+    gateway had all of them when the first event reached the front. `offset_ns`: clock of the back minus clock
+    of the front. `error_ns`: largest error of a difference between a time of the back and a time of the
+    front.
     """
     front_ns, back_ns = alignment.front_ns, alignment.back_ns[1:] - offset_ns
     gaps_ns = np.diff(front_ns)
@@ -152,15 +153,15 @@ def first_block(alignment: Alignment, offset_ns: int, error_ns: int) -> int:
     return 1 + int(np.argmin(np.append(together, False)))
 
 
-def held_tokens(alignment: Alignment, shift_ns: int) -> int:
+def held_tokens_max(alignment: Alignment, shift_ns: int) -> int:
     """Return the largest number of tokens that the gateway had received but not yet delivered.
 
-    The number is taken when an event reaches the front, and includes the tokens of this event: a gateway that
+    The tokens are counted when an event reaches the front, with the tokens of this event: a gateway that
     holds nothing back has 1. `shift_ns` is added to the times of the back.
     """
     arrivals_ns, order = np.unique(alignment.front_ns, return_index=True)
     ends = np.cumsum(alignment.weights)
-    # searchsorted() needs ascending times, also if a clock was corrected within the answer.
+    # searchsorted() needs ascending times, which a corrected clock can violate.
     produced_ns = np.maximum.accumulate(alignment.back_ns) + shift_ns
     counts = np.concatenate(([0], ends))
     produced = counts[np.searchsorted(produced_ns, arrivals_ns, "right")]

@@ -1,4 +1,4 @@
-"""Find the attempt whose text a client received among the requests that a gateway made for it."""
+"""Find, among the requests that a gateway made for a client's request, the one whose text was delivered."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,7 +30,7 @@ class GatewayAttempt:
     exchange: Exchange
     role: Role
     text: TextComparison
-    """Text of the front compared with the text of this attempt."""
+    """Comparison of the text that the client received with the text of this attempt."""
 
 
 def attempts_of(pair: Pair) -> list[GatewayAttempt]:
@@ -39,16 +39,17 @@ def attempts_of(pair: Pair) -> list[GatewayAttempt]:
     delivered_index = _delivered_index(pair, texts)
     main = pair.backs[-1] if delivered_index is None else pair.backs[delivered_index]
     return [
-        GatewayAttempt(back, Role.DELIVERED if i == delivered_index else _role(back, main), text)
+        GatewayAttempt(back, Role.DELIVERED if i == delivered_index else _role_of(back, main), text)
         for i, (back, text) in enumerate(zip(pair.backs, texts, strict=True))
     ]
 
 
 def _delivered_index(pair: Pair, texts: list[TextComparison]) -> int | None:
-    """Return the place of the attempt whose text was delivered.
+    """Return the index of the attempt whose text was delivered; None if there is none.
 
-    It is the attempt with the longest text in common with the front. Without common text, it is an attempt
-    that succeeded: one that is like the request of the client, and the last of these.
+    It is the attempt that has the longest text in common with the front. If no text is in common, it is the
+    successful attempt whose prompt, streaming and model are most like those of the client's request; among
+    equal attempts, the latest.
     """
     common = [text.common_chars for text in texts]
     if max(common) > 0:
@@ -71,7 +72,7 @@ def _has_failed(x: Exchange) -> bool:
     return x.outcome in FAILED or x.outcome is Outcome.CLIENT_ERROR
 
 
-def _role(back: Exchange, main: Exchange) -> Role:
+def _role_of(back: Exchange, main: Exchange) -> Role:
     if prompt_key(back) != prompt_key(main):
         return Role.SIDE_CALL
     if not _has_failed(back):

@@ -1,9 +1,9 @@
 """Figures of one pair: what the gateway added, held back, cut, changed, retried and threw away.
 
-`FIGURES` declares each figure, `MeasuredPair` has its values, and `summary.py` and the reports loop over the
-rows. Every value has the range in which the true one lies, by the uncertainties of both exchanges and of the
-clock. Times are from one vantage to the other: they include the network between them, and the range of a
-delay reaches down by the time that the relay at the back itself took.
+`FIGURES` declares each figure, `MeasuredPair` has the values, and `summary.py` and the reports loop over
+`FIGURES`. Every value has a range that contains the true value, computed from the uncertainties of both
+exchanges and of the clock. Delays are from one vantage to the other, so they include the network between them
+and the time that the relay at the back itself took. That time is subtracted at the low end of a range.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from llmtap.pairing.alignment import (
     TextRelation,
     Times,
     align,
-    first_block,
-    held_tokens,
+    first_block_length,
+    held_tokens_max,
     text_events,
 )
 from llmtap.pairing.attempts import GatewayAttempt, Role, attempts_of
@@ -30,7 +30,7 @@ from llmtap.pairing.matching import ROUNDING_NS, Pair, error_ns
 
 
 class BoundedValue(Struct, frozen=True):
-    """A value and the range in which the true value lies: in tokens, or in ns (in a summary: in seconds)."""
+    """A value, and the range that contains the true value: in tokens, or in ns (in a summary: in seconds)."""
 
     value: float
     low: float
@@ -39,7 +39,7 @@ class BoundedValue(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PairFigure:
-    """A figure of a pair; its values are in `MeasuredPair.values` under `name`."""
+    """Declaration of a figure of a pair. The values are in `MeasuredPair.values` under `name`."""
 
     name: str
     title: str
@@ -123,21 +123,21 @@ class MeasuredPair:
     attempts: list[GatewayAttempt]
     text: TextRelation
     values: dict[str, list[BoundedValue]] = field(default_factory=dict)
-    """Values by name of the figure. Only `side_call` may have several. Those of `token` are in
+    """Values by name of the figure. Only `side_call` can have several values. The values of `token` are in
     `token_delays_ns`."""
     token_delays_ns: Times | None = None
     """Delay of each token in ns; None if the texts could not be aligned."""
     token_range_ns: tuple[int, int] = (0, 0)
-    """How many ns lower and higher than measured the true delay of a token may be."""
+    """Largest difference of a token's true delay below, and above, the measured delay."""
 
     @property
-    def delivered(self) -> GatewayAttempt | None:
+    def delivered_attempt(self) -> GatewayAttempt | None:
         """Attempt whose text the client received; None if there is none."""
         return next((one for one in self.attempts if one.role is Role.DELIVERED), None)
 
     def add(self, name: str, value: float, below: float = 0, above: float | None = None) -> None:
-        """Add a value of figure `name`. The true value is at most `below` less and `above` more; `above` is
-        the same as `below` if it is None."""
+        """Add a value of the figure `name`. The true value lies between `value - below` and `value + above`.
+        If `above` is None, it is equal to `below`."""
         bounded = BoundedValue(value, value - below, value + (below if above is None else above))
         self.values.setdefault(name, []).append(bounded)
 
@@ -146,7 +146,7 @@ def figures_of(pair: Pair, clock: VantageOffset = SAME_CLOCK) -> MeasuredPair:
     """Return the figures of one pair."""
     figures = MeasuredPair(pair, attempts_of(pair), TextRelation.UNKNOWN)
     main = [one.exchange for one in figures.attempts if one.role is not Role.SIDE_CALL]
-    front, delivered = pair.front, figures.delivered
+    front, delivered = pair.front, figures.delivered_attempt
     if front.timeline.submit_ns is not None:
         first = main[0]
         waited_ns = first.timeline.arrival_ns - clock.offset_ns - front.timeline.submit_ns
@@ -180,36 +180,36 @@ def _add_delays(
 ) -> None:
     back = delivered.exchange
     error = error_ns(front, back, clock)
-    here_ns, there_ns = ttft_ns(front.timeline), ttft_ns(back.timeline)
-    first_ns = back.added.first_chunk_ns or 0
-    if front.stream and back.stream and here_ns is not None and there_ns is not None:
-        own_ns = first_ns + (back.added.request_ns or 0)
-        both = front.uncertainty_ns + back.uncertainty_ns + 2 * ROUNDING_NS
-        figures.add("ttft", here_ns - there_ns, both + own_ns, both)
-    here_ns, there_ns = front.timeline.first_content_ns, back.timeline.first_content_ns
-    if front.stream and back.stream and here_ns is not None and there_ns is not None:
-        figures.add("first_token", here_ns - there_ns + clock.offset_ns, error + first_ns, error)
+    front_ns, back_ns = ttft_ns(front.timeline), ttft_ns(back.timeline)
+    first_chunk_ns = back.added.first_chunk_ns or 0
+    if front.stream and back.stream and front_ns is not None and back_ns is not None:
+        relay_ns = first_chunk_ns + (back.added.request_ns or 0)
+        duration_error = front.uncertainty_ns + back.uncertainty_ns + 2 * ROUNDING_NS
+        figures.add("ttft", front_ns - back_ns, duration_error + relay_ns, duration_error)
+    front_ns, back_ns = front.timeline.first_content_ns, back.timeline.first_content_ns
+    if front.stream and back.stream and front_ns is not None and back_ns is not None:
+        figures.add("first_token", front_ns - back_ns + clock.offset_ns, error + first_chunk_ns, error)
     aligned = align(front, back, delivered.text) if front.stream and back.stream else None
     if aligned is not None:
-        own_ns = back.added.chunk_max_ns or 0
-        figures.token_range_ns = (error + own_ns, error)
+        relay_ns = back.added.chunk_max_ns or 0
+        figures.token_range_ns = (error + relay_ns, error)
         delays_ns = figures.token_delays_ns = aligned.delays_ns(clock.offset_ns)
-        figures.add("token_hold_max", int(delays_ns.max()), error + own_ns, error)
-        last = first_block(aligned, clock.offset_ns, error) - 1
+        figures.add("token_hold_max", int(delays_ns.max()), error + relay_ns, error)
+        last = first_block_length(aligned, clock.offset_ns, error) - 1
         wait_ns = int(aligned.back_ns[last] - aligned.back_ns[0])
         figures.add("block_wait", wait_ns, 2 * (back.uncertainty_ns + ROUNDING_NS))
         check_ns = int(aligned.front_ns[0] - aligned.back_ns[last]) + clock.offset_ns
-        figures.add("block_check", check_ns, error + own_ns, error)
+        figures.add("block_check", check_ns, error + relay_ns, error)
         _add_held_tokens(figures, aligned, clock.offset_ns, error)
 
 
 def _add_held_tokens(figures: MeasuredPair, aligned: Alignment, offset_ns: int, error: int) -> None:
-    value, low, high = (held_tokens(aligned, -offset_ns + by_ns) for by_ns in (0, error, -error))
+    value, low, high = (held_tokens_max(aligned, -offset_ns + by_ns) for by_ns in (0, error, -error))
     figures.add("tokens_held", value, value - min(value, low), max(value, high) - value)
 
 
 def _add_chunking(figures: MeasuredPair, front: Exchange, delivered: GatewayAttempt) -> None:
-    """Add the tokens per event of both sides, from the number of output tokens that the back reports."""
+    """Add the tokens per event of both sides, from the number of output tokens that the server reported."""
     back = delivered.exchange
     back_events, front_events = (len(output_times_ns(x.timeline.events)) for x in (back, front))
     tokens = back.tokens.output
@@ -222,9 +222,9 @@ def _add_chunking(figures: MeasuredPair, front: Exchange, delivered: GatewayAtte
 
 
 def _hidden_reasoning(x: Exchange) -> int:
-    """Return the number of reasoning tokens that were counted as output but not sent."""
-    shown = x.timeline.first_reasoning_ns is not None or x.reasoning_is_separate
-    return 0 if shown else x.tokens.reasoning or 0
+    """Return the number of reasoning tokens that the server counted as output but did not send."""
+    is_sent = x.timeline.first_reasoning_ns is not None
+    return 0 if is_sent or x.reasoning_is_separate else x.tokens.reasoning or 0
 
 
 def _undelivered_tokens(figures: MeasuredPair) -> int:

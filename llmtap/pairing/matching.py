@@ -3,9 +3,9 @@
 An exchange of the back belongs to the exchange of the front during which it began and with which it shares,
 in this order of preference: a request id, a trace id, the hash of the prompt's last block (which covers the
 whole prompt), or the first hashes of the answer's text. If several exchanges of the front qualify, the
-prompt, the text and the order of events may exclude all but one; if they do not, the exchange is ambiguous.
-It is counted, and never assigned by a guess. The models are not compared, because a gateway may rename or
-replace them.
+prompt, the text and the order of events can exclude all but one. If more than one remains, the exchange of
+the back is ambiguous: it is counted, and never assigned by a guess. The models are not compared, because a
+gateway can rename or replace them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,13 +20,13 @@ from llmtap.pairing.alignment import TextRelation, align, common_blocks, compare
 from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 
 CANDIDATES_MAX: Final = 1_000
-"""Most exchanges of the front with the same key that are compared with one exchange of the back: a health
-probe may send the same prompt all day. If more of them may be running, the exchange of the back is
-ambiguous."""
+"""Maximum number of exchanges of the front with the same key that are compared with one exchange of the back,
+for example if a health probe sends the same prompt all day. If more of them can be under way, the exchange of
+the back is ambiguous."""
 TEXT_BLOCKS_MIN: Final = 4
-"""Hashed blocks of text that two answers must have in common to be paired by their text alone. They are 128
-characters, more than a fixed refusal has. If the texts are not equal, the pair must also have this many
-blocks more in common than any other candidate, because two answers to one prompt often begin alike."""
+"""Number of hashed blocks that two texts must have in common to be paired by text alone: 128 characters, more
+than a fixed refusal has. If the texts are not equal, the pair must also have this many blocks more in common
+than any other candidate, because two answers to one prompt often begin alike."""
 ROUNDING_NS: Final = 1_000
 """Largest rounding error of a time in a capture: times are whole microseconds, rounded down."""
 
@@ -39,18 +39,20 @@ class Evidence(StrEnum):
     PROMPT = "prompt"
     TEXT = "text"
     ORDER = "order"
-    """Every other candidate delivered the same text before the back received it, so it has another source."""
+    """Every other candidate delivered the common text before the back had it, so it has another source."""
 
 
 Key = tuple[Evidence, object]
+"""Kind of evidence, and the value that both exchanges of a pair have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An exchange of the back, and the evidence for its pair; the key that found the pair is first."""
+    """An exchange of the back in a pair."""
 
     back: Exchange
     evidence: tuple[Evidence, ...]
+    """Evidence for the pair: first the kind of the key that found it, then what excluded other candidates."""
 
 
 @dataclass(slots=True)
@@ -68,13 +70,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Result of a match. Every exchange of both sides is in exactly one of these lists."""
+    """Result of `match`. Every exchange of both sides is in exactly one of these lists."""
 
     pairs: list[Pair]
     unpaired_front: list[Exchange]
     unpaired_back: list[Exchange]
     ambiguous_front: list[Exchange]
-    """Exchanges without a pair that are candidates of ambiguous ones of the back."""
+    """Exchanges without a pair to which an ambiguous exchange of the back can belong."""
     ambiguous_back: list[Exchange]
 
 
@@ -93,7 +95,8 @@ def match(
     """Match the exchanges of two vantages.
 
     Args:
-        comparable: whether both captures made their hashes with the same key; if not, only ids are evidence.
+        clock: offset between the clocks of the vantages.
+        comparable: whether both captures made their hashes with the same key. If not, only ids are evidence.
     """
     finder = Finder(fronts, clock, comparable=comparable)
     pairs: dict[int, Pair] = {}
@@ -124,7 +127,7 @@ def prompt_key(x: Exchange) -> tuple[object, ...] | None:
 
 
 def shape_key(shape: RequestShape | None) -> tuple[object, ...] | None:
-    """Return the same as `prompt_key` for the shape of a request."""
+    """Return the hash of the whole prompt with its unit (`prompt_key`), from the shape of a request."""
     if shape is None or not shape.blocks:
         return None
     return shape.block_unit, shape.block_size, shape.blocks[-1]
@@ -138,24 +141,24 @@ def _trace_ids(x: Exchange) -> list[object]:
     return [x.trace_id] if x.trace_id else []
 
 
-def _prompts(x: Exchange) -> list[object]:
+def _prompt_hashes(x: Exchange) -> list[object]:
     key = prompt_key(x)
     return [] if key is None else [key]
 
 
-def _texts(x: Exchange) -> list[object]:
-    blocks = x.text_blocks or ()
-    full = sum(x.timeline.events.chars) // TEXT_BLOCK_CHARS
-    return [blocks[TEXT_BLOCKS_MIN - 1]] if min(full, len(blocks)) >= TEXT_BLOCKS_MIN else []
+def _text_hashes(x: Exchange) -> list[object]:
+    hashes = x.text_blocks or ()
+    full_blocks = sum(x.timeline.events.chars) // TEXT_BLOCK_CHARS
+    return [hashes[TEXT_BLOCKS_MIN - 1]] if min(full_blocks, len(hashes)) >= TEXT_BLOCKS_MIN else []
 
 
 KEYS: Final[tuple[tuple[Evidence, Callable[[Exchange], list[object]]], ...]] = (
     (Evidence.REQUEST_ID, _request_ids),
     (Evidence.TRACE_ID, _trace_ids),
-    (Evidence.PROMPT, _prompts),
-    (Evidence.TEXT, _texts),
+    (Evidence.PROMPT, _prompt_hashes),
+    (Evidence.TEXT, _text_hashes),
 )
-"""Functions that return the keys by which an exchange is found, in order of preference."""
+"""Kinds of keys, with the functions that return the keys of an exchange, in order of preference."""
 
 
 def keys_of(x: Exchange) -> frozenset[Key]:
@@ -163,45 +166,46 @@ def keys_of(x: Exchange) -> frozenset[Key]:
     return frozenset((kind, key) for kind, keys in KEYS for key in keys(x))
 
 
-_HASHES: Final = frozenset({Evidence.PROMPT, Evidence.TEXT})
+_HASH_KINDS: Final = frozenset({Evidence.PROMPT, Evidence.TEXT})
 
 
 def is_under_way(front: Exchange, back: Exchange, clock: VantageOffset = SAME_CLOCK) -> bool:
-    """Return whether the exchange of the back may have begun during that of the front."""
+    """Return whether the exchange of the back can have begun during the exchange of the front."""
     began_ns = back.timeline.arrival_ns - clock.offset_ns
     within_ns = error_ns(front, back, clock)
     return front.timeline.arrival_ns - within_ns <= began_ns <= end_ns(front) + within_ns
 
 
-class _Sharing:
+class _FrontsOfKey:
     """Exchanges of the front with the same key, in the order of their arrival."""
 
     def __init__(self) -> None:
         self.fronts: list[Exchange] = []
         self._latest_ends_ns: list[int] = []
-        """Beside each of the first exchanges: the latest end of this exchange and all before it."""
+        """For the first exchanges in `fronts`: the latest end of each exchange and of all before it."""
 
     def add(self, front: Exchange) -> None:
-        place = bisect_right(self.fronts, _arrival_ns(front), key=_arrival_ns)
-        self.fronts.insert(place, front)
-        del self._latest_ends_ns[place:]
+        index = bisect_right(self.fronts, _arrival_ns(front), key=_arrival_ns)
+        self.fronts.insert(index, front)
+        del self._latest_ends_ns[index:]
 
     def remove(self, front: Exchange) -> None:
-        place = bisect_left(self.fronts, _arrival_ns(front), key=_arrival_ns)
-        while self.fronts[place] is not front:
-            place += 1
-        del self.fronts[place], self._latest_ends_ns[place:]
+        index = bisect_left(self.fronts, _arrival_ns(front), key=_arrival_ns)
+        while self.fronts[index] is not front:
+            index += 1
+        del self.fronts[index], self._latest_ends_ns[index:]
 
     def latest_ends_ns(self) -> list[int]:
+        """Return, for each exchange in `fronts`, the latest end of it and of all exchanges before it."""
         ends_ns = self._latest_ends_ns
         for front in islice(self.fronts, len(ends_ns), None):
             ends_ns.append(max([end_ns(front), *ends_ns[-1:]]))
         return ends_ns
 
-    def any_at(self, at_ns: int, within_ns: int) -> bool:
-        """Return whether one of them was under way at this time, or at most `within_ns` before or after."""
-        n = bisect_right(self.fronts, at_ns + within_ns, key=_arrival_ns)
-        return n > 0 and self.latest_ends_ns()[n - 1] >= at_ns - within_ns
+    def any_under_way(self, time_ns: int, within_ns: int) -> bool:
+        """Return whether an exchange was under way at `time_ns`, or at most `within_ns` before or after."""
+        n = bisect_right(self.fronts, time_ns + within_ns, key=_arrival_ns)
+        return n > 0 and self.latest_ends_ns()[n - 1] >= time_ns - within_ns
 
 
 class Finder:
@@ -216,8 +220,8 @@ class Finder:
     ) -> None:
         self._clock = clock
         self._comparable = comparable
-        self._keys = [(kind, keys) for kind, keys in KEYS if comparable or kind not in _HASHES]
-        self._by_key: dict[Key, _Sharing] = {}
+        self._keys = [(kind, keys) for kind, keys in KEYS if comparable or kind not in _HASH_KINDS]
+        self._by_key: dict[Key, _FrontsOfKey] = {}
         self._front_error_ns = 0
         """Largest uncertainty of an exchange of the front, in ns."""
         for front in sorted(fronts, key=_arrival_ns):
@@ -226,29 +230,28 @@ class Finder:
     def add(self, front: Exchange, keys: Iterable[Key]) -> None:
         self._front_error_ns = max(self._front_error_ns, front.uncertainty_ns)
         for key in keys:
-            self._by_key.setdefault(key, _Sharing()).add(front)
+            self._by_key.setdefault(key, _FrontsOfKey()).add(front)
 
     def remove(self, front: Exchange, keys: Iterable[Key]) -> None:
         """Remove an exchange that was added with these keys."""
         for key in keys:
-            sharing = self._by_key[key]
-            sharing.remove(front)
-            if not sharing.fronts:
+            of_key = self._by_key[key]
+            of_key.remove(front)
+            if not of_key.fronts:
                 del self._by_key[key]
 
     def find(
-        self, back: Exchange, may_change: Callable[[Evidence, list[Key]], bool] = lambda kind, keys: False
+        self, back: Exchange, can_change: Callable[[Evidence, list[Key]], bool] = lambda kind, keys: False
     ) -> tuple[list[Exchange], tuple[Evidence, ...]] | None:
-        """Return the exchanges of the front to which this one may belong, and the evidence if only one
-        remains.
+        """Return the exchanges of the front to which `back` can belong, and the evidence if only one remains.
 
         Args:
-            may_change: whether an exchange that is not in the index may be found by keys of a kind; if so,
+            can_change: returns whether a front that is not in the index yet can match keys of a kind. If so,
                 the result is None.
         """
         for kind, keys_of_kind in self._keys:
             keys = [(kind, key) for key in keys_of_kind(back)]
-            if may_change(kind, keys):
+            if can_change(kind, keys):
                 return None
             candidates: dict[int, Exchange] = {}
             searched_all = True
@@ -257,30 +260,29 @@ class Finder:
                 candidates |= {id(front): front for front in fronts}
                 searched_all = searched_all and is_complete
             if candidates:
-                chosen, evidence = self._narrow(list(candidates.values()), back, kind)
+                chosen, evidence = self._exclude_candidates(list(candidates.values()), back, kind)
                 return chosen, evidence if len(chosen) == 1 and searched_all else ()
         return [], ()
 
-    def any_at(self, key: Key, at_ns: int, within_ns: int) -> bool:
-        """Return whether an exchange with this key was under way at this time, or at most `within_ns` before
-        or after."""
-        sharing = self._by_key.get(key)
-        return sharing is not None and sharing.any_at(at_ns, within_ns)
+    def any_under_way(self, key: Key, time_ns: int, within_ns: int) -> bool:
+        """Return whether an exchange with this key was under way within `within_ns` of `time_ns`."""
+        of_key = self._by_key.get(key)
+        return of_key is not None and of_key.any_under_way(time_ns, within_ns)
 
     def _running_at_arrival(self, key: Key, back: Exchange) -> tuple[list[Exchange], bool]:
-        """Return the exchanges of the front with this key during which the exchange of the back began. Also
-        return whether all were compared, which is false above `CANDIDATES_MAX`."""
-        sharing = self._by_key.get(key)
-        if sharing is None:
+        """Return the exchanges of the front with this key during which `back` began. Also return whether all
+        exchanges were compared, which is false above `CANDIDATES_MAX`."""
+        of_key = self._by_key.get(key)
+        if of_key is None:
             return [], True
-        fronts, latest_ends_ns = sharing.fronts, sharing.latest_ends_ns()
+        fronts, latest_ends_ns = of_key.fronts, of_key.latest_ends_ns()
         began_ns = back.timeline.arrival_ns - self._clock.offset_ns
         slack_ns = back.uncertainty_ns + self._clock.uncertainty_ns + 2 * ROUNDING_NS + self._front_error_ns
         candidates: list[Exchange] = []
         n = bisect_right(fronts, began_ns + slack_ns, key=_arrival_ns)
         for i in range(n - 1, -1, -1):
             if latest_ends_ns[i] < began_ns - slack_ns:
-                break
+                break  # This exchange and all earlier exchanges ended before `back` began.
             if n - i > CANDIDATES_MAX:
                 return candidates, False
             front = fronts[i]
@@ -288,10 +290,10 @@ class Finder:
                 candidates.append(front)
         return candidates, True
 
-    def _narrow(
+    def _exclude_candidates(
         self, candidates: list[Exchange], back: Exchange, kind: Evidence
     ) -> tuple[list[Exchange], tuple[Evidence, ...]]:
-        """Exclude candidates by prompt, text and order; return those that remain and the evidence."""
+        """Exclude candidates by prompt, text and order. Return the remaining candidates and the evidence."""
         evidence = [kind]
         steps = ((Evidence.PROMPT, self._same_prompt), (Evidence.TEXT, _same_text))
         for step, choose in steps if self._comparable else ():
@@ -300,8 +302,8 @@ class Finder:
                 candidates = chosen
                 evidence.append(step)
         if len(candidates) > 1:
-            # The second one decides: more alignments would change nothing.
-            possible = list(islice((one for one in candidates if self._is_possible(one, back)), 2))
+            # Stop at the second possible candidate: `back` is then ambiguous, and no other candidate matters.
+            possible = list(islice((one for one in candidates if self._fits_order(one, back)), 2))
             if len(possible) == 1:
                 candidates = possible
                 evidence.append(Evidence.ORDER)
@@ -312,7 +314,7 @@ class Finder:
         key = prompt_key(back)
         return [] if key is None else [front for front in candidates if prompt_key(front) == key]
 
-    def _is_possible(self, front: Exchange, back: Exchange) -> bool:
+    def _fits_order(self, front: Exchange, back: Exchange) -> bool:
         """Return whether every token of the common text reached the back before the front."""
         aligned = align(front, back, compare_text(front, back))
         if aligned is None or aligned.basis != "text":
@@ -322,8 +324,9 @@ class Finder:
 
 
 def _same_text(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
-    """Return the candidates with the same text. If none has it, return the one that shares the longest
-    beginning with this text, if that is longer than any other by `TEXT_BLOCKS_MIN` blocks."""
+    """Return the candidates with the same text as `back`. If there is none, return the candidate whose text
+    has the longest common beginning, if it is `TEXT_BLOCKS_MIN` blocks longer than that of any other
+    candidate."""
     equal = [
         front
         for front in candidates
@@ -342,7 +345,7 @@ def _arrival_ns(x: Exchange) -> int:
 
 
 def end_ns(x: Exchange) -> int:
-    """Return the last time of an exchange."""
+    """Return the latest known time of an exchange."""
     t = x.timeline
     ends = (t.arrival_ns, t.request_end_ns, t.last_token_ns, t.response_end_ns, t.delivered_ns)
     return max(end for end in ends if end is not None)

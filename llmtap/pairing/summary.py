@@ -1,8 +1,9 @@
-"""Summarise the pairs of two vantages: seconds, tokens, counts. JSON is the encoding of the structs.
+"""Summarise the pairs of two vantages: seconds, tokens and counts, in structs that become public JSON.
 
-An interval of a percentile covers both the choice of the requests (by ranks, with Wilson's interval of the
-share) and the uncertainty of every value: its ends are percentiles of the lowest and of the highest possible
-values. Tokens of one answer are not independent, so the number of pairs counts for them, too.
+The interval of a percentile covers the chance in the choice of the requests (by ranks, with Wilson's interval
+of the share), and the uncertainty of every value: its ends are percentiles of the lowest and of the highest
+possible values. Tokens of one answer are not independent, so an interval of tokens, too, has the width that
+follows from the number of pairs.
 """
 
 from collections import Counter
@@ -24,6 +25,7 @@ from llmtap.pairing.figures import FIGURES, BoundedValue, MeasuredPair, PairFigu
 from llmtap.pairing.matching import Evidence, Matching, match
 
 VERSION: Final = 1
+"""Version of the JSON format."""
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 EXAMPLES_MAX: Final = 10
 """Maximum number of pairs in a list of examples."""
@@ -33,14 +35,14 @@ _DIFFERENT: Final = (TextRelation.CUT, TextRelation.EXTENDED, TextRelation.CHANG
 
 
 WALL_CLOCKS_NS: Final = 1_000_000_000
-"""Largest difference between the wall clocks of two hosts that is assumed before the traffic bounds it."""
+"""Assumed largest difference between the wall clocks of two hosts, until the traffic bounds the offset."""
 ClockSource = Literal["monotonic", "traffic", "wall", "stated"]
 """Source of a clock offset. `monotonic`: both sides have one clock; `traffic`: computed from the pairs;
 `wall`: assumed, within `WALL_CLOCKS_NS`; `stated`: given by the user."""
 
 
 class ExchangeCounts(Struct, frozen=True, kw_only=True):
-    """Number of exchanges of each side, of pairs, and of exchanges in no pair (`Leftover`)."""
+    """Number of exchanges of each side, of pairs, and of exchanges in no pair by reason (`Leftover`)."""
 
     front: int
     back: int
@@ -50,52 +52,60 @@ class ExchangeCounts(Struct, frozen=True, kw_only=True):
     ambiguous_front: int
     ambiguous_back: int
     left_out_front: int | UnsetType = UNSET
-    """`left_out_front`, `left_out_back`: counted only while exchanges end."""
+    """Counted only for live traffic, as is `left_out_back`."""
     left_out_back: int | UnsetType = UNSET
 
 
 class ClockSummary(Struct, frozen=True):
-    """Offset of the back's clock and its uncertainty, in seconds."""
+    """Clock of the back minus clock of the front, with its uncertainty."""
 
     source: ClockSource
     offset: float
+    """In seconds."""
     uncertainty: float
+    """Largest difference between the true offset and `offset`, in seconds."""
 
 
 class FigureSummary(Struct, frozen=True, kw_only=True):
-    """Percentiles of a figure of all pairs, each with its interval."""
+    """Percentiles of the values of a figure over all pairs, each with its interval."""
 
     title: str
     definition: str
     unit: Unit
     n: int
+    """Number of values."""
     pairs: int
     """Number of pairs that have the figure."""
     marks: list[str]
-    """Percentiles that have too few pairs."""
+    """Names of percentiles for which there are too few pairs."""
     total: float | UnsetType = UNSET
-    """Sum of a figure in tokens."""
+    """Sum of the values, if the unit is tokens."""
     p50: BoundedValue | None
     p90: BoundedValue | None
     p99: BoundedValue | None
 
 
 class SlowPair(Struct, frozen=True):
-    """A pair with the time in seconds that the gateway added to its first token."""
+    """A pair to whose time to the first token the gateway added much."""
 
     front: str
+    """Id of the exchange of the front."""
     back: list[str]
     """Ids of the exchanges of the back."""
     ttft: float
+    """Time in seconds that the gateway added."""
 
 
 class TextDifference(Struct, frozen=True):
-    """A pair whose texts differ, with the position of the difference and the lengths in characters."""
+    """A pair whose texts at the front and at the back differ."""
 
     front: str
+    """Id of the exchange of the front."""
     back: list[str]
+    """Ids of the exchanges of the back."""
     relation: TextRelation
     equal_chars: int
+    """Length of the equal beginning of both texts, in whole blocks."""
     front_chars: int
     back_chars: int
 
@@ -112,13 +122,17 @@ class PairSummary(Struct, frozen=True, kw_only=True):
     text: dict[str, int]
     """Number of pairs, by `TextRelation`."""
     comparable: bool
+    """Whether both captures made their hashes with the same key."""
     clock: ClockSummary
     figures: dict[str, FigureSummary]
-    """By name in `FIGURES`."""
+    """Summaries by the name of the figure in `FIGURES`."""
     arms: dict[str, dict[str, FigureSummary]]
-    """Figures of the pairs of each arm, if there are several; the median of all may lie between them."""
+    """Figures of each arm of an experiment, if there are several arms. If arms differ, the median of all
+    pairs can be a value that no arm has."""
     slowest: list[SlowPair]
+    """Pairs to whose first token the gateway added most time, at most EXAMPLES_MAX."""
     differences: list[TextDifference]
+    """Pairs whose texts differ, at most EXAMPLES_MAX."""
     charts: list[Mapping[str, object]]
     """Declarations of charts for `chart_figure` in `report/document.py`."""
 
@@ -132,12 +146,12 @@ def pair_captures(
 ) -> PairSummary:
     """Pair the exchanges of two captures, and return the summary of the pairs.
 
-    The timelines of captures of one host are changed to its monotonic clock.
+    If both captures are of one host, their timelines are converted to its monotonic clock.
 
     Args:
-        comparable: as for `match`.
-        clock: offset of the back's clock; None: 0 if both captures are of one host, else computed from the
-        traffic.
+        comparable: whether both captures made their hashes with the same key.
+        clock: offset of the back's clock. If it is None, the offset is 0 for captures of one host, and
+            computed from the traffic for captures of two hosts.
     """
     source: ClockSource = "stated"
     if clock is None and use_monotonic_clock(fronts, backs):
@@ -164,12 +178,12 @@ def summarise(
     clock_source: ClockSource = "stated",
     comparable: bool = True,
 ) -> PairSummary:
-    """Return the summary of all pairs. `comparable`: as for `match`."""
+    """Return the summary of all pairs. `comparable`: both sides made their hashes with the same key."""
     all_figures = [figures_of(pair, clock) for pair in matching.pairs]
     counts = PairCounts()
     for figures in all_figures:
         counts.add(figures)
-    counts.left.update(
+    counts.leftovers.update(
         unpaired_front=len(matching.unpaired_front),
         unpaired_back=len(matching.unpaired_back),
         ambiguous_front=len(matching.ambiguous_front),
@@ -180,14 +194,16 @@ def summarise(
 
 @dataclass(slots=True)
 class PairCounts:
-    """Number of exchanges and pairs."""
+    """Counts of pairs, and of exchanges with and without a pair."""
 
     pairs: int = 0
     evidence: Counter[Evidence] = field(default_factory=Counter)
-    """Exchanges of the back in pairs, by the decisive evidence."""
+    """Exchanges of the back in pairs, by the kind of the key that found the pair."""
     attempts: Counter[Role] = field(default_factory=Counter)
+    """Exchanges of the back in pairs, by their role."""
     text: Counter[TextRelation] = field(default_factory=Counter)
-    left: Counter[str] = field(default_factory=Counter)
+    """Pairs, by the relation of their texts."""
+    leftovers: Counter[str] = field(default_factory=Counter)
     """Exchanges in no pair, by reason and side, such as `unpaired_front`."""
 
     def add(self, figures: MeasuredPair) -> None:
@@ -197,9 +213,9 @@ class PairCounts:
         self.text[figures.text] += 1
 
     def totals(self) -> ExchangeCounts:
-        left_front = sum(n for reason, n in self.left.items() if reason.endswith("_front"))
-        front, back = self.pairs + left_front, self.evidence.total() + self.left.total() - left_front
-        return ExchangeCounts(front=front, back=back, pairs=self.pairs, **self.left)
+        left_front = sum(n for reason, n in self.leftovers.items() if reason.endswith("_front"))
+        front, back = self.pairs + left_front, self.evidence.total() + self.leftovers.total() - left_front
+        return ExchangeCounts(front=front, back=back, pairs=self.pairs, **self.leftovers)
 
 
 def summarise_figures(
@@ -210,8 +226,7 @@ def summarise_figures(
     clock_source: ClockSource,
     comparable: bool,
 ) -> PairSummary:
-    """Return the summary of measured pairs, with these counts; the other arguments are those of
-    `summarise`."""
+    """Return the summary of measured pairs with given counts. Other arguments: as in `summarise`."""
     return PairSummary(
         counts=counts.totals(),
         evidence={kind.value: n for kind in Evidence if (n := counts.evidence[kind])},
@@ -219,7 +234,7 @@ def summarise_figures(
         text={relation.value: n for relation in TextRelation if (n := counts.text[relation])},
         comparable=comparable,
         clock=ClockSummary(clock_source, clock.offset_ns / 1e9, clock.uncertainty_ns / 1e9),
-        figures=_figures(all_figures),
+        figures=_summarise_all(all_figures),
         arms=_figures_by_arm(all_figures),
         slowest=_slowest(all_figures),
         differences=_differences(all_figures),
@@ -234,10 +249,10 @@ def _figures_by_arm(all_figures: Sequence[MeasuredPair]) -> dict[str, dict[str, 
             by_arm.setdefault(arm, []).append(figures)
     if len(by_arm) < 2:
         return {}
-    return {arm: _figures(of_arm) for arm, of_arm in sorted(by_arm.items())}
+    return {arm: _summarise_all(of_arm) for arm, of_arm in sorted(by_arm.items())}
 
 
-def _figures(all_figures: Sequence[MeasuredPair]) -> dict[str, FigureSummary]:
+def _summarise_all(all_figures: Sequence[MeasuredPair]) -> dict[str, FigureSummary]:
     return {figure.name: _summarise_figure(figure, all_figures) for figure in FIGURES}
 
 
@@ -271,8 +286,7 @@ def _summarise_figure(figure: PairFigure, all_figures: Sequence[MeasuredPair]) -
 
 
 def _token_delays(all_figures: Sequence[MeasuredPair]) -> tuple[_Values, _Values, _Values, int]:
-    """Return the delays of all tokens with their lowest and highest possible values, and the number of
-    pairs."""
+    """Return all tokens' delays in ns, their lowest and highest possible values, and the number of pairs."""
     known = [(one.token_delays_ns, one.token_range_ns) for one in all_figures]
     delays = [(ns.astype(np.float64), below, above) for ns, (below, above) in known if ns is not None]
     none: _Values = np.array([], np.float64)
@@ -283,7 +297,7 @@ def _token_delays(all_figures: Sequence[MeasuredPair]) -> tuple[_Values, _Values
 
 
 def _slowest(all_figures: Iterable[MeasuredPair]) -> list[SlowPair]:
-    """Return the pairs for which the gateway added most to the time to the first token."""
+    """Return the pairs with the most time that the gateway added to the first token."""
     timed = [
         SlowPair(*_ids(figures), figures.values["ttft"][0].value / 1e9)
         for figures in all_figures
@@ -296,17 +310,18 @@ def _differences(all_figures: Iterable[MeasuredPair]) -> list[TextDifference]:
     return [
         TextDifference(*_ids(figures), text.relation, text.common_chars, text.front_chars, text.back_chars)
         for figures in all_figures
-        if figures.delivered is not None and (text := figures.delivered.text).relation in _DIFFERENT
+        if figures.delivered_attempt is not None
+        and (text := figures.delivered_attempt.text).relation in _DIFFERENT
     ][:EXAMPLES_MAX]
 
 
 def _ids(figures: MeasuredPair) -> tuple[str, list[str]]:
-    """Return the ids of the exchange of the front and of those of the back."""
+    """Return the id of the front's exchange, and the ids of the back's exchanges."""
     return figures.pair.front.id, [back.id for back in figures.pair.backs]
 
 
 def _charts(all_figures: Sequence[MeasuredPair]) -> list[Mapping[str, object]]:
-    """Return a chart of the shares of first tokens and of tokens that were delayed by less than a time."""
+    """Return a chart of two distributions: the delays of first tokens, and the delays of all tokens."""
     first = [one.value for figures in all_figures for one in figures.values.get("first_token", ())]
     tokens, _, _, _ = _token_delays(all_figures)
     shares = np.linspace(0, 1, _CHART_POINTS)

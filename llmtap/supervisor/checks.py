@@ -173,6 +173,6 @@ def meter_problems(
         yield from errors_of_check(load_tokenizer, meter.tokenizer)
     if settings.capture.to is not None:
         # Import it here, because Arrow takes 40 MB and 200 ms, and only captures need it.
-        from llmtap.capture.store.store import check
+        from llmtap.capture.store.store import check_folders
 
-        yield from errors_of_check(check, settings.capture, supervisor, in_use)
+        yield from errors_of_check(check_folders, settings.capture, supervisor, in_use)

@@ -124,7 +124,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
         # The meter needs the addresses of the servers only for exported totals, which have them as labels.
-        exports = settings.otlp.exports(os.environ)
+        exports = settings.otlp.is_enabled(os.environ)
         return _meter_setup(
             settings,
             self.tenant_salt,

@@ -1,8 +1,8 @@
 """Shared code of trace formats with text: request bodies, and large JSON arrays.
 
-A request body is read into the columns of a capture (`request_columns`) or into messages (`messages_of`).
-`read_elements` streams the elements of a JSON array. Answers are read by the formats themselves. Lines, CSV
-and numbers are in `text.py`.
+`request_columns` returns the columns of a capture for a request body, and `messages_of` its messages.
+`read_elements` streams the elements of a JSON array. Each format reads its answers itself. Code for lines,
+CSV and numbers is in `text.py`.
 
 Source: openai/openai-openapi openapi.yaml (chat, completions, responses); Anthropic's messages API.
 """
@@ -31,7 +31,7 @@ _MEDIA: Final = frozenset(
 )
 """Types of message parts that are not text."""
 _DEPTH_MAX: Final = 500
-"""Maximum depth of nested JSON. ijson has no limit, and Python's decoders fail at about a thousand."""
+"""Maximum depth of nested JSON. ijson has no limit, but Python's decoders fail at about a thousand."""
 _DEPTH_STEP: Final = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 _READ_BYTES: Final = 1 << 16
 
@@ -53,7 +53,7 @@ def read_object(data: bytes | str, where: str) -> JsonObject:
         raise FormatError(f"{where}: not valid JSON: {exc}") from None
 
 
-def is_object(body: str) -> bool:
+def is_json_object(body: str) -> bool:
     try:
         read_object(body, "request")
     except FormatError:
@@ -86,7 +86,7 @@ def messages_of(body: JsonObject) -> list[tuple[str, str]] | None:
 
 
 def _calls_text(calls: Any) -> str:
-    """Return the functions of tool calls as JSON: an object for one call, a list for several; or ""."""
+    """Return the functions of tool calls as JSON: an object for one call, else a list; "" without calls."""
     listed = calls if isinstance(calls, list) else []
     functions = [call.get("function") for call in listed if isinstance(call, dict)]
     named = [
@@ -152,16 +152,16 @@ def _number_of(value: Any) -> float | None:
 def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> Iterator[Any]:
     """Yield the elements of the JSON array at `path`, such as `log.entries` (empty: the file is the array).
 
-    Numbers with a fraction are Decimal, or float if `floats`. Raises FormatError, also for an element of more
-    than BODY_BYTES_MAX.
+    Numbers with a fraction are Decimal, or float if `floats` is true. Raises FormatError for a file without
+    such an array, for invalid JSON, and for an element of more than BODY_BYTES_MAX.
     """
     import ijson
 
     counted, count_, inside = _CountedReader(file), 0, False
 
     def events_within_depth() -> Iterator[tuple[str, Any]]:
-        # Check the depth before ijson.parse sees the event. For every event it builds a path as long as the
-        # depth, so deep nesting would take quadratic time.
+        # Check the depth before ijson.parse gets the event: it builds a path as long as the depth for every
+        # event, so deep nesting would take quadratic time.
         depth = 0
         for one in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
             depth += _DEPTH_STEP.get(one[0], 0)
@@ -180,9 +180,9 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
         for element in ijson.items(events(), f"{path}.item".removeprefix(".")):
             yield element
             count_ += 1
-            counted.left = BODY_BYTES_MAX
+            counted.bytes_left = BODY_BYTES_MAX
     except ijson.JSONError as exc:
-        # Omit the second line of the message, which quotes the file: this may be a user's text.
+        # Omit the second line of the message: it quotes the file, which can have a user's text.
         what = str(exc).removeprefix("b'").partition("\n")[0].partition("\\n")[0]
         what = "the file was cut off here" if inside and "premature EOF" in what else what
         raise FormatError(f"element {count_}: {what}" if inside else f"{missing}: {what}") from None
@@ -191,19 +191,20 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
 
 
 class _CountedReader:
-    """Reads a file without its byte order mark. Raises FormatError if an element is too long."""
+    """Reads a file without its byte order mark, and raises FormatError if an element is too long."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._has_begun = False
-        self.left = BODY_BYTES_MAX
+        self.bytes_left = BODY_BYTES_MAX
+        """Number of bytes that the present element can still have; reset for each element."""
 
     def read(self, n: int) -> bytes:
         data = self._file.read(n)
         if not self._has_begun and n:
             self._has_begun = True
             data = data.removeprefix(b"\xef\xbb\xbf") or self._file.read(n)
-        self.left -= len(data)
-        if self.left < 0:
+        self.bytes_left -= len(data)
+        if self.bytes_left < 0:
             raise FormatError(f"an element is longer than {BODY_BYTES_MAX >> 20} MiB")
         return data

@@ -1,8 +1,8 @@
 """Convert a trace from one format to another, with a report on what was kept, changed and lost.
 
-For `llmtap convert`: `convert` opens the source (`registry.py`), writes the target in its format, redacts
-text if required, and returns a `Report`. Each aspect of the rows (`ASPECTS`) is counted between reader and
-writer, and once more by the writer.
+`llmtap convert` calls `convert`, which opens the source (`registry.py`), writes the target in its format,
+redacts text if required, and returns a `Report`. The rows with each aspect (`ASPECTS`) are counted when they
+are read, and again when they are written: the difference is lost.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,31 +14,37 @@ import pyarrow.compute as pc
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.privacy.redaction import Redactor
-from llmtap.capture.read.streams import STANDARD, new_file
-from llmtap.capture.schema import is_back
+from llmtap.capture.read.streams import STANDARD_STREAM, new_file
+from llmtap.capture.schema import back_rows_mask
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.traces import format, registry
 from llmtap.traces.formats import parquet_capture
-from llmtap.traces.registry import URL, open_trace, plain_name, reason_of, shown_name
+from llmtap.traces.registry import URL_MARK, open_trace, plain_name, reason_of, shown_name
 
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
+    """Result of a conversion for one aspect (kind of data) of the rows."""
+
     name: str
     rows: int
+    """Number of rows of the source that have the aspect."""
     written: int
-    """Number of rows that were written with the aspect, of those that have it."""
+    """Number of these rows that were written with the aspect."""
     fate: str
     """`kept`: written in all rows; `partly`: in some; `lost`: in none; `changed`: written with another value;
     `absent`: no row of the source has the aspect."""
     why: str | None = None
     """Reason why the aspect was lost or changed, or a remark on how it was kept."""
     keep: str | None = None
+    """Option `--to` with formats that can contain the aspect; None if it was kept, or if there is none."""
 
 
 @dataclass(slots=True)
 class Report:
+    """Result of a conversion."""
+
     source: str
     source_format: str
     target: str
@@ -47,11 +53,15 @@ class Report:
     rows_written: int = 0
     aspects: list[Aspect] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
+    """Number of rows that were not written, by reason."""
     notes_read: list[str] = field(default_factory=list)
+    """Irregularities in the source."""
     notes_written: list[str] = field(default_factory=list)
+    """Differences of the written rows from the rows of the source."""
     bytes_in: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
+    """Duration of the conversion."""
 
 
 def convert(
@@ -69,39 +79,44 @@ def convert(
     Args:
         source: a file, `-` for standard input, or a capture as a folder.
         target: a file, which appears when it is complete, or `-` for standard output.
-        progress: called with the bytes read so far and their total, if known.
+        source_format, target_format: names of formats; None: detect the format by content or file name.
+        redact: redaction rules for text, as in `capture.redact`; empty: redact nothing.
+        force: replace an existing file `target`.
+        progress: called with the number of bytes read so far, and the source's size (None for a pipe).
 
-    Raises ConfigError naming the wrong file or format, and BrokenPipeError if the reader of standard output
-    has ended.
+    Raises ConfigError, which names the wrong file or format, and BrokenPipeError if the process that reads
+    standard output has ended.
     """
     began_ns = SystemClock.mono_ns()
-    wanted = _target_format(target, target_format)
+    write_format = _target_format(target, target_format)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
         rows, read_format = trace.source, trace.format
-        _check_formats(read_format, wanted)
-        report = Report(shown_name(source), read_format.name, shown_name(target, output=True), wanted.name)
+        _check_formats(read_format, write_format)
+        report = Report(
+            shown_name(source), read_format.name, shown_name(target, output=True), write_format.name
+        )
         counts = dict.fromkeys(format.ASPECTS, 0)
         batches = rows.batches
-        if wanted.name != read_format.name:
-            # A trace of another tool has each request once: without those between a gateway and its engines.
-            batches = (batch.filter(pc.invert(is_back(batch))) for batch in batches)
-        redacted = _Redacted(_count_batches(batches, report, counts), redact)
+        if write_format.name != read_format.name:
+            # Another tool's trace has each request once: leave out rows behind a gateway, which repeat it.
+            batches = (batch.filter(pc.invert(back_rows_mask(batch))) for batch in batches)
+        redacted = _RedactedBatches(_count_batches(batches, report, counts), redact)
         try:
             with new_file(target, replace=force) as out:
-                written = wanted.write(out.stream, rows.info, redacted)
-                own = wanted.name in (read_format.name, rows.info.source)
-                _check_written_rows(counts, written, read_format, wanted, report, own=own)
-            report.bytes_out = out.bytes
+                written = write_format.write(out.stream, rows.info, redacted)
+                own = write_format.name in (read_format.name, rows.info.source)
+                _check_written_rows(counts, written, read_format, write_format, report, own=own)
+            report.bytes_out = out.bytes_written
         except OSError as exc:
-            if isinstance(exc, BrokenPipeError) and target == STANDARD:
+            if isinstance(exc, BrokenPipeError) and target == STANDARD_STREAM:
                 raise
             raise ConfigError(report.target, f"cannot be written: {reason_of(exc)}") from None
         except format.FormatError as exc:
             raise ConfigError(report.target, str(exc)) from None
-        report.bytes_in = trace.bytes
+        report.bytes_in = trace.size_bytes
     report.rows_written = written.rows
     redacted.report(written)
-    report.aspects = [_aspect_of(name, n, wanted, written) for name, n in counts.items()]
+    report.aspects = [_aspect_of(name, n, write_format, written) for name, n in counts.items()]
     report.dropped = written.dropped
     report.notes_read, report.notes_written = rows.notes, written.notes
     report.seconds = (SystemClock.mono_ns() - began_ns) / 1e9
@@ -115,7 +130,7 @@ def _count_batches(
     for batch in batches:
         report.rows_read += batch.num_rows
         for aspect in counts:
-            counts[aspect] += format.rows_with(batch, aspect)
+            counts[aspect] += format.count_rows_with(batch, aspect)
         yield batch
 
 
@@ -123,11 +138,13 @@ def _count_batches(
 
 
 def _target_format(target: str, name: str | None) -> format.TraceFormat:
-    if URL in target:
+    if URL_MARK in target:
         raise ConfigError(
-            target, "is a URL, and only local files can be written", "write a local file, and copy that file"
+            target,
+            "is a URL, and only local files can be written",
+            "write a local file, and copy that file",
         )
-    if name is None and target == STANDARD:
+    if name is None and target == STANDARD_STREAM:
         raise ConfigError("--to", "is required if the output is standard output")
     try:
         if name is not None:
@@ -137,47 +154,48 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
         raise ConfigError(target if name is None else "--to", str(exc)) from None
 
 
-def _check_formats(read_format: format.TraceFormat, wanted: format.TraceFormat) -> None:
-    """Raise ConfigError, before a row is read, if the source's format lacks an aspect
-    that the target needs."""
+def _check_formats(read_format: format.TraceFormat, write_format: format.TraceFormat) -> None:
+    """Raise ConfigError, before a row is read, if the source lacks an aspect that the target needs."""
     for aspect in format.ASPECTS:
-        if aspect in wanted.needs and aspect not in read_format.holds:
+        if aspect in write_format.required_aspects and aspect not in read_format.aspects:
             raise ConfigError(
-                "--to", f"{wanted.name} requires {aspect}, which {read_format.name} does not contain"
+                "--to", f"{write_format.name} requires {aspect}, which {read_format.name} does not contain"
             )
 
 
-_FULL: Final = (
+_FULL_HINT: Final = (
     'a capture has text only if capture.level is "full", and only of the tenants in capture.full_tenants'
 )
-_COUNTED: Final = "before the capture, set meter.tokenizer, or let clients send stream_options.include_usage"
+_COUNT_HINT: Final = (
+    "before the capture, set meter.tokenizer, or let clients send stream_options.include_usage"
+)
 _HINTS: Final = {
-    "input tokens": _COUNTED,
-    "output tokens": _COUNTED,
-    "request body": _FULL,
-    "response text": _FULL,
+    "input tokens": _COUNT_HINT,
+    "output tokens": _COUNT_HINT,
+    "request body": _FULL_HINT,
+    "response text": _FULL_HINT,
     "prefix blocks": 'a capture has prefix blocks if capture.level is "shape" or "full"',
 }
-"""Settings of a capture that add an aspect to it, by the aspect that a target needs."""
+"""Hints which settings add an aspect to a capture, by the aspect that a target needs."""
 
 
 def _check_written_rows(
     counts: dict[str, int],
     written: format.TraceWriter,
     read_format: format.TraceFormat,
-    wanted: format.TraceFormat,
+    write_format: format.TraceFormat,
     report: Report,
     *,
     own: bool,
 ) -> None:
-    """Raise ConfigError, before the target file appears, if no row could be written.
+    """Raise ConfigError if no row could be written. The target file then does not appear.
 
     `own`: whether source and target have the same format.
     """
     if not report.rows_read or (own and written.rows):
         return
     for aspect in format.ASPECTS:
-        if aspect in wanted.needs and not counts[aspect] and not written.counts.get(aspect):
+        if aspect in write_format.required_aspects and not counts[aspect] and not written.counts.get(aspect):
             hint = _HINTS.get(aspect) if read_format is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
@@ -191,15 +209,15 @@ def _reasons_text(written: format.TraceWriter) -> str:
     return ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
 
 
-def _aspect_of(name: str, rows: int, wanted: format.TraceFormat, written: format.TraceWriter) -> Aspect:
+def _aspect_of(name: str, rows: int, write_format: format.TraceFormat, written: format.TraceWriter) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
-    reason = wanted.why.get(name)
-    if name not in wanted.holds:
-        reason = reason or f"{wanted.name} has no place for it"
-        return Aspect(name, rows, 0, "lost", reason, _formats_with(wanted, name))
-    # Count at most `rows`: a writer may add values that the source lacks, such as 0 tokens of a failed
-    # request.
+    reason = write_format.remarks.get(name)
+    if name not in write_format.aspects:
+        reason = reason or f"{write_format.name} has no place for it"
+        return Aspect(name, rows, 0, "lost", reason, _formats_with(write_format, name))
+    # Count at most `rows`, because a writer can add values that the source lacks, such as 0 tokens of a
+    # failed request.
     written_rows = min(rows, written.counts.get(name, 0))
     fate = "kept" if written_rows == rows else "partly" if written_rows else "lost"
     if written_rows and name in written.changed:
@@ -207,15 +225,15 @@ def _aspect_of(name: str, rows: int, wanted: format.TraceFormat, written: format
     keep = None
     if written_rows < rows and written.dropped:
         reason = "; ".join(filter(None, (f"left out: {_reasons_text(written)}", reason)))
-        keep = _formats_with(wanted, "outcome and status", name)
+        keep = _formats_with(write_format, "outcome and status", name)
     elif not written_rows:
-        keep = _formats_with(wanted, name)
+        keep = _formats_with(write_format, name)
     return Aspect(name, rows, written_rows, fate, reason, keep)
 
 
-def _formats_with(wanted: format.TraceFormat, *aspects: str) -> str | None:
-    others = (f for f in registry.FORMATS if f.write_rows and f is not wanted)
-    names = [f.name for f in others if f.holds >= {*aspects}]
+def _formats_with(write_format: format.TraceFormat, *aspects: str) -> str | None:
+    others = (f for f in registry.FORMATS if f.write_rows and f is not write_format)
+    names = [f.name for f in others if f.aspects >= {*aspects}]
     return f"--to {' or '.join(names[:_NAMED_MAX])}" if names else None
 
 
@@ -228,9 +246,8 @@ _TEXTS: Final = ("request_body", "response_text")
 _ASPECTS: Final = ("request body", "response text")
 
 
-class _Redacted:
-    """Iterator over batches that redacts their texts by the rules of a capture. Without rules,
-    it only counts the texts."""
+class _RedactedBatches:
+    """Iterable of batches with redacted texts. Without rules, it only counts rows with unredacted text."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], rules: tuple[str, ...]) -> None:
         """Raises ConfigError for an unknown rule."""
@@ -239,17 +256,18 @@ class _Redacted:
             self._redactor = Redactor(CaptureOptions(redact=rules).redact) if rules else None
         except ConfigError as exc:
             raise ConfigError("--redact", exc.problem, exc.hint) from None
-        self.marks = 0
-        self.rows = 0
-        self.unreadable = 0
-        self.raw = 0
+        self.hits = 0
+        """Number of marks that replace a part of a text."""
+        self.redacted_rows = 0
+        self.unreadable_bodies = 0
+        self.unredacted_rows = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
             texts = [pc.is_valid(batch.column(name)) for name in _TEXTS]
             with_text = pc.or_(*texts)
             if self._redactor is None:
-                self.raw += pc.and_(with_text, pc.is_null(batch.column("redactions"))).true_count
+                self.unredacted_rows += pc.and_(with_text, pc.is_null(batch.column("redactions"))).true_count
             elif with_text.true_count:
                 batch = self._redact_batch(batch, self._redactor)
             yield batch
@@ -259,24 +277,26 @@ class _Redacted:
         rows = []
         for body, text, marks in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
             body_, more = (None, 0) if body is None else redactor.body(body.encode())
-            self.unreadable += body is not None and body_ is None
+            self.unreadable_bodies += body is not None and body_ is None
             text_, again = (None, 0) if text is None else redactor.text(text)
-            self.marks += more + again
-            self.rows += more + again > 0
-            # If the row has no text, keep its number of marks.
+            self.hits += more + again
+            self.redacted_rows += more + again > 0
+            # Change the number of marks only in rows with text: in other rows it can be null.
             rows.append((body_, text_, marks if body is text is None else (marks or 0) + more + again))
         for name, values in zip(names, zip(*rows, strict=True), strict=True):
             batch = format.replace_column(batch, name, pa.array(values, batch.schema.field(name).type))
         return batch
 
     def report(self, written: format.TraceWriter) -> None:
-        if self.marks:
-            how = f"{self.marks:,} marks in {self.rows:,} rows stand for what --redact found"
+        """Add the counts to the report on the written trace."""
+        if self.hits:
+            how = f"{self.hits:,} marks in {self.redacted_rows:,} rows stand for what --redact found"
             written.changed |= dict.fromkeys(_ASPECTS, how)
         elif self._redactor is not None:
             written.notes.append("--redact found nothing to redact")
-        written.note(self.unreadable, "bodies are no JSON that --redact could read, and were left out")
-        if self.raw and any(written.counts.get(name) for name in _ASPECTS):
+        written.note(self.unreadable_bodies, "bodies are no JSON that --redact could read, and were left out")
+        if self.unredacted_rows and any(written.counts.get(name) for name in _ASPECTS):
             written.notes.append(
-                f"{self.raw:,} rows have text that nobody redacted; --redact email,card,phone,key does"
+                f"{self.unredacted_rows:,} rows have text that nobody redacted; "
+                "--redact email,card,phone,key does"
             )

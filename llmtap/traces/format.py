@@ -1,4 +1,4 @@
-"""Base of all trace formats: the description of a format, a trace being read, and a trace being written.
+"""Base of all trace formats: the declaration of a format, a trace that is read, and a trace that is written.
 
 Each module of `formats/` defines a `TraceFormat`: its name, what it can hold, and its functions to read and
 write. Reading returns a `TraceSource` (batches of rows, and notes on irregularities); a `TraceWriter` writes,
@@ -46,11 +46,11 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "usage": ("usage",),
     "guardrails": ("refusal_kind", "guardrail"),
 }
-"""Columns of each aspect (kind of data) of a row. A row has an aspect if any of its columns is not null."""
+"""Columns of each aspect (kind of data). A row has an aspect if one of its columns is not null."""
 LENGTHS: Final = frozenset({"arrival", "input tokens", "output tokens"})
 """Aspects of formats that contain only times and lengths."""
 NO_FAILED: Final = {"outcome and status": "a failed request has no place: it is left out, and counted"}
-"""`TraceFormat.why` of formats that contain only complete requests."""
+"""Entry in `TraceFormat.remarks` of formats that contain only complete requests."""
 FAILED: Final = (
     "client_error",
     "upstream_error",
@@ -59,35 +59,37 @@ FAILED: Final = (
     "truncated",
     "rejected",
 )
-"""Outcomes of requests without a complete answer. Requests that the client cancelled do not count."""
+"""Outcomes of requests that failed. A request that the client cancelled did not fail."""
 BYTES_PER_TOKEN: Final = 4.0
-"""Assumed bytes for each token of prompts, if no row of the trace has a token count: English
-text with common tokenizers."""
-_REASONS: Final = {
+"""Assumed number of bytes per token of a prompt, if no row of the trace has a token count. The value is that
+of English text with common tokenizers."""
+_DROP_REASONS: Final = {
     "arrival_ns": "no arrival time",
     "input_tokens": "no count of input tokens",
     "output_tokens": "no count of output tokens",
     "request_body": "no request body",
     "response_text": "no response text",
 }
-"""By column: reason why a row is dropped if the column is null."""
+"""Reason why a row is dropped if a column is null, by the name of the column."""
 
 
 class FormatError(LlmtapError):
     """A file does not fit its format.
 
-    The text has the place: `line 17: output_length: expected an integer`.
+    The message names the place in the file: `line 17: output_length: expected an integer`.
     """
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- traces that are read
 
 
 @dataclass(slots=True)
 class TraceSource:
+    """A trace that is open for reading."""
+
     info: CaptureInfo
     batches: Iterator[pa.RecordBatch]
-    """Batches in SCHEMA. Iteration raises FormatError if the file does not fit."""
+    """Batches in SCHEMA. Iteration raises FormatError if the file does not fit its format."""
     notes: list[str] = field(default_factory=list)
     """Irregularities with their counts, complete after the last batch (`3 rows without response tokens`)."""
 
@@ -100,14 +102,15 @@ _DATES_NS: Final = range(1_420_070_400 * 10**9, 2_208_988_800 * 10**9)
 
 
 def unit_notes(first_ns: int | None) -> list[str]:
-    """Return a note if the first arrival, in ns since 1970, would be a date of today in a larger unit."""
+    """Return a note if the times probably have another unit: the first arrival is in 1970, but its number
+    would be a present date in a larger unit."""
     if first_ns is None or not any(first_ns * factor in _DATES_NS for factor in (1_000, 1_000_000)):
         return []
     return ["the first time is in 1970, and a date of today in a larger unit: all times may be too short"]
 
 
-def without_late_token(row: TraceRow) -> bool:
-    """Remove the time of the first token if it is after the end of the answer; return whether it was."""
+def remove_late_token(row: TraceRow) -> bool:
+    """Remove the time of the first token if it is after the answer's end. Return whether it was removed."""
     first_us, end_us = row.get("first_token_us"), row.get("response_end_us")
     late: bool = first_us is not None and end_us is not None and first_us > end_us
     if late:
@@ -135,41 +138,46 @@ def _text_batch(rows: Sequence[TraceRow]) -> pa.RecordBatch:
         try:
             columns[name] = pa.array([row.get(name) for row in rows], SCHEMA.field(name).type)
         except (pa.ArrowException, UnicodeError, OverflowError, TypeError, ValueError):
-            # Do not report the value: it may be a user's text.
+            # Do not report the value, because it can be a user's text.
             raise FormatError(f"{name}: a value does not fit the column") from None
     return batch_of(len(rows), columns)
 
 
-# ---------------------------------------------------------------- writing
+# ---------------------------------------------------------------- traces that are written
 
 
 @dataclass(slots=True)
 class TraceWriter:
-    """A trace being written, and the report on its rows."""
+    """A trace that is open for writing, and the counts of its rows."""
 
     name: str
+    """Name of the format."""
     out: BinaryIO
     info: CaptureInfo
+    """Metadata of the source."""
     batches: Iterable[pa.RecordBatch]
     rows: int = 0
+    """Number of written rows."""
     dropped: dict[str, int] = field(default_factory=dict)
+    """Number of dropped rows, by reason."""
     notes: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     """Number of written rows with each aspect, including aspects that the format cannot contain."""
     changed: dict[str, str] = field(default_factory=dict)
-    _prompts: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Bytes and tokens of the prompts that have a token count, and number of prompts without one."""
+    """Aspects that were written with other values, each with the reason."""
+    _prompt_totals: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Bytes and tokens of the prompts that have a token count, and number of prompts without a count."""
     _zero_ns: int | None = None
     """Arrival of the first row, which is subtracted from each arrival; None before the first row."""
 
     @property
     def is_own_format(self) -> bool:
-        """Whether the trace came from the format that is written."""
+        """Whether the source has the format that is written."""
         return self.info.source == self.name
 
     def count(self, batch: pa.RecordBatch, *, sign: int = 1) -> None:
         for aspect in ASPECTS:
-            self.counts[aspect] = self.counts.get(aspect, 0) + sign * rows_with(batch, aspect)
+            self.counts[aspect] = self.counts.get(aspect, 0) + sign * count_rows_with(batch, aspect)
 
     def drop(self, reason: str, rows: int = 1) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + rows
@@ -213,7 +221,8 @@ class TraceWriter:
                 self.count(batch)
                 yield batch
         self.note(
-            self._prompts[2], "rows lack a count of input tokens: estimated from the bytes of the prompt"
+            self._prompt_totals[2],
+            "rows lack a count of input tokens: estimated from the bytes of the prompt",
         )
         if times == "date" and self.info.arrivals == "trace" and self.rows:
             self.notes.append("arrivals have no date: written as if the trace began with 1970")
@@ -225,7 +234,7 @@ class TraceWriter:
         if "input_tokens" in needs and not self.is_own_format:
             batch = self._estimate_tokens(batch)
         for column in needs:
-            batch = self._drop_rows(batch, pc.is_valid(batch.column(column)), _REASONS[column])
+            batch = self._drop_rows(batch, pc.is_valid(batch.column(column)), _DROP_REASONS[column])
         return batch
 
     def _estimate_tokens(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -233,14 +242,16 @@ class TraceWriter:
         tokens, sizes = batch.column("input_tokens"), batch.column("prompt_bytes")
         known = pc.and_(pc.is_valid(sizes), pc.greater(pc.fill_null(tokens, 0), 0))
         for i, column in enumerate((sizes, tokens)):
-            self._prompts[i] += pc.sum(column.filter(known)).as_py() or 0
-        wanted = pc.and_(pc.is_null(tokens), pc.is_valid(sizes))
-        if not wanted.true_count:
+            self._prompt_totals[i] += pc.sum(column.filter(known)).as_py() or 0
+        is_missing = pc.and_(pc.is_null(tokens), pc.is_valid(sizes))
+        if not is_missing.true_count:
             return batch
-        self._prompts[2] += wanted.true_count
-        per_token = self._prompts[0] / self._prompts[1] if self._prompts[1] else BYTES_PER_TOKEN
+        self._prompt_totals[2] += is_missing.true_count
+        known_bytes, known_tokens, _ = self._prompt_totals
+        per_token = known_bytes / known_tokens if known_tokens else BYTES_PER_TOKEN
         estimates = pc.max_element_wise(pc.round(pc.divide(sizes.cast(pa.float64()), per_token)), 1.0)
-        return replace_column(batch, "input_tokens", pc.if_else(wanted, estimates.cast(pa.int64()), tokens))
+        tokens = pc.if_else(is_missing, estimates.cast(pa.int64()), tokens)
+        return replace_column(batch, "input_tokens", tokens)
 
     def _drop_rows(self, batch: pa.RecordBatch, good: pa.BooleanArray, reason: str) -> pa.RecordBatch:
         n = len(good) - good.true_count
@@ -275,25 +286,29 @@ def _zero_note(info: CaptureInfo, zero_ns: int) -> str:
     return f"arrivals count from the smallest one, {zero}"
 
 
-# ---------------------------------------------------------------- formats
+# ---------------------------------------------------------------- declaration of a format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
+    """Declaration of a trace format, with its functions to recognise, read and write a file."""
+
     name: str
     """Name for `--from` and `--to`: lower case, with dashes."""
     title: str
     extensions: tuple[str, ...]
-    holds: frozenset[str]
+    """Endings of file names by which the format of a new file is chosen."""
+    aspects: frozenset[str]
     """Keys of ASPECTS that the format can contain."""
-    needs: frozenset[str] = frozenset()
-    """Keys of ASPECTS without which a row cannot be written: it is dropped, and counted."""
-    why: Mapping[str, str] = field(default_factory=dict)
-    """By aspect: reason why the format cannot contain it, or a remark on how it is written."""
+    required_aspects: frozenset[str] = frozenset()
+    """Keys of ASPECTS without which a row cannot be written: the row is dropped, and counted."""
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    """By aspect: reason why the format cannot contain it, or a remark on how the aspect is written."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
-    """Function of the first 64 KiB and the file name that returns whether the file has this format. It is so
-    strict that at most one format matches."""
+    """Function that returns whether a file has this format, given its first 64 KiB and its name. The
+    functions are so strict that, if possible, only one format matches a file."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the CaptureInfo of a trace that is read."""
     rows: Callable[[BinaryIO, list[str]], Iterator[TraceRow]] | None = None
     """Function that yields rows with text, by column, and adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
@@ -328,11 +343,11 @@ class TraceFormat:
         return writer
 
 
-# ---------------------------------------------------------------- batches
+# ---------------------------------------------------------------- operations on batches
 
 
-def rows_with(batch: pa.RecordBatch, aspect: str) -> int:
-    """Return the number of rows that have the aspect. Absent columns count as null."""
+def count_rows_with(batch: pa.RecordBatch, aspect: str) -> int:
+    """Return the number of rows that have the aspect. A column that the batch lacks counts as null."""
     columns = [batch.column(name) for name in ASPECTS[aspect] if name in batch.schema.names]
     counts = [len(column) - column.null_count for column in columns]
     if len(columns) < 2 or max(counts) in (0, batch.num_rows):
@@ -345,9 +360,9 @@ def rows_with(batch: pa.RecordBatch, aspect: str) -> int:
 
 
 def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.RecordBatch:
-    """Return a batch of SCHEMA with these columns; all other columns are null.
+    """Return a batch of SCHEMA with the given columns. All other columns are null.
 
-    Raises pa.ArrowInvalid or pa.ArrowTypeError.
+    Raises pa.ArrowInvalid or pa.ArrowTypeError for values that do not fit the type of their column.
     """
     arrays = []
     for column in SCHEMA:
@@ -362,5 +377,5 @@ def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.R
 
 
 def replace_column(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
-    at = batch.schema.get_field_index(name)
-    return batch.set_column(at, batch.schema.field(at), values.cast(batch.schema.field(at).type))
+    index = batch.schema.get_field_index(name)
+    return batch.set_column(index, batch.schema.field(index), values.cast(batch.schema.field(index).type))

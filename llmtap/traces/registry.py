@@ -1,8 +1,8 @@
-"""The list of all trace formats, and opening of traces: a file, standard input, a folder or a URL.
+"""List all trace formats, and open traces: a file, standard input, a folder or a URL.
 
 `format_named`, `detect` (for reading) and `format_for_file` (for writing) return a `TraceFormat` of
 `formats/`. `open_trace` detects the format unless it is given, and yields an `OpenedTrace`: batches of rows,
-format, and the open file. Conversions, replays, simulations and fits read traces with it.
+format, and the open file. Conversions, replays, simulations and fits read traces with `open_trace`.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.read.streams import STANDARD, InputFile, open_input
+from llmtap.capture.read.streams import STANDARD_STREAM, InputFile, open_input
 from llmtap.errors import ConfigError
 from llmtap.traces.format import FormatError, TraceFormat, TraceSource
 from llmtap.traces.formats import (
@@ -72,8 +72,7 @@ def format_named(name: str, *, writing: bool = False) -> TraceFormat:
 
 
 def detect(name: str, head: bytes) -> TraceFormat:
-    """Return the format of a file by its beginning and name. Raises FormatError
-    unless exactly one matches."""
+    """Return a file's format by its beginning and name. Raises FormatError unless exactly one matches."""
     if not head.strip():
         raise FormatError("the file is empty" if not head else "the file contains only white space")
     if head.startswith(_UTF16):
@@ -89,12 +88,12 @@ def detect(name: str, head: bytes) -> TraceFormat:
     if len(claims) > 1:
         names = " or ".join(f"{f.name}: {f.title}" for f in claims)
         options = " or ".join(f"`--from {f.name}`" for f in claims)
-        raise FormatError(f"the file may have the format {names}; select one with {options}")
+        raise FormatError(f"the file fits several formats, {names}; select one with {options}")
     return claims[0]
 
 
 def _member_names(head: bytes) -> str:
-    """Return a text with the members of the first JSON objects, so that a misspelt one is seen; or ""."""
+    """Return a text with the members of the first JSON objects, to show a misspelt name; "" without any."""
     members = list(dict.fromkeys(name[:_NAME_CHARS] for one in first_objects(head) for name in one))
     more = ", ..." if len(members) > _NAMES_SHOWN else ""
     shown = ", ".join(map(repr, members[:_NAMES_SHOWN]))
@@ -128,23 +127,25 @@ def _column_names(head: bytes) -> str:
 
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 """Byte order marks of UTF-16."""
-URL: Final = "://"
-_COMPRESSED: Final = (".gz", ".zst")
+URL_MARK: Final = "://"
+"""Text that every URL contains."""
+_COMPRESSED_ENDINGS: Final = (".gz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTrace:
-    """A trace that is being read. Errors in its batches are raised as ConfigError naming the trace."""
+    """A trace that is open for reading. Errors in its batches are ConfigErrors that name the trace."""
 
     source: TraceSource
     format: TraceFormat
     file: InputFile | None
     """The open file; None for a capture of many files."""
-    many_bytes: int = 0
+    capture_bytes: int = 0
+    """Total size of the files of a capture."""
 
     @property
-    def bytes(self) -> int:
-        return self.many_bytes if self.file is None else self.file.size
+    def size_bytes(self) -> int:
+        return self.capture_bytes if self.file is None else self.file.size
 
 
 @contextmanager
@@ -158,17 +159,20 @@ def open_trace(
     """Open a trace or capture. Raises ConfigError, which names `option` if `source_format` is wrong."""
     with ExitStack() as stack:
         with _errors_naming(place):
-            if _is_many(place):
+            if _is_folder_or_url(place):
                 trace_format = parquet_capture.FORMAT
                 if source_format not in (None, trace_format.name):
-                    raise ConfigError(option, f"several files can only be read as {trace_format.name}")
-                source, size = parquet_capture.read_many(place, progress)
+                    raise ConfigError(
+                        option,
+                        f"a folder or URL can only be read as {trace_format.name}, got {source_format!r}",
+                    )
+                source, size = parquet_capture.read_files(place, progress)
                 trace = OpenedTrace(source, trace_format, None, size)
             else:
                 file = stack.enter_context(open_input(place, SNIFF_BYTES, progress))
                 trace_format = _format_of(place, source_format, file.head, option)
                 if trace_format is parquet_capture.FORMAT and file.seekable:
-                    source, _ = parquet_capture.read_many(place, progress)
+                    source, _ = parquet_capture.read_files(place, progress)
                 else:
                     source = trace_format.read(file.stream)
                 trace = OpenedTrace(source, trace_format, file)
@@ -176,15 +180,14 @@ def open_trace(
         yield trace
 
 
-def _is_many(place: str) -> bool:
-    """Return whether the source is a folder or a URL. Such a source is a capture
-    (`capture/read/reader.py`)."""
-    return URL in place or Path(place).is_dir()
+def _is_folder_or_url(place: str) -> bool:
+    """Return whether the source is a folder or a URL. Such a source is a capture."""
+    return URL_MARK in place or Path(place).is_dir()
 
 
 def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceFormat:
     if name is None:
-        return detect("" if place == STANDARD else plain_name(place), head)
+        return detect("" if place == STANDARD_STREAM else plain_name(place), head)
     try:
         return format_named(name)
     except FormatError as exc:
@@ -198,7 +201,7 @@ def _read_batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.
 
 @contextmanager
 def _errors_naming(place: str) -> Iterator[None]:
-    """Convert errors of reading to ConfigErrors that name the place."""
+    """Convert errors in the block to ConfigErrors that name the place of the trace."""
     try:
         yield
     except FormatError as exc:
@@ -210,14 +213,14 @@ def _errors_naming(place: str) -> Iterator[None]:
 
 
 def plain_name(path: str) -> str:
-    """Return the file's name without the ending of its compression."""
+    """Return the file's name without folders and without the ending of its compression."""
     name = Path(path).name
-    ending = next((e for e in _COMPRESSED if name.lower().endswith(e)), "")
+    ending = next((e for e in _COMPRESSED_ENDINGS if name.lower().endswith(e)), "")
     return name[: len(name) - len(ending)]
 
 
 def shown_name(path: str, *, output: bool = False) -> str:
-    return path if path != STANDARD else ("standard output" if output else "standard input")
+    return path if path != STANDARD_STREAM else ("standard output" if output else "standard input")
 
 
 def reason_of(exc: Exception) -> str:

@@ -1,9 +1,9 @@
 """External sort in bounded memory: rows by an integer column, and records grouped by a key.
 
-The writers of trace formats use it: `sort_batches` sorts Arrow batches; `group_records` groups records of
-bytes by a key, such as the turns of a session. If there are more than RUN_BYTES, the rows are divided into
-runs, each of which is sorted and written to a temporary file in small pieces; then the runs are merged. A
-trace of 64 GB needs a thousand files.
+The writers of trace formats use this module: `sort_batches` sorts Arrow batches, and `group_records` groups
+records of bytes by a key, such as the turns of a session. If the rows have more than RUN_BYTES, they are
+divided into runs. Each run is sorted, and written to a temporary file in small pieces; then the runs are
+merged. A trace of 64 GB needs a thousand files.
 """
 
 import tempfile
@@ -21,24 +21,25 @@ RUN_BYTES: Final = 64 << 20
 _PIECE_BYTES: Final = 1 << 18
 """Size of the piece of each run that is in memory during a merge. A trace of 64 GB has a thousand runs."""
 _PIECE_ROWS: Final = 8_192
-_LAST: Final = (1 << 63) - 1
+_NULL_KEY: Final = (1 << 63) - 1
+"""Sort key of a null, so that nulls are last."""
 _KEY: Final = "sort key"
+"""Name of the column that is added for the sort."""
 
 
 def sort_batches(
     column: str, batches: Iterable[pa.RecordBatch], *, run_bytes: int = RUN_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in the order of an integer column: nulls last, and rows of equal
-    values in source order."""
+    """Yield the rows sorted by an integer column: nulls last, and rows of equal values in their order."""
     run: list[pa.RecordBatch] = []
     size = 0
     runs: list[Iterator[pa.RecordBatch]] = []
     with ExitStack() as files:
         for batch in batches:
-            run.append(batch.append_column(_KEY, pc.fill_null(batch.column(column), _LAST)))
+            run.append(batch.append_column(_KEY, pc.fill_null(batch.column(column), _NULL_KEY)))
             size += run[-1].nbytes
             if size > run_bytes:
-                # The file has no name, so that no file remains, however this process ends.
+                # The file has no name, so that no file remains, even if this process is killed.
                 runs.append(_spill_run(files.enter_context(tempfile.TemporaryFile()), _sorted_table(run)))
                 run, size = [], 0
         if run:
@@ -51,8 +52,8 @@ def sort_batches(
 def group_records(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iterator[bytes]]:
     """Yield an iterator of bytes for each group (all records of one key).
 
-    `records`: key, place in the group (32 bits), and bytes of each record. Groups are in the order of their
-    first record; inside a group, records are sorted by place.
+    `records`: key, position in the group (32 bits), and bytes of each record. Groups are in the order of
+    their first record; inside a group, records are sorted by position.
     """
     groups: dict[object, int] = {}
 
@@ -60,8 +61,8 @@ def group_records(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iter
         keys: list[int] = []
         datas: list[bytes] = []
         size = 0
-        for key, place, data in records:
-            keys.append((groups.setdefault(key, len(groups)) << 32) + place + (1 << 31))
+        for key, position, data in records:
+            keys.append((groups.setdefault(key, len(groups)) << 32) + position + (1 << 31))
             datas.append(data)
             size += len(data)
             if len(keys) == _PIECE_ROWS or size >= _PIECE_BYTES:
@@ -79,12 +80,12 @@ def group_records(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iter
         yield map(itemgetter(1), group)
 
 
-def _sorted_table(held: list[pa.RecordBatch]) -> pa.Table:
-    table = pa.Table.from_batches(held)
+def _sorted_table(batches: list[pa.RecordBatch]) -> pa.Table:
+    table = pa.Table.from_batches(batches)
     keys = table.column(_KEY)
     if len(keys) < 2 or pc.all(pc.less_equal(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py():
-        return table  # Most traces are in order already.
-    return table.take(pc.sort_indices(keys))  # The sort is stable.
+        return table  # The rows are already in order, as in most traces.
+    return table.take(pc.sort_indices(keys))  # This sort keeps the order of rows with equal keys.
 
 
 def _piece_rows(table: pa.Table) -> int:
@@ -101,20 +102,20 @@ def _spill_run(file: Any, table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _merge_runs(runs: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Merge sorted runs, range by range of keys. Rows with equal keys are in the order of the runs."""
+    """Merge sorted runs, one range of keys after the other. Equal keys are in the order of the runs."""
     heads = [(i, batch) for i, run in enumerate(runs) if (batch := _next_batch(run)) is not None]
     while heads:
-        bound, at = min((batch.column(_KEY)[-1].as_py(), i) for i, batch in heads)
-        taken, rest = [], []
+        bound, bound_run = min((batch.column(_KEY)[-1].as_py(), i) for i, batch in heads)
+        range_batches, next_heads = [], []
         for i, batch in heads:
-            below = (pc.less_equal if i <= at else pc.less)(batch.column(_KEY), bound)
-            taken.append(batch.slice(0, below.true_count))
-            remains = batch.slice(below.true_count)
-            left = remains if remains.num_rows else _next_batch(runs[i])
-            if left is not None:
-                rest.append((i, left))
-        heads = rest
-        yield from _sorted_table(taken).to_batches()
+            is_in_range = (pc.less_equal if i <= bound_run else pc.less)(batch.column(_KEY), bound)
+            range_batches.append(batch.slice(0, is_in_range.true_count))
+            rest = batch.slice(is_in_range.true_count)
+            head = rest if rest.num_rows else _next_batch(runs[i])
+            if head is not None:
+                next_heads.append((i, head))
+        heads = next_heads
+        yield from _sorted_table(range_batches).to_batches()
 
 
 def _next_batch(run: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:

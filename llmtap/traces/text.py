@@ -1,10 +1,10 @@
 """Read text formats (lines, JSON Lines, CSV tables), write CSV, and keep decimal numbers exact.
 
-The formats of `formats/` use it: `json_rows` yields typed rows, `read_csv` blocks of columns, `write_csv`
-writes a table, and other functions look at the first bytes of a file. Numbers with a point are read from
-their digits, unless the row type asks for floats. Errors name line and field.
+The formats of `formats/` use this module: `json_rows` yields typed rows, `read_csv` yields blocks of columns,
+`write_csv` writes a table, and other functions examine the first bytes of a file. Decimal numbers are read
+exactly, unless the row type has a float. Errors name line and field.
 
-Source: RFC 8259, jsonlines.org, RFC 4180 (a line break inside quotes is refused).
+Source: RFC 8259, jsonlines.org, RFC 4180 (but a line break inside quotes is an error).
 """
 
 import csv
@@ -24,8 +24,7 @@ from pyarrow import csv as arrow_csv
 from llmtap.traces.format import FormatError
 
 LINE_BYTES_MAX: Final = 4 << 20
-"""Maximum size of a line in formats without text. A prompt of ten million tokens has 20,000
-block ids: 200 KB."""
+"""Maximum size of a line without text. A prompt of ten million tokens has 20,000 block ids: 200 KB."""
 BODY_BYTES_MAX: Final = 256 << 20
 """Maximum size of a line with a request body. An agent's long context with images has 50 MB."""
 _BLOCK_BYTES: Final = 1 << 19
@@ -35,7 +34,8 @@ _SHOWN_CHARS: Final = 40
 
 
 def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tuple[int, bytes]]:
-    """Yield the non-blank lines with their numbers from 1, without a byte order mark. Raises FormatError."""
+    """Yield the line numbers (from 1) and lines that are not blank, without a byte order mark. Raises
+    FormatError for a line of more than `bytes_max` bytes."""
     number = 0
     while line := file.readline(bytes_max + 1):
         number += 1
@@ -47,7 +47,7 @@ def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tupl
 
 
 def clip_value(value: str) -> str:
-    """Return a value for an error message: in quotes, and cut if it is longer than a line."""
+    """Return a value for an error message: in quotes, and cut after _SHOWN_CHARS characters."""
     if len(value) <= _SHOWN_CHARS:
         return f'"{value}"'
     return f'"{value[:_SHOWN_CHARS]}..." ({len(value)} characters)'
@@ -59,23 +59,22 @@ Number = int | Decimal
 
 
 def number_ns(number: Number, places: int, line: int, field: str) -> int:
-    """Convert a time in units of 10**places ns to whole ns. Raises FormatError if it is
-    negative or too large."""
-    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # Nearly all times are of this kind.
+    """Convert a time in units of 10**places ns to ns. Raises FormatError if it is negative or too large."""
+    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # Most times can be converted faster.
         return number * int(10**places)
     value = Decimal(number)
-    # Check the exponent first: 1e999999999 as a whole number would fill the memory.
+    # Check the exponent before the conversion: 1e999999999 as a whole number would fill the memory.
     fits = value.is_finite() and (not value or value.adjusted() + places <= 19)
     ns = round(value.scaleb(places)) if fits else 1 << 63
     if ns >= 1 << 63:
-        raise FormatError(f"line {line}: {field}: is not a finite number below 2^63")
+        raise FormatError(f"line {line}: {field}: is not a finite number below 2^63 ns")
     if ns < 0:
-        raise FormatError(f"line {line}: {field}: is negative")
+        raise FormatError(f"line {line}: {field}: is negative: {clip_value(str(number))}")
     return ns
 
 
 def decimal_text(units: int, places: int, *, point: bool = False) -> str:
-    """Return `units` (>= 0) of 10**-places as a decimal number. `point`: write a whole number with `.0`."""
+    """Return `units` (>= 0) / 10**places as a decimal text. `point`: write a whole number with `.0`."""
     whole, fraction = divmod(units, 10**places)
     digits = f"{fraction:0{places}}".rstrip("0") if fraction else "0" * point
     return f"{whole}.{digits}" if digits else str(whole)
@@ -84,28 +83,31 @@ def decimal_text(units: int, places: int, *, point: bool = False) -> str:
 # ---------------------------------------------------------------- JSON Lines
 
 COUNT_MAX: Final = 10**18 - 1
-"""Maximum count of tokens, so that sums of several counts still fit into 64 bits."""
+"""Maximum number of tokens, so that a sum of several such numbers still fits into 64 bits."""
 
 
 class TokenCount(int):
-    """Number of tokens in a row type: a whole number in any notation, such as 472, 472.0 or 4.72e2."""
+    """Type of a field with a number of tokens: whole, in any notation, such as 472, 472.0 or 4.72e2."""
 
 
 Id = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""Id of a block, as the type of a field: a signed 64-bit integer."""
 
 T = TypeVar("T", bound=msgspec.Struct)
-_WHERE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_DECODER_MESSAGE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+"""Matches an error message of msgspec: the problem, and the path of the field."""
 _FIRST_OBJECTS: Final = 50
+"""Number of first lines by which the format of a file is recognised."""
 _UNKNOWN_NAMES_MAX: Final = 20
-"""Maximum number of unknown field names; a file with more has another format."""
+"""Maximum number of unknown field names that are counted. A file with more names has another format."""
 
 
 def json_rows(
     stream: BinaryIO, row: type[T], notes: list[str], *, bytes_max: int = LINE_BYTES_MAX
 ) -> Iterator[tuple[T, int]]:
-    """Yield a typed row for each line, with the line number. Raises FormatError.
+    """Yield an object of the type `row` for each line, with the line number. Raises FormatError.
 
-    Fields that the type `row` does not have are counted in the notes.
+    After the last line, notes are added on fields that the type `row` does not have.
     """
     exact = msgspec.defstruct(row.__name__, [], bases=(row,), forbid_unknown_fields=True)
     strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(exact, dec_hook=read_count)
@@ -120,8 +122,7 @@ def json_rows(
         if len(rows) == len(block):
             yield from zip(rows, (number for number, _ in block), strict=True)
             continue
-        # The block could not be read at once: a line is wrong, has unknown fields, or has several objects.
-        # Read it line by line to find out which.
+        # A line is wrong, has unknown fields, or has several objects. Read each line by itself to find it.
         for number, line in block:
             try:
                 one = lenient(line)
@@ -138,8 +139,7 @@ def json_rows(
 
 
 def read_count(kind: type, value: object) -> TokenCount:
-    """Convert the value of a `Count` field. Raises ValueError, to which msgspec adds the
-    name of the field."""
+    """Convert the value of a TokenCount field. Raises ValueError, to which msgspec adds the field's name."""
     assert kind is TokenCount
     if not isinstance(value, int | float | Decimal) or isinstance(value, bool) or value != value // 1:
         raise ValueError(f"Expected `int`, got `{_JSON_NAMES.get(type(value), type(value).__name__)}`")
@@ -165,13 +165,12 @@ def _line_blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int,
 
 
 def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
-    """Return the error of a decoder with line and field, but without the value, which may
-    be a user's text."""
+    """Return a FormatError with line and field, without the value, which can be a user's text."""
     if isinstance(exc, UnicodeDecodeError):
         return FormatError(f"line {number}: is not UTF-8")
     if isinstance(exc, RecursionError):
         return FormatError(f"line {number}: is nested too deeply")
-    match = _WHERE.fullmatch(str(exc))
+    match = _DECODER_MESSAGE.fullmatch(str(exc))
     assert match is not None
     what, field = match[1].replace("`", ""), match[2]
     if missing := re.fullmatch(r"Object missing required field (.*)", what):
@@ -188,10 +187,11 @@ def start_of(head: bytes) -> bytes:
 
 
 def first_objects(head: bytes) -> list[dict[str, object]]:
-    """Return the objects in the first lines; [] if a line is something else. Raises FormatError."""
+    """Return the JSON objects in the first lines; [] if a line is not an object. Raises FormatError for a
+    line that is nested too deeply."""
     lines = head.removeprefix(_BOM).split(b"\n")
     if len(lines) > 1:
-        del lines[-1]  # The last line is cut off, or empty.
+        del lines[-1]  # Ignore the last line, which is cut off or empty.
     objects = []
     for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
         if line.strip():
@@ -203,15 +203,16 @@ def first_objects(head: bytes) -> list[dict[str, object]]:
 
 
 def first_problem(head: bytes) -> str | None:
-    """Return a message on the first line that is no JSON object.
+    """Return a message on the first line that is not a JSON object.
 
-    None if all of the first lines are objects, or if the file is no JSON, or one document of several lines.
+    Return None if all of the first lines are objects, if the file is not JSON, or if it is one JSON document
+    of several lines.
     """
     if start_of(head)[:1] not in (b"{", b"["):
         return None
     lines = head.removeprefix(_BOM).split(b"\n")
     if len(lines) > 1:
-        del lines[-1]  # The last line is cut off, or empty.
+        del lines[-1]  # Ignore the last line, which is cut off or empty.
     decoded = 0
     for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
         if not line.strip():
@@ -219,8 +220,7 @@ def first_problem(head: bytes) -> str | None:
         try:
             value = msgspec.json.decode(line)
         except (ValueError, RecursionError) as exc:
-            # If this is the first line of a document of several lines, it is no JSON by itself: report no
-            # error.
+            # The first line of a document of several lines is not JSON by itself, but that is no error.
             is_part = not decoded and len(lines) > 1 and "truncated" in str(exc)
             return None if is_part else str(error_of(exc, number))
         if not isinstance(value, dict):
@@ -244,26 +244,31 @@ def _line_object(line: bytes) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class CsvKind:
-    """Kind of the values of a column: their allowed text, and the conversion from text and to text."""
+    """Kind of the values of a CSV column: their allowed text, and the conversion from text and to text."""
 
     pattern: str
     """Regular expression (RE2) of the allowed texts."""
     description: str
     """Description of the allowed texts, for error messages."""
     parse: Callable[[pa.StringArray], pa.Array]
-    text: Callable[[Any], str]
+    """Function that converts texts to the values of a capture."""
+    format: Callable[[Any], str]
+    """Function that converts a value of a capture to text."""
 
 
 @dataclass(frozen=True, slots=True)
 class CsvColumn:
+    """A column of a CSV file, and the column of a capture that has its values."""
+
     name: str
     """Name in the file."""
     kind: CsvKind
     column: str
     """Name of the column in a capture."""
     required: bool = True
-    empty: bool = False
-    """Whether a value may be empty."""
+    """Whether a file must have the column."""
+    allows_empty: bool = False
+    """Whether a row can have an empty value in the column."""
 
 
 def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:
@@ -275,7 +280,7 @@ def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:
 
 
 def _quoted_field(value: str) -> str:
-    """Return a text as a field of CSV, in quotes if it needs them. Line breaks become spaces."""
+    """Return a text as a field of CSV, in quotes if they are necessary. Line breaks become spaces."""
     value = value.replace("\r", " ").replace("\n", " ")
     return '"' + value.replace('"', '""') + '"' if '"' in value or "," in value else value
 
@@ -291,7 +296,7 @@ SECONDS: Final = CsvKind(
     _seconds_ns,
     lambda ns: decimal_text(ns, 9, point=True),
 )
-"""Kind of a column with seconds, which are converted to ns. Ten digits before the point are 300 years."""
+"""Kind of a column with seconds, which are read as ns. Ten digits before the point suffice for 300 years."""
 SECONDS_US: Final = CsvKind(
     SECONDS.pattern,
     SECONDS.description,
@@ -306,7 +311,7 @@ def read_csv(
 ) -> Iterator[tuple[int, dict[str, pa.Array]]]:
     """Yield blocks of rows: the number of rows, and the known columns by their names in a capture.
 
-    Raises FormatError.
+    After the last block, a note on unknown columns is added. Raises FormatError.
     """
     first = stream.readline(LINE_BYTES_MAX)
     header = _split_fields(first.removeprefix(_BOM), 1)
@@ -342,37 +347,36 @@ def read_csv(
 
 
 def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
-    """Return the values of a column. Raises pa.ArrowInvalid if a text does not match the
-    kind of the column."""
-    pattern = f"^({c.kind.pattern}{'|' if c.empty else ''})$"
+    """Return the values of a column. Raises pa.ArrowInvalid if a text does not match the column's kind."""
+    pattern = f"^({c.kind.pattern}{'|' if c.allows_empty else ''})$"
     if not pc.all(pc.match_substring_regex(texts, pattern)).as_py():
         raise pa.ArrowInvalid(c.name)
     return c.kind.parse(pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts))
 
 
 def _first_row_error(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
-    """Return the error of the first line of a block that does not fit. `number`: number of its first line."""
+    """Return the error for the first wrong line of a block, whose first line has this number."""
     rows: list[tuple[int, list[str]]] = []
     error = FormatError(f"line {number}: is not valid CSV")
-    for at, line in enumerate(block.split(b"\n"), number):
+    for line_number, line in enumerate(block.split(b"\n"), number):
         if line.strip(b"\r"):
             try:
-                fields = _split_fields(line, at)
+                fields = _split_fields(line, line_number)
             except FormatError as exc:
                 error = exc
                 break
             if len(fields) != len(header):
-                error = FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
+                error = FormatError(f"line {line_number}: expected {len(header)} columns, got {len(fields)}")
                 break
-            rows.append((at, fields))
+            rows.append((line_number, fields))
     for c in known:
         values = [fields[header.index(c.name)] for _, fields in rows]
-        # Search by bisection: a check takes up to 1 ms even for one line, too much for a check of each line.
+        # Search by bisection, because a check takes up to 1 ms, even for one line.
         first = bisect_left(range(len(values)), True, key=lambda n: not _values_fit(c, values[: n + 1]))
         if first < len(values):
-            wanted = c.kind.description + (", or nothing" if c.empty else "")
+            expected = c.kind.description + (", or nothing" if c.allows_empty else "")
             got = clip_value(values[first])
-            error = FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
+            error = FormatError(f"line {rows[first][0]}: {c.name}: expected {expected}, got {got}")
             del rows[first:]
     return error
 
@@ -391,7 +395,7 @@ def csv_header(head: bytes) -> set[str]:
 
 
 def csv_columns(head: bytes) -> list[str]:
-    """Return the column names in the first bytes of a file, in their order; [] if it is no CSV file."""
+    """Return the column names in the first bytes of a file, in their order; [] if it is not CSV."""
     try:
         return _split_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1)
     except FormatError:
@@ -412,10 +416,12 @@ def write_csv(
     out: BinaryIO,
     columns: Sequence[CsvColumn],
     batches: Iterable[Mapping[str, Sequence[Any]]],
-    end: str = "\n",
+    line_end: str = "\n",
 ) -> None:
-    """Write a table. Each batch has the values of the columns, by the names of the columns in a capture."""
-    out.write((",".join(c.name for c in columns) + end).encode())
+    """Write a CSV table. Each batch has lists of values, by the names of the columns in a capture."""
+    out.write((",".join(c.name for c in columns) + line_end).encode())
     for batch in batches:
-        fields = [["" if value is None else c.kind.text(value) for value in batch[c.column]] for c in columns]
-        out.write("".join(",".join(row) + end for row in zip(*fields, strict=True)).encode())
+        fields = [
+            ["" if value is None else c.kind.format(value) for value in batch[c.column]] for c in columns
+        ]
+        out.write("".join(",".join(row) + line_end for row in zip(*fields, strict=True)).encode())

@@ -28,7 +28,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import is_back
+from llmtap.capture.schema import back_rows_mask
 from llmtap.exchange.label import label_of
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
@@ -38,8 +38,8 @@ from llmtap.traces.format import (
     BYTES_PER_TOKEN,
     FormatError,
     TraceSource,
+    count_rows_with,
     replace_column,
-    rows_with,
 )
 from llmtap.units import format_ns
 from llmtap.workload.destinations import reason_unsendable
@@ -302,7 +302,7 @@ class TraceRows:
             batch = batch.select(sorted(wanted))
             rows: Iterable[int] = range(begin, begin + batch.num_rows)
             begin += batch.num_rows
-            batch, rows = _filter_rows(batch, rows, pc.invert(is_back(batch)))
+            batch, rows = _filter_rows(batch, rows, pc.invert(back_rows_mask(batch)))
             batch, rows = _filter_rows(batch, rows, pc.invert(self._rows_without_model(batch)))
             if self._parts.bodies:
                 batch, rows = _filter_rows(batch, rows, self._sendable_rows(batch))
@@ -315,7 +315,7 @@ class TraceRows:
             self._add(batch)
             if self._parts.row_numbers:
                 self.source_rows.extend(islice(rows, batch.num_rows))
-                self.has_answer_times |= any(rows_with(batch, aspect) for aspect in _ANSWER_ASPECTS)
+                self.has_answer_times |= any(count_rows_with(batch, aspect) for aspect in _ANSWER_ASPECTS)
             if self._rows_left is not None:
                 self._rows_left -= batch.num_rows
                 if not self._rows_left:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import llmtap.cli.tap  # noqa: F401 (adds the commands to `app`)
 from llmtap import native
-from llmtap.capture.store.spool import LOCK
+from llmtap.capture.store.spool import LOCK_FILE
 from llmtap.channel.frames import ACK
 from llmtap.cli.main import app
 from llmtap.config import load_settings
@@ -193,7 +193,7 @@ def test_a_check_accepts_the_capture_of_a_running_llmtap(folder: Path) -> None:
     """As before each SIGHUP; a start is refused."""
     spool = folder / "capture" / ".spool"
     spool.mkdir(parents=True)
-    with (spool / LOCK).open("w") as lock:
+    with (spool / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("1 1\n")
         lock.flush()

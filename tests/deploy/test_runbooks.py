@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from llmtap.export.rules import BURN, OUTDATED, self_alerts
+from llmtap.export.rules import BURN_ALERT, OUTDATED_ALERT, self_alerts
 from tests.support.traffic.exposed import exposed
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "runbooks"
-ALERTS = [BURN, OUTDATED, *(alert["alert"] for alert in self_alerts("llmtap"))]
+ALERTS = [BURN_ALERT, OUTDATED_ALERT, *(alert["alert"] for alert in self_alerts("llmtap"))]
 SECTIONS = ["What it means", "What users see", "Look first", "What to do", "Silence"]
 
 

@@ -47,7 +47,11 @@ def test_exponential_buckets_end_at_powers_of_the_64th_root_of_2(values: list[in
     assert found == sorted(one_by_one.counts.items())
     for value, i in zip(sorted(filter(None, values)), (i for i, n in found for _ in range(n)), strict=True):
         assert 2 ** (i - 1) < value**64 <= 2**i or (i, value) == (0, 1)
-    assert (together.n, together.total, together.zeros) == (len(values), sum(values), values.count(0))
+    assert (together.value_count, together.value_sum, together.zero_count) == (
+        len(values),
+        sum(values),
+        values.count(0),
+    )
     scale, offset, dense = together.dense_counts(most)
     assert len(dense) <= most
     merged = 2 ** (EXPONENTIAL_SCALE - scale)

@@ -22,7 +22,7 @@ def test_the_standard_variables_count_where_nothing_of_ours_speaks(tmp_path: Pat
     otlp = load_settings(file, {**STANDARD, "LLMTAP_OTLP_ENDPOINT": ""}, {}).otlp
     assert otlp.endpoint == "", "switched off for good"
     own = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://traces:4317"}
-    assert not otlp.exports(own) and OtlpOptions().exports(own) and not OtlpOptions().exports({})
+    assert not otlp.is_enabled(own) and OtlpOptions().is_enabled(own) and not OtlpOptions().is_enabled({})
     assert load_settings(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, {}).otlp.endpoint is None
 
 

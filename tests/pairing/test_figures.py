@@ -123,8 +123,8 @@ def test_a_text_that_differs_is_known_by_its_place_and_lengths(
 ) -> None:
     tokens = words(40)
     figures = measured(Crossing(tokens=tokens, deliver=deliver))
-    assert figures.delivered is not None
-    text = figures.delivered.text
+    assert figures.delivered_attempt is not None
+    text = figures.delivered_attempt.text
     assert (figures.text, text.relation) == (relation, relation)
     sent, received = "".join(tokens), "".join(deliver(tokens))
     assert (text.back_chars, text.front_chars) == (len(sent), len(received))

@@ -184,7 +184,7 @@ def test_a_failed_search_affects_one_exchange_and_is_no_longer_waited_for(
             raise ValueError("a bug")
         return candidates, (kind,)
 
-    monkeypatch.setattr(matching.Finder, "_narrow", narrow)
+    monkeypatch.setattr(matching.Finder, "_exclude_candidates", narrow)
     decisions, matcher = live(fronts, backs)
     assert decisions.left == {backs[1].id: Leftover.LEFT_OUT, fronts[1].id: Leftover.UNPAIRED}
     assert len(decisions.pairs) == 2
@@ -197,7 +197,7 @@ def test_what_was_left_out_is_yielded_once_also_after_an_interruption() -> None:
     for front in fronts:
         matcher.add_front(front)
     first = next(matcher.advance(0, (), ()))
-    assert [first, *matcher.left_out()] == [Unpaired(x, Leftover.LEFT_OUT) for x in fronts[:3]]
+    assert [first, *matcher.take_left_out()] == [Unpaired(x, Leftover.LEFT_OUT) for x in fronts[:3]]
 
 
 def test_exchanges_may_be_added_and_left_out_between_two_steps() -> None:

@@ -21,7 +21,7 @@ from llmtap.capture.store.parquet import write_parquet
 from llmtap.errors import ConfigError
 from llmtap.traces import registry
 from llmtap.traces.convert import Report, convert
-from llmtap.traces.format import ASPECTS, FormatError, TraceWriter, batch_of, rows_with
+from llmtap.traces.format import ASPECTS, FormatError, TraceWriter, batch_of, count_rows_with
 from tests.support.storage import capture_rows
 
 MOONCAKE = b"".join(
@@ -78,7 +78,7 @@ def test_a_folder_is_a_capture(tmp_path: Path) -> None:
     report = convert(str(folder), str(tmp_path / "all.jsonl"), target_format="mooncake")
     assert (report.rows_read, report.source_format) == (150, "llmtap")
     assert report.bytes_in == sum(path.stat().st_size for path in folder.iterdir())
-    with pytest.raises(ConfigError, match="several files can only be read as llmtap"):
+    with pytest.raises(ConfigError, match="a folder or URL can only be read as llmtap"):
         convert(str(folder), str(tmp_path / "x.parquet"), source_format="azure")
 
 
@@ -171,12 +171,12 @@ def test_what_is_said_to_be_written_is_in_the_file(name: str, tmp_path: Path) ->
     with target.open("rb") as file:
         for batch in wanted.read(file).batches:
             for aspect in ASPECTS:
-                result[aspect] += rows_with(batch, aspect)
+                result[aspect] += count_rows_with(batch, aspect)
     for a in report.aspects:
-        assert a.rows == rows_with(mixed(), a.name)
+        assert a.rows == count_rows_with(mixed(), a.name)
         if (name, a.name) not in DERIVED:
             # A failed request of BurstGPT's has 0 tokens, which its capture did not know.
-            assert a.written == min(a.rows, result[a.name]) if a.name in wanted.holds else a.written == 0, a
+            assert a.written == min(a.rows, result[a.name]) if a.name in wanted.aspects else a.written == 0, a
         if a.fate in ("kept", "lost", "partly"):
             assert a.fate == ("kept" if a.written == a.rows else "partly" if a.written else "lost")
         assert a.why or a.fate in ("kept", "absent")

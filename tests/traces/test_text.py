@@ -93,7 +93,7 @@ def test_the_first_objects_are_those_of_whole_lines() -> None:
 
 
 COLUMNS = (CsvColumn("n", COUNT, "n"), CsvColumn("text", TEXT, "text", required=False),
-           CsvColumn("t", SECONDS, "t", required=False, empty=True))  # fmt: skip
+           CsvColumn("t", SECONDS, "t", required=False, allows_empty=True))  # fmt: skip
 Rows = list[tuple[object, ...]]
 
 

@@ -1,16 +1,16 @@
 """Round the sizes and times of capture rows at the level `coarse`, so that they reveal less of the text.
 
-`store/rows.py` passes the columns of new rows to `coarsen`. An attacker can guess text by the lengths of
-tokens or by the times of keystrokes.
+`store/rows.py` passes the columns of new rows to `coarsen`. From exact values, an attacker could guess text
+by the lengths of tokens or by the times of keystrokes.
 
 - Offsets and think times are rounded down to steps of `time_us`, arrivals to steps of `arrival_us`.
-- Sizes and token counts are rounded up to a multiple of half of their power of two, and of `bytes` or
-  `tokens`: at most 50 % or one such step more, and at most two values between a size and its double.
-- Events of one class in one step become one event with the size of all of them.
-- Exact copies of these values (counts of events and reads, usage, times of the server) are left out.
+- Sizes and token counts are rounded up to a multiple of the step `bytes` or `tokens`, and to a multiple of
+  half the largest power of two that is not above the value. A value grows by at most 50 % or one step, and
+  between a size and its double there are at most two rounded values.
+- Events of one class in the same step of time become one event, whose size is the sum of theirs.
+- Columns that would show these values exactly (counts of events and reads, usage, server times) are null.
 
-`capture/columns.py` declares what happens to each column. `benchmarks/privacy` measures what an attacker
-still learns.
+`capture/columns.py` declares the coarse content of a column. `benchmarks/privacy` tests it by attacks.
 """
 
 from typing import Any, Final
@@ -22,15 +22,16 @@ import pyarrow.compute as pc
 from llmtap.capture.columns import COLUMNS, Coarse
 
 STEPS: Final = {"arrival_us": 1_000_000, "time_us": 100_000, "bytes": 1_024, "tokens": 16}
-"""Steps of rounding. Those of sizes and token counts are powers of two. The metadata of a file repeat the
-steps."""
+"""Steps of rounding, also in the metadata of a file. Steps of sizes and token counts are powers of two."""
 
 _SIZE_MAX: Final = 1 << 60
+"""Larger sizes are cut to this one, so that rounding up cannot exceed 64 bits."""
 _BLANK: Final = 1
+"""Bit of `event_flags`: the event has only blank text."""
 
 
 def coarsen(columns: dict[str, pa.Array]) -> None:
-    """Replace the columns of new rows at the level `shape` by coarse ones."""
+    """Replace columns of new rows, which have the values of the level `shape`, by coarse columns."""
     step = STEPS["time_us"]
     for column in COLUMNS:
         name = column.name
@@ -51,7 +52,7 @@ def coarsen(columns: dict[str, pa.Array]) -> None:
 
 
 def floor_divide(values: pa.Array, step: int) -> pa.Array:
-    """Divide integers and round down; Arrow rounds towards 0."""
+    """Divide integers and round down. (The division of Arrow rounds towards 0.)"""
     quotients = pc.divide(values, step)
     least = pc.min(values).as_py()
     if least is not None and least < 0:
@@ -64,17 +65,17 @@ def _round_down(values: pa.Array, step: int) -> pa.Array:
     return pc.multiply(floor_divide(values, step), step)
 
 
-def _round_up(sizes: pa.Array, least: int) -> pa.Array:
-    """Round sizes up to a multiple of half of their power of two, and of `least`."""
+def _round_up(sizes: pa.Array, step: int) -> pa.Array:
+    """Round sizes up to a multiple of `step`, and of half the largest power of two that is not above them."""
     sizes = pc.min_element_wise(sizes, pa.scalar(_SIZE_MAX, pa.int64()), skip_nulls=False)
     magnitude = pc.floor(pc.log2(pc.max_element_wise(sizes, 1, skip_nulls=False).cast(pa.float64())))
-    digits = pc.max_element_wise(pc.subtract(magnitude.cast(pa.int64()), 1), least.bit_length() - 1)
+    digits = pc.max_element_wise(pc.subtract(magnitude.cast(pa.int64()), 1), step.bit_length() - 1)
     unit = pc.shift_left(pa.scalar(1, pa.int64()), digits)
     return pc.multiply(pc.divide(pc.add(sizes, pc.subtract(unit, 1)), unit), unit)
 
 
 def _merge_events(columns: dict[str, pa.Array]) -> None:
-    """Merge the events of one class in one step of time."""
+    """Replace successive events of one class in the same step of time by one event."""
     times, classes = columns["event_us"], columns["event_class"]
     if not len(times.values):
         return

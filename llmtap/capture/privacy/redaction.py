@@ -1,25 +1,27 @@
 """Redaction of e-mail addresses, cards, phone numbers, keys and an operator's own patterns.
 
 A `Redactor` takes a text or a JSON body, and returns it with a mark in place of each hit. The meter's
-recorder and `llmtap convert` use it. Only the level `full` has text. It is written with the rules of
-`capture.redact`; if that is empty, only media is removed. Rules:
+recorder and `llmtap convert` use it. Only the level `full` stores text, redacted by the rules in
+`capture.redact`; without rules, only media is removed. Rules:
 
 - `email`: name@host.tld. Not: hosts without a dot, addresses spelled out ("ann at example dot com").
 - `card`: 13 to 19 digits, in groups or not, that satisfy Luhn's check and begin like a card (not with 0, 1 or
   7). Between groups: up to three blanks, tabs, line ends, dots or hyphens. Not: cards with a digit missing,
   expiry dates and security codes.
 - `phone`: +49 30 123456 and other international forms; (415) 555-2671, 415-555-2671, 415.555.2671; national
-  numbers in groups behind a 0; others behind a word such as "call" or "tel". Not: numbers in one piece
-  without + or such a word, and groups by spaces without 0 or such a word: they are as likely quantities.
-- `key`: the forms that issuers publish (exchange/strings.py), private keys in PEM, Authorization and Cookie
-  fields, credentials in URLs, what is assigned to a name such as password or api_key, and members of a JSON
-  body with such a name. Not: a secret without form and without name; a plain word behind "password: ", which
-  is prose as often.
+  numbers that begin with 0 and have groups; other numbers after a word such as "call" or "tel". Not: numbers
+  without groups and without + or such a word, and groups separated by spaces without 0 or such a word,
+  because they are as likely quantities.
+- `key`: keys in the forms that issuers publish (exchange/strings.py), private keys in PEM, Authorization and
+  Cookie fields, credentials in URLs, values assigned to a name such as password or api_key, and members of a
+  JSON body with such a name. Not: a secret that has neither a known form nor such a name; a plain word after
+  "password: ", which is as often prose.
 
-Media in base64 of 4,096 characters or more becomes `[media]`. Repetitions are bounded, or what follows them
-cannot begin within them, so time is linear in the text; an operator's own pattern (`re:PATTERN`) is not
-checked for that. No quantifier is possessive: `re` of Python 3.11.0 to 3.11.4 matches those around groups
-wrongly. A rule finds its hits one after the other, so the memory does not grow with their number.
+Media in base64 of 4,096 characters or more becomes `[media]`. The time is linear in the length of the text,
+because each repetition in a pattern is bounded, or the part after it cannot match inside the repetition. An
+operator's own pattern (`re:PATTERN`) is not checked for this. No quantifier is possessive, because `re` of
+Python 3.11.0 to 3.11.4 matches possessive groups wrongly. A rule replaces each hit before it searches the
+next, so the memory does not grow with the number of hits.
 
 Source: ITU-T E.164 (at most 15 digits), ISO/IEC 7812-1 (card numbers, Luhn), RFC 7468 (PEM), RFC 2397 (data
 URLs).
@@ -35,15 +37,15 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.capture.options import OWN_RULE
+from llmtap.capture.options import PATTERN_PREFIX
 from llmtap.exchange.strings import KEY_PATTERN
 from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 BODY_BYTES_MAX: Final = 8 << 20
-"""Maximum size of a JSON body that is redacted: the observer keeps as much of a request."""
+"""Maximum size of a JSON body that is redacted. The observer keeps no more of a request."""
 _MEDIA_CHARS_MIN: Final = 4096
-"""Minimum length of base64 that is taken for a file; a shorter one is an icon or a short text."""
+"""Minimum length of base64 that is treated as a file. A shorter base64 text is an icon or a short text."""
 
 _CHARS_MIN: Final = 6
 """Length of the shortest hit of a built-in rule: `a@b.cd`."""
@@ -51,23 +53,27 @@ _CHARS_MIN: Final = 6
 _decode: Final = bounded_decoder()
 
 _Span = tuple[int, int]
+"""Start and end of a hit in the text."""
 _Rule = Callable[[str], tuple[str, int]]
+"""Returns the redacted text and the number of hits."""
 
 
 class Redactor:
-    """Applies rules: names of BUILT_IN, or `re:` and a regular expression."""
+    """Redacts text by rules. A rule is a name in BUILT_IN, or `re:` and a regular expression."""
 
-    __slots__ = ("_chars_min", "_keys", "_rules")
+    __slots__ = ("_chars_min", "_redacts_keys", "_rules")
 
     def __init__(self, rules: tuple[str, ...]) -> None:
         own_rules = [
-            _make_own_rule(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN
+            _make_own_rule(re.compile(rule.removeprefix(PATTERN_PREFIX)))
+            for rule in rules
+            if rule not in BUILT_IN
         ]
         # The operator's own patterns come first, because they are the most specific. The rule `key` is next,
-        # because a key may contain digits that look like a phone number.
+        # because a key can contain digits that look like a phone number.
         self._rules = [*own_rules, *(rule for name, rule in BUILT_IN.items() if name in rules)]
         self._chars_min = 0 if own_rules else _CHARS_MIN
-        self._keys = "key" in rules
+        self._redacts_keys = "key" in rules
 
     def text(self, text: str) -> tuple[str, int]:
         """Return the text with a mark in place of each hit, and the number of hits."""
@@ -80,34 +86,36 @@ class Redactor:
         return text, hits
 
     def body(self, body: bytes) -> tuple[str | None, int]:
-        """Redact a JSON body in every string and name at any depth; return None if it is no JSON."""
+        """Redact every string and name of a JSON body, at any depth. Return the body and the number of hits;
+        None and 0 if the body is too large or not JSON."""
         if len(body) > BODY_BYTES_MAX:
             return None, 0
-        walk = _Walk(self.text, names=self._keys)
+        redactor = _JsonRedactor(self.text, secret_names=self._redacts_keys)
         try:
-            return msgspec.json.encode(walk.value(_decode(body))).decode(), walk.hits
+            return msgspec.json.encode(redactor.redact(_decode(body))).decode(), redactor.hits
         except (ValueError, OverflowError, RecursionError):
             return None, 0
 
 
-class _Walk:
-    """Redacts all parts of a JSON value, and counts the hits."""
+class _JsonRedactor:
+    """Redacts all parts of one JSON value, and counts the hits."""
 
-    __slots__ = ("_names", "_text", "hits")
+    __slots__ = ("_redact_secret_names", "_rule", "hits")
 
-    def __init__(self, text: _Rule, *, names: bool) -> None:
-        self._text = text
-        self._names = names
+    def __init__(self, rule: _Rule, *, secret_names: bool) -> None:
+        """`secret_names`: redact also the values of members whose names show that they are secret."""
+        self._rule = rule
+        self._redact_secret_names = secret_names
         self.hits = 0
 
-    def value(self, value: Any) -> Any:
+    def redact(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._redact_text(value)
         if isinstance(value, dict):
             return self._redact_object(value)
         if isinstance(value, list):
-            return [self.value(one) for one in value]
-        # The number may be that of a card or a phone, written as a JSON number.
+            return [self.redact(one) for one in value]
+        # A card or a phone number can be written as a JSON number.
         if isinstance(value, int) and value > 10**11:
             shown = self._redact_text(str(value))
             return value if shown == str(value) else shown
@@ -115,28 +123,33 @@ class _Walk:
 
     def _redact_object(self, value: JsonObject, *, schema: bool = False) -> JsonObject:
         out: JsonObject = {}
-        # {"name": "Authorization", "value": "..."}, as in lists of header fields.
-        value_is_secret = self._names and any(_is_secret(value.get(key)) for key in ("name", "key"))
+        # Lists of header fields have objects such as {"name": "Authorization", "value": "..."}.
+        value_is_secret = self._redact_secret_names and any(
+            _is_secret(value.get(key)) for key in ("name", "key")
+        )
         for name, inner in value.items():
             shown = self._redact_text(name)
-            if shown in out:  # Two names became equal by redaction, for example two e-mail addresses.
+            if shown in out:  # Redaction made two names equal, for example two e-mail addresses.
                 shown = f"{shown}#{len(out)}"
-            if self._names and (_is_secret(name) or (value_is_secret and name == "value")):
+            if self._redact_secret_names and (_is_secret(name) or (value_is_secret and name == "value")):
                 out[shown] = self._secret_mark(inner, schema=schema)
             elif name == "properties" and isinstance(inner, dict):
                 out[shown] = self._redact_object(inner, schema=True)
             else:
-                out[shown] = self.value(inner)
+                out[shown] = self.redact(inner)
         return out
 
     def _secret_mark(self, value: Any, *, schema: bool) -> Any:
-        """Return the mark that replaces a value whose name shows that it is secret."""
+        """Return the mark that replaces a value whose name shows that it is secret.
+
+        `schema`: the value is a member of `properties`. If it is an object, it is the JSON schema of a tool's
+        parameter and not a secret, so only its members with values, such as `default`, are replaced.
+        """
         if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
             return value
-        # A tool has a parameter of this name. Its schema is not a secret value.
         if schema and isinstance(value, dict):
             return {
-                self._redact_text(name): self.value(inner)
+                self._redact_text(name): self.redact(inner)
                 if name in _SCHEMA_WORDS
                 else self._secret_mark(inner, schema=False)
                 for name, inner in value.items()
@@ -145,7 +158,7 @@ class _Walk:
         return "[key]"
 
     def _redact_text(self, text: str) -> str:
-        text, hits = self._text(text)
+        text, hits = self._rule(text)
         self.hits += hits
         return text
 
@@ -163,7 +176,7 @@ _SCHEMA_WORDS: Final = frozenset({"type", "description", "title", "format", "min
 
 
 def _is_secret(name: Any) -> bool:
-    """Return whether the name of a member shows that its value is secret."""
+    """Return whether the name of a JSON member shows that its value is secret."""
     if not isinstance(name, str) or len(name) > 64:
         return False
     bare = name.lower().replace("-", "").replace("_", "").replace(".", "").replace(" ", "")
@@ -182,8 +195,8 @@ _base64 = re.compile(r"(?=[a-z0-9+/_-]*[A-Z])(?=[A-Z0-9+/_-]*[a-z])[A-Za-z0-9+/_
 def _redact_media(text: str) -> tuple[str, int]:
     if len(text) < _MEDIA_CHARS_MIN:
         return text, 0
-    # `_base64` needs upper-case and lower-case letters, so it does not match the filler of load generators,
-    # which repeat one character.
+    # `_base64` requires upper-case and lower-case letters, so that it does not match the prompts of load
+    # generators that repeat one character.
     return ("[media]", 1) if _base64(text) else _data_url("[media]", text)
 
 
@@ -213,14 +226,13 @@ _cookie_more = re.compile(r""";\s{0,3}[^\s;"'\\]+""").match
 
 
 def _group_finder(pattern: str) -> Callable[[str], Iterator[_Span]]:
-    """Return a function that finds what the group of a pattern matches."""
+    """Return a function that yields the spans of a pattern's first group in a text."""
     find = re.compile(pattern).finditer
     return lambda text: (m.span(1) for m in find(text))
 
 
 def _pem_spans(text: str) -> Iterator[_Span]:
-    """Yield the spans of private keys in PEM, each to its end line, or to the end of the text if it has no
-    end line."""
+    """Yield the spans of private keys in PEM. A key without an end line extends to the end of the text."""
     end = 0
     for m in _pem_begin(text):
         if m.start() < end:
@@ -234,7 +246,7 @@ def _pem_spans(text: str) -> Iterator[_Span]:
 
 
 def _cookie_spans(text: str) -> Iterator[_Span]:
-    """Yield the spans of the cookies in Cookie fields."""
+    """Yield the spans of the values of Cookie fields, with all cookies of a field in one span."""
     end = 0
     for m in _cookie(text):
         if m.start() < end:
@@ -254,7 +266,7 @@ _KEYS: Final = (
     ("=", _group_finder(_in_query)),
     ("", _group_finder(rf"(?<![A-Za-z0-9])({KEY_PATTERN})")),
 )
-"""Each pattern with a substring, in lower case, that a text must contain; other texts are not searched."""
+"""Patterns of secrets, each with a substring in lower case. Texts without it are not searched."""
 _assigned = re.compile(
     r"(?i)(pass(?:word|wd|phrase|code)|pwd|secret|(?:api|access|secret|private|auth|account)[_-]?key"
     rf"|token|credentials?)((?:{_quote})?)(\s{{0,3}}(?:=>|:=|[:=]|\bis\b)\s{{0,3}})"
@@ -264,11 +276,11 @@ _ASSIGNED_NEEDLES: Final = ("pass", "pwd", "secret", "key", "token", "credential
 _is_model_token = re.compile(
     r"(?i)(?:max|min|num|eos|bos|pad|unk|sep|cls|mask|stop|next|new|special|image|first|last|per)[_ -]?$"
 ).search
-"""Matches a word before "token" that shows that tokens of text are meant, and not a secret."""
+"""Matches a word before "token" which shows that a token of text is meant, such as max_token."""
 _no_value = re.compile(
     r"(?i)(?:none|null|true|false|undefined|\[(?:key|email|card|phone|redacted|media)\])\W*"
 )
-_odd = re.compile(r"[0-9!@#$%^*+/]").search
+_digit_or_sign = re.compile(r"[0-9!@#$%^*+/]").search
 
 
 def _redact_keys(text: str) -> tuple[str, int]:
@@ -286,7 +298,7 @@ def _redact_keys(text: str) -> tuple[str, int]:
 
 
 def _is_assignment(m: "re.Match[str]") -> bool:
-    """Return whether the match is a secret, and not prose or source code."""
+    """Return whether the value in a match of `_assigned` is a secret, and not prose or source code."""
     name, _, sign, _, quoted, bare = m.groups()
     if _no_value.fullmatch(quoted or bare):
         return False
@@ -295,16 +307,17 @@ def _is_assignment(m: "re.Match[str]") -> bool:
     if quoted:
         return True
     if m.string[m.end() : m.end() + 1] == "(" or bare.endswith("[") or bare.startswith(("http", "$")):
-        return False  # a function call, a subscript, a link or a variable, and not a secret
+        return False  # The value is a function call, a subscript, a link or a variable.
     if sign in ("=", ":"):
         return True
+    # Signs with blanks and the word "is" also occur in prose, so require a value that is not a plain word.
     bare = bare.rstrip(".!?:*`")
-    return len(bare) >= 6 and bool(_odd(bare))
+    return len(bare) >= 6 and bool(_digit_or_sign(bare))
 
 
 # ---------------------------------------------------------------- e-mail addresses
 
-# A match can begin only at the start of a name, so that no name is read twice.
+# A match can begin only at the start of a name, so that no name is searched from each of its characters.
 _emails = _group_finder(r"(?<![\w.%+-])([\w.%+-]+@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})")
 
 
@@ -314,7 +327,7 @@ def _redact_emails(text: str) -> tuple[str, int]:
 
 # ---------------------------------------------------------------- payment cards
 
-# The first group of digits of a possible card: enough digits must follow.
+# Matches the first group of digits of a possible card, if enough digits follow.
 _card_begin = re.compile(r"(?<!\d)(?![017])(?=\d(?:[\s.-]{0,3}\d){12})(\d{3,19})(?!\d)").search
 _card_more = re.compile(r"[\s.-]{1,3}(\d{1,19})(?!\d)").match
 _CARD_DIGITS: Final = range(13, 20)
@@ -328,15 +341,15 @@ def _redact_cards(text: str) -> tuple[str, int]:
 
 
 def _card_spans(text: str) -> Iterator[_Span]:
-    """Find where groups of digits make a card: `2024-01-15 4111 1111 1111 1111` has one behind a date.
+    """Yield the spans of cards in groups of digits: `2024-01-15 4111 1111 1111 1111` has a card after a date.
 
-    Each digit is read once. There are two sums of all digits since the first group, `even` and `odd`, by the
-    places of the digits that Luhn's check doubles; those of a card are differences.
+    Each digit is read once. `even` and `odd` are sums of all digits from the first group on, in which Luhn's
+    check doubles the digits at even or at odd places. The sums of a card are differences of such sums.
     """
     end = 0
     while m := _card_begin(text, end):
-        # For each group that a card may begin with: its place, the digits and both sums before it, and the
-        # end of the longest card (0: none).
+        # For each group with which a card can begin: its offset, the number of digits and both sums before
+        # it, and the end of the longest card that begins with it (0: none).
         starts = deque[list[int]]()
         digits = even = odd = 0
         while m:
@@ -364,9 +377,9 @@ def _card_spans(text: str) -> Iterator[_Span]:
 
 
 def _luhn_sums(group: str) -> tuple[int, int]:
-    """Return two sums of the digits, for Luhn's check: with every second digit doubled from the first on, and
-    from the second on."""
-    digits = b"%0*d" % (len(group), int(group))  # int() also reads digits of other scripts.
+    """Return two sums of the digits for Luhn's check, which doubles every second digit: one sum with the
+    first digit doubled, and one with the second digit doubled."""
+    digits = b"%0*d" % (len(group), int(group))  # ASCII digits, also for digits of other scripts.
     first, second = digits[::2], digits[1::2]
     return (
         sum(first.translate(_DOUBLED)) + sum(second.translate(_VALUES)),
@@ -388,7 +401,7 @@ _PHONES: Final = (
     ("+", r"\+(?<![\w+.]\+)[1-9](?:[ ./()\u00a0-]{0,3}\d){6,14}(?![\w])", 8),
     ("00", r"00(?<![\w.-]00)[1-9]\d{0,2}(?:[ ./-]{1,3}\d{2,8}){2,5}(?![\w])", 9),
     ("", _NORTH_AMERICA, 10),
-    # An area code in brackets. Four digits in brackets are a year, unless they begin with 0.
+    # Area codes in brackets. Four digits in brackets that do not begin with 0 are a year, and do not match.
     ("(", r"\((?<![\w.-]\()(0\d{1,4}|[1-9]\d{1,2})\) ?\d{2,5}[ .-]?\d{2,5}(?:[ .-]\d{2,4})?(?!\w|[.-]\d)", 9),
     # National numbers that begin with 0: 020 7946 0958, 030/1234567, 01 23 45 67 89, 090-1234-5678.
     ("0", r"0(?<![\w./:-]0)[1-9](?:[ .-]\d{2}){4}(?![\w]|[.-]\d)", 10),
@@ -398,9 +411,9 @@ _PHONES: Final = (
     ("-", r"1(?<![\w./:-]1)[3-9]\d-\d{4}-\d{4}(?![\w]|[./:-]\d)", 11),
 )
 """Forms of phone numbers: a substring that a text must contain, the pattern, and the minimum number of digits
-of a hit. A pattern begins with a character and looks back from it, because `re` searches for a character
-faster."""
-_PHONE_FINDS: Final = tuple((needle, re.compile(form).finditer, digits) for needle, form, digits in _PHONES)
+of a hit. A pattern begins with a character and checks the text before it by looking back, because `re` is
+faster if it can search for a character."""
+_PHONE_FINDERS: Final = tuple((needle, re.compile(form).finditer, digits) for needle, form, digits in _PHONES)
 _phone_after_word = re.compile(
     r"[PTMCFWSDptmcfwsd\u017f](?<!\w.)(?i:(?<=p)hone|(?<=t)el(?:ephone)?|(?<=m)obile|(?<=c)ell|(?<=f)ax"
     r"|(?<=w)hatsapp|(?<=s)ms|(?<=d)ial|(?<=c)all(?: (?:me|us|him|her|them))?)\b"
@@ -411,21 +424,23 @@ _DIGITS_MAX: Final = 15
 
 
 def _redact_phones(text: str) -> tuple[str, int]:
-    # Digits without separators are a quantity, unless they are long and follow a word such as "call".
+    # Digits without separators are a quantity, unless at least 9 of them follow a word such as "call".
     if text.isdigit() or not _seven_digits(text):
         return text, 0
-    called = (m.span(1) for m in _phone_after_word(text) if len(m[1]) >= 9 or not m[1].isdigit())
-    phones = (_phone_spans(text, find, least) for needle, find, least in _PHONE_FINDS if needle in text)
-    return _replace_spans(text, "[phone]", merge(called, *phones))
+    after_word = (m.span(1) for m in _phone_after_word(text) if len(m[1]) >= 9 or not m[1].isdigit())
+    phones = (_phone_spans(text, find, minimum) for needle, find, minimum in _PHONE_FINDERS if needle in text)
+    return _replace_spans(text, "[phone]", merge(after_word, *phones))
 
 
-def _phone_spans(text: str, find: Callable[[str], Iterator["re.Match[str]"]], least: int) -> Iterator[_Span]:
-    return (m.span() for m in find(text) if least <= sum(map(str.isdigit, m[0])) <= _DIGITS_MAX)
+def _phone_spans(
+    text: str, find: Callable[[str], Iterator["re.Match[str]"]], digits_min: int
+) -> Iterator[_Span]:
+    return (m.span() for m in find(text) if digits_min <= sum(map(str.isdigit, m[0])) <= _DIGITS_MAX)
 
 
 def _replace_spans(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, int]:
-    """Return the text with a mark in place of each span, and the number of marks. The spans come in the order
-    of their beginnings; overlapping spans get one mark."""
+    """Return the text with a mark in place of each span, and the number of marks. The spans must be sorted by
+    their beginnings; overlapping spans get one mark."""
     out, at, hits = None, 0, 0
     for begin, end in spans:
         if begin >= at:
@@ -443,7 +458,7 @@ def _replace_spans(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, i
 
 def _make_own_rule(pattern: "re.Pattern[str]") -> _Rule:
     def rule(text: str) -> tuple[str, int]:
-        # Ignore empty matches, which a pattern such as `x*` has everywhere.
+        # Ignore empty matches: a pattern such as `x*` matches at every place.
         return _replace_spans(text, "[redacted]", (m.span() for m in pattern.finditer(text) if m[0]))
 
     return rule

@@ -1,30 +1,31 @@
-"""Hash prompts: blocks that show what prompts share, and the conversation that a request belongs to.
+"""Hash prompts into blocks that show what prompts share, and find the conversation of each request.
 
-The meter's recorder passes parsed prompts to `BlockHasher`, whose ids become a column of the capture, and
-asks `Sessions` for the turn of each exchange at its end.
+The meter's recorder passes parsed prompts to `BlockHasher`, whose ids become a column of the capture. At the
+end of each exchange, `Sessions` returns its turn: the place of the exchange in a conversation.
 
 The id of a block is a keyed BLAKE2b of the block and of the id before it: two prompts have the same first n
 ids exactly when their first n blocks agree in text, roles, pictures and tools. Roles and other marks
 (`exchange/prompt.py`) are hashed with the block that begins at or after them. With tokens as unit, each
 message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
 
-A conversation is `explicit` if the request names it, in a header or a field of its body; or `prefix` if the
-request's first k messages are all the messages of an earlier one, for the longest such k. Tenants are never
-mixed. A request without messages and name has no session.
+The session of a request is `explicit` if the request names its conversation, in a header or a field of its
+body. It is `prefix` if the request begins with all messages of an earlier request; the longest such request
+counts. Tenants are never mixed. A request without messages and without a name has no session.
 
 - A branch (the same request again, or with another last message) stays in the session of its parent. The
-  number of a turn is its depth in the conversation, not a count. A first message that is sent again begins
-  another session, because it may be from another person.
-- Among earlier exchanges with the same messages, one is preferred that has no follower and that had ended
-  when the request arrived; then one with a follower after the same answer; then the latest.
-- With an explicit id the parent is found in the same way among the session's exchanges, else (the server
-  keeps the history) it is the latest that had ended.
+  number of a turn is its depth in the conversation, not a count. If the first message of a conversation is
+  sent again, another session begins, because the message can be from another person.
+- Several earlier exchanges can have the same messages. The preferred parent has no follower, and had ended
+  when the request arrived; otherwise, it has a follower after the same answer; otherwise, it is the latest.
+- In an explicit session, the parent is found in the same way among the exchanges of the session. If none has
+  the messages (the server keeps the history), it is the latest exchange of the session that had ended.
 - A `previous_response_id` names the parent. If that exchange was not seen, there is no parent.
-- The first exchange of a conversation that names the conversation which started it (as a subagent's does) has
-  as its parent the latest exchange there that had ended. Its number is 0 all the same.
-- Think time runs from the end of the parent's answer to the arrival; None where that end is unknown or
-  later. Between the last token and that end it is 0: a fast agent may ask before our last write has returned.
-  Times of one relay are compared by its monotonic clock, others by the wall clock.
+- A conversation can name another conversation that started it, as subagents do. The parent of its first
+  exchange is then the latest exchange of the other conversation that had ended. Its turn has the number 0.
+- Think time runs from the end of the parent's answer to the arrival. It is None if that end is unknown or
+  later than the arrival. It is 0 if the request arrived between the last token and that end, because a fast
+  agent can send it before the relay's last write has returned. Times of one relay are compared by its
+  monotonic clock, times of different relays by the wall clock.
 
 Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`.
 
@@ -44,54 +45,62 @@ from llmtap.exchange.exchange import Exchange, Turn
 from llmtap.exchange.prompt import ID_BYTES, PromptMessage, PromptShape
 from llmtap.protocol.http1 import Headers, header_value
 
-CHAIN_BYTES: Final = 16
-"""Length of a conversation's digest: among 10^9 conversations two agree by chance with probability 10^-21."""
+DIGEST_BYTES: Final = 16
+"""Length of a conversation's digest. Two of 10^9 conversations agree by chance with probability 10^-21."""
 _ID_BYTES: Final = 8
-"""Length of a block's id, which is stored in a signed 64-bit column. Among 10^8 blocks two agree by chance
-with probability 3 in 10,000."""
+"""Length of a block's id, which is stored in a signed 64-bit column. Among 10^8 blocks, two agree by chance
+with a probability of 3 in 10,000."""
 _TOKENISE_CHARS_MAX: Final = 1 << 20
-"""Maximum length of a text for the tokenizer: a longer text takes a second or more, and fits no context."""
+"""Maximum length of a text for the tokenizer. A longer text takes a second or more, and fits no context."""
 
 Tokenize = Callable[[str], Sequence[int]]
+"""Returns the token ids of a text."""
 
 
 class Blocks(NamedTuple):
     """Blocks of one prompt."""
 
     ids: "array[int]"
+    """Ids of the blocks, in the order of the prompt."""
     tokens: int | None
-    """Tokens of the prompt; None if the unit is bytes."""
+    """Number of tokens of the prompt; None if the unit is bytes."""
 
 
 class BlockHasher:
-    """Cuts prompts into blocks of `size` in `unit` (`tokens` need `tokenize`), and hashes them."""
+    """Cuts prompts into blocks and hashes them."""
 
-    __slots__ = ("_salt", "_size", "_tokenize", "size", "skipped", "unit")
+    __slots__ = ("_block_bytes", "_salt", "_tokenize", "block_size", "skipped_prompts", "unit")
 
     def __init__(
-        self, salt: bytes, *, size: int, unit: Literal["bytes", "tokens"], tokenize: Tokenize | None = None
+        self,
+        salt: bytes,
+        *,
+        block_size: int,
+        unit: Literal["bytes", "tokens"],
+        tokenize: Tokenize | None = None,
     ) -> None:
-        assert tokenize is not None or unit == "bytes", "tokens come from a tokenizer"
-        self.size = size
+        """`salt`: key of the hashes. `unit`: unit of `block_size`; `tokens` needs `tokenize`."""
+        assert tokenize is not None or unit == "bytes", "the unit tokens needs a tokenizer"
+        self.block_size = block_size
         self.unit = unit
-        self.skipped = 0
+        self.skipped_prompts = 0
         """Prompts without blocks, because a text was too long for the tokenizer, or the tokenizer failed."""
         self._salt = salt
         self._tokenize = tokenize if unit == "tokens" else None
-        self._size = size * (1 if unit == "bytes" else ID_BYTES)
+        self._block_bytes = block_size * (1 if unit == "bytes" else ID_BYTES)
 
     def blocks(self, prompt: PromptShape) -> Blocks | None:
-        """Return the blocks of a prompt; None, and count it, if the tokenizer fails."""
+        """Return the blocks of a prompt. If the tokenizer fails, count the prompt and return None."""
         try:
-            content, marks = self._lay_out(prompt)
-        except Exception:  # The tokenizer is third-party code and may raise any exception.
-            self.skipped += 1
+            content, marks = self._content_and_marks(prompt)
+        except Exception:  # The tokenizer is third-party code, which can raise any exception.
+            self.skipped_prompts += 1
             return None
         tokens = None if self._tokenize is None else len(content) // ID_BYTES
         return Blocks(self._block_hashes(content, marks), tokens)
 
-    def _lay_out(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
-        """Return all text as bytes, and the marks with their places in it."""
+    def _content_and_marks(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
+        """Return all text (or token ids) as bytes, and the marks with their offsets in these bytes."""
         content = bytearray()
         marks = [(0, b"tools" + prompt.tools)] if prompt.tools else []
         for message in prompt.messages:
@@ -118,31 +127,32 @@ class BlockHasher:
             return text.encode()
         if len(text) > _TOKENISE_CHARS_MAX:
             raise ValueError(
-                f"the text has more than {_TOKENISE_CHARS_MAX:,} characters, too many for a tokenizer"
+                f"the text has {len(text):,} characters; the tokenizer gets at most {_TOKENISE_CHARS_MAX:,}"
             )
         return array("I", self._tokenize(text)).tobytes()
 
     def _block_hashes(self, content: bytearray, marks: list[tuple[int, bytes]]) -> "array[int]":
         ids = array("q")
-        size, salt = self._size, self._salt
+        size, salt = self._block_bytes, self._salt
         last = bytes(_ID_BYTES)
-        waiting = iter(marks)
-        mark = next(waiting, None)
+        remaining_marks = iter(marks)
+        mark = next(remaining_marks, None)
         for start in range(0, len(content), size):
             block = content[start : start + size]
-            # Put the length before each piece, so that no text can be taken for a mark.
+            # Put the length before each piece, so that no text can have the same bytes as a mark.
             pieces: list[bytes | bytearray] = [last, len(block).to_bytes(4), block]
             while mark is not None and mark[0] < start + size:
                 pieces += ((mark[0] - start).to_bytes(4), len(mark[1]).to_bytes(4), mark[1])
-                mark = next(waiting, None)
+                mark = next(remaining_marks, None)
             last = blake2b(b"".join(pieces), digest_size=_ID_BYTES, key=salt, person=b"llmtap block").digest()
             ids.append(int.from_bytes(last, "little", signed=True))
         return ids
 
 
-def chain(prompt: PromptShape, salt: bytes) -> list[bytes]:
-    """Return the digests of the conversation up to each message, without thinking: clients drop it later."""
-    state = blake2b(digest_size=CHAIN_BYTES, key=salt, person=b"llmtap chain")
+def conversation_digests(prompt: PromptShape, salt: bytes) -> list[bytes]:
+    """Return a digest of the conversation up to each message. It ignores thinking, because clients leave it
+    out of later requests."""
+    state = blake2b(digest_size=DIGEST_BYTES, key=salt, person=b"llmtap chain")
     digests = []
     for message in prompt.messages:
         if message.parts or not message.thinking:
@@ -167,64 +177,69 @@ def _message_bytes(message: PromptMessage) -> bytes:
 
 
 _IDLE_NS: Final = 3_600_000_000_000
-"""Time after which an exchange is forgotten: one hour. The server has then dropped its cache, and a request
-begins a new session."""
+"""Time after which an exchange is forgotten: one hour. A later request begins a new session, because the
+server no longer has the conversation in its cache."""
 _EXCHANGES_MAX: Final = 100_000
 """Maximum number of exchanges remembered: an hour of 28 requests a second, in some 60 MB."""
-_SAME_MAX: Final = 256
-"""Maximum number of exchanges remembered for one key (a search of 0.1 ms): a health probe may send the same
-request all day."""
-_TAG_BYTES: Final = 8
-_NAME_BYTES: Final = 8
+_EXCHANGES_PER_KEY_MAX: Final = 256
+"""Maximum number of exchanges remembered for one key, for example if a health probe sends the same request
+all day. A search among them takes 0.1 ms."""
+_TENANT_BYTES: Final = 8
+"""Length of a tenant's digest, which begins each key."""
+_SESSION_ID_BYTES: Final = 8
 
 
 @dataclass(slots=True)
-class Keys:
+class ConversationKeys:
     """Digests by which the conversation of a request is found."""
 
-    named: bytes | None = None
+    session_name: bytes | None = None
     """Digest of the id by which the request names its conversation."""
     starter: bytes | None = None
     """Digest of the id of the conversation that started this one, for example of a subagent's caller."""
     previous_answer: bytes | None = None
     """Digest of the `previous_response_id`: the messages continue the conversation after that response."""
-    chain: list[bytes] = field(default_factory=list)
-    """Digests of its messages (`chain`); empty if it has no conversation."""
-    by: str | None = None
+    conversation: list[bytes] = field(default_factory=list)
+    """Digests of the conversation up to each message; empty if the request has no messages of one."""
+    author: str | None = None
     """`tool` if all messages after the last answer are results of tools, else `human`."""
 
 
 @dataclass(slots=True, eq=False)
 class _PastExchange:
-    """An exchange that a later one may follow."""
+    """An exchange that can be the parent of a later exchange."""
 
     keys: tuple[bytes, ...]
+    """Keys by which a later request finds this exchange."""
     session: str
     turn: int
     id: str
     relay: str
     ended_ns: int | None
     ended_wall_ns: int
-    """End, or arrival if the end is unknown."""
+    """End of the answer by the wall clock, or arrival if the end is unknown."""
     closing_ns: int
-    """Time before the end in which the client may already have had the whole answer."""
-    answered: bool
+    """Time before the end in which the client possibly had the whole answer already."""
+    succeeded: bool
     """Whether the server answered with a status below 400."""
-    followed: bytes | None = None
-    """Digest of the conversation up to this answer, as sent by the first request that follows the answer."""
+    follower: bytes | None = None
+    """Digest of the conversation up to this answer in the first request that follows it, if there is one."""
 
 
 class Sessions:
-    """Finds the session of each exchange.
+    """Finds the session of each exchange, and remembers exchanges for that.
 
     Args:
-        named: call explicit sessions by a keyed hash of their name, and not by a random name.
-        headers, fields: header fields and then body fields (dotted paths) that name a conversation.
+        salt: key of all digests.
+        hash_names: the id of an explicit session is a keyed hash of its name, and not random.
+        headers, fields: header fields, and body fields (dotted paths), that name a conversation. Body fields
+            are used if no header field is present.
         parents: header fields that name the conversation which started this one.
+        exchanges_max, idle_ns: maximum number of exchanges remembered, and time after which one is forgotten.
     """
 
     __slots__ = (
-        "_by_key", "_exchanges_max", "_fields", "_headers", "_idle_ns", "_named", "_order", "_parents",
+        "_by_key", "_exchanges_max", "_fields", "_hash_names", "_headers", "_idle_ns", "_order", "_parents",
         "_salt",
     )  # fmt: skip
 
@@ -232,7 +247,7 @@ class Sessions:
         self,
         salt: bytes,
         *,
-        named: bool,
+        hash_names: bool,
         headers: Sequence[str] = (),
         fields: Sequence[str] = (),
         parents: Sequence[str] = (),
@@ -240,7 +255,7 @@ class Sessions:
         idle_ns: int = _IDLE_NS,
     ) -> None:
         self._salt = salt
-        self._named = named
+        self._hash_names = hash_names
         self._headers = [name.lower().encode() for name in headers]
         self._parents = [name.lower().encode() for name in parents]
         self._fields = [path.split(".") for path in fields]
@@ -253,46 +268,50 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._order)
 
-    def keys(self, headers: Headers, prompt: PromptShape | None) -> Keys:
-        """Return the digests of a request, at its end, while its text is available."""
-        keys = Keys(self._name_in(headers, prompt), self._digest_of(headers, self._parents))
+    def request_keys(self, headers: Headers, prompt: PromptShape | None) -> ConversationKeys:
+        """Return the digests of a complete request, while its text is still available."""
+        keys = ConversationKeys(
+            self._name_digest(headers, prompt), self._field_digest(headers, self._parents)
+        )
         if prompt is not None and prompt.chat:
-            before = prompt.value.get("previous_response_id")
-            if isinstance(before, str) and before:
-                keys.previous_answer = self._digest_id(before.encode("utf-8", "surrogatepass"))
-            keys.chain = chain(prompt, self._salt) if keys.previous_answer is None else []
-            keys.by = _author_of(prompt.messages)
+            previous_id = prompt.value.get("previous_response_id")
+            if isinstance(previous_id, str) and previous_id:
+                keys.previous_answer = self._answer_digest(previous_id.encode("utf-8", "surrogatepass"))
+            keys.conversation = (
+                conversation_digests(prompt, self._salt) if keys.previous_answer is None else []
+            )
+            keys.author = _author_of(prompt.messages)
         return keys
 
-    def turn(self, x: Exchange, keys: Keys) -> Turn | None:
-        """Return the place of an exchange at its end, and remember the exchange; None if it has no
-        session."""
-        if keys.named is None and keys.previous_answer is None and not keys.chain:
+    def turn(self, x: Exchange, keys: ConversationKeys) -> Turn | None:
+        """Return the turn of an ended exchange, and remember the exchange; None if it has no session."""
+        if keys.session_name is None and keys.previous_answer is None and not keys.conversation:
             return None
-        tag = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TAG_BYTES)
-        named_key = None if keys.named is None else tag + keys.named
+        tenant = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TENANT_BYTES)
+        named_key = None if keys.session_name is None else tenant + keys.session_name
         ended_ns = _end_ns(x)
         ended_wall_ns = x.arrival_wall_ns + ((ended_ns or x.timeline.arrival_ns) - x.timeline.arrival_ns)
         self._forget(ended_wall_ns - self._idle_ns)
         siblings = None if named_key is None else self._by_key.get(named_key, [])
         if keys.previous_answer is not None:
-            parent = max(self._by_key.get(tag + keys.previous_answer, ()), key=_ended_wall_ns, default=None)
+            candidates = self._by_key.get(tenant + keys.previous_answer, ())
+            parent = max(candidates, key=_ended_wall_ns, default=None)
         else:
-            parent = self._parent(x, keys.chain, tag, siblings)
+            parent = self._find_parent(x, keys.conversation, tenant, siblings)
         known = siblings[0] if siblings else parent if named_key is None else None
         if known is not None:
             session = known.session
-        elif named_key is not None and self._named:
-            session = self._digest(named_key, _NAME_BYTES).hex()
+        elif named_key is not None and self._hash_names:
+            session = self._digest(named_key, _SESSION_ID_BYTES).hex()
         else:
-            session = secrets.token_hex(_NAME_BYTES)
+            session = secrets.token_hex(_SESSION_ID_BYTES)
         number = 0 if parent is None else parent.turn + 1
-        if parent is None and not siblings and keys.starter not in (None, keys.named):
-            parent = _latest_ended(self._by_key.get(tag + keys.starter, ()), x)
-        chained = tag + keys.chain[-1] if keys.chain else None
-        answered = tag + self._digest_id(x.answer_id) if x.answer_id else None
+        if parent is None and not siblings and keys.starter not in (None, keys.session_name):
+            parent = _latest_ended(self._by_key.get(tenant + keys.starter, ()), x)
+        messages_key = tenant + keys.conversation[-1] if keys.conversation else None
+        answer_key = tenant + self._answer_digest(x.answer_id) if x.answer_id else None
         past = _PastExchange(
-            tuple(filter(None, (named_key, chained, answered))),
+            tuple(filter(None, (named_key, messages_key, answer_key))),
             session,
             number,
             x.id,
@@ -300,7 +319,7 @@ class Sessions:
             ended_ns,
             ended_wall_ns,
             _closing_ns(x, ended_ns),
-            answered=x.status is not None and x.status < 400,
+            succeeded=x.status is not None and x.status < 400,
         )
         self._remember(past)
         return Turn(
@@ -309,34 +328,35 @@ class Sessions:
             number=number,
             parent=None if parent is None else parent.id,
             think_ns=None if parent is None else _think_ns(parent, x),
-            by=keys.by,
+            by=keys.author,
         )
 
-    def _parent(
-        self, x: Exchange, links: list[bytes], tag: bytes, own: list[_PastExchange] | None
+    def _find_parent(
+        self, x: Exchange, digests: list[bytes], tenant: bytes, siblings: list[_PastExchange] | None
     ) -> _PastExchange | None:
-        """Return the exchange that this one follows; `own`: exchanges of the session that it names."""
-        for k in range(len(links) - 2, -1, -1):
-            candidates = self._by_key.get(tag + links[k])
-            if candidates and own is not None:
-                candidates = [past for past in candidates if own and past.session == own[0].session]
+        """Return the exchange that `x` follows. `digests`: the conversation up to each message. `siblings`:
+        exchanges of the session that `x` names, or None if it names none."""
+        for k in range(len(digests) - 2, -1, -1):
+            candidates = self._by_key.get(tenant + digests[k])
+            if candidates and siblings is not None:
+                candidates = [past for past in candidates if siblings and past.session == siblings[0].session]
             if candidates:
-                answer = links[k + 1]  # The answer of the parent follows the parent's messages.
+                answer = digests[k + 1]  # The message after the parent's messages is the parent's answer.
                 parent = max(candidates, key=lambda past: _parent_preference(past, answer, x))
-                parent.followed = parent.followed or answer
+                parent.follower = parent.follower or answer
                 return parent
-        return _latest_ended(own or (), x)
+        return _latest_ended(siblings or (), x)
 
     def _remember(self, past: _PastExchange) -> None:
         for key in past.keys:
             same = self._by_key.setdefault(key, [])
-            if len(same) == _SAME_MAX:
+            if len(same) == _EXCHANGES_PER_KEY_MAX:
                 del same[0]
             same.append(past)
         self._order.append(past)
 
     def _forget(self, until_wall_ns: int) -> None:
-        """Forget exchanges that ended before this time, and one more if the limit is reached."""
+        """Forget exchanges that ended before this time, and the oldest one if the limit is reached."""
         while self._order:
             past = self._order[0]
             if len(self._order) < self._exchanges_max and past.ended_wall_ns >= until_wall_ns:
@@ -349,9 +369,9 @@ class Sessions:
                 if not same:
                     self._by_key.pop(key, None)
 
-    def _name_in(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
+    def _name_digest(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
         """Return the digest of the id by which the request names its conversation."""
-        if (name := self._digest_of(headers, self._headers)) is not None:
+        if (name := self._field_digest(headers, self._headers)) is not None:
             return name
         for steps in self._fields if prompt is not None else ():
             value: Any = prompt.value if prompt is not None else None
@@ -360,18 +380,17 @@ class Sessions:
             if isinstance(value, int) and not isinstance(value, bool):
                 value = str(value)
             if isinstance(value, str) and value:
-                return self._digest(value.encode("utf-8", "surrogatepass"), CHAIN_BYTES)
+                return self._digest(value.encode("utf-8", "surrogatepass"), DIGEST_BYTES)
         return None
 
-    def _digest_of(self, headers: Headers, names: list[bytes]) -> bytes | None:
-        """Return the digest of the first of these fields that the request has."""
+    def _field_digest(self, headers: Headers, names: list[bytes]) -> bytes | None:
+        """Return the digest of the value of the first header field in `names` that the request has."""
         values = filter(None, (header_value(headers, name) for name in names))
-        return next((self._digest(value, CHAIN_BYTES) for value in values), None)
+        return next((self._digest(value, DIGEST_BYTES) for value in values), None)
 
-    def _digest_id(self, answer_id: bytes) -> bytes:
-        """Return the digest of an answer's id; it differs from the digest of a conversation whose name has
-        the same text."""
-        return self._digest(b"answer " + answer_id, CHAIN_BYTES)
+    def _answer_digest(self, answer_id: bytes) -> bytes:
+        """Return the digest of an answer's id. It differs from that of a conversation with an equal name."""
+        return self._digest(b"answer " + answer_id, DIGEST_BYTES)
 
     def _digest(self, data: bytes, size: int) -> bytes:
         return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
@@ -382,22 +401,22 @@ def _ended_wall_ns(past: _PastExchange) -> int:
 
 
 def _latest_ended(candidates: Sequence[_PastExchange], x: Exchange) -> _PastExchange | None:
-    """Return the latest candidate that had ended when the exchange arrived."""
+    """Return the candidate that ended last, among those that had ended when `x` arrived."""
     ended = [past for past in candidates if _think_ns(past, x) is not None]
     return max(ended, key=_ended_wall_ns, default=None)
 
 
 def _parent_preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple[int, int]:
-    if past.followed is None:
-        rank = 3 if past.answered and _think_ns(past, x) is not None else 1
+    if past.follower is None:
+        rank = 3 if past.succeeded and _think_ns(past, x) is not None else 1
     else:
-        rank = 2 if past.followed == answer else 0
+        rank = 2 if past.follower == answer else 0
     return rank, past.ended_wall_ns
 
 
 def _end_ns(x: Exchange) -> int | None:
-    """Return the time when the client had received the answer, or the part of the answer that it received
-    before it disconnected."""
+    """Return the time when the client had received the answer, or the last part of it before the client
+    disconnected."""
     t = x.timeline
     for end_ns in (t.delivered_ns, t.response_end_ns, t.last_token_ns):
         if end_ns is not None:
@@ -406,19 +425,19 @@ def _end_ns(x: Exchange) -> int | None:
 
 
 def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
-    """Return the time from the last token (or byte) to the end of a complete answer."""
+    """Return the time from the last token (or byte) to the end of an answer; 0 if it is incomplete."""
     t = x.timeline
     if ended_ns is None or t.response_end_ns is None:
         return 0
-    had_ns = t.response_end_ns if t.last_token_ns is None else t.last_token_ns
-    return max(0, ended_ns - had_ns)
+    last_ns = t.response_end_ns if t.last_token_ns is None else t.last_token_ns
+    return max(0, ended_ns - last_ns)
 
 
 def _think_ns(parent: _PastExchange, x: Exchange) -> int | None:
-    """Return the think time before an exchange; None if the parent's end is unknown or later."""
+    """Return the think time before an exchange; None if the parent's end is unknown or after the arrival."""
     if parent.ended_ns is None:
         return None
-    if parent.relay == x.relay:  # The monotonic clock is correct even if the wall clock was set in between.
+    if parent.relay == x.relay:  # The monotonic clock is correct even if the wall clock was changed.
         elapsed_ns = x.timeline.arrival_ns - parent.ended_ns
     else:
         elapsed_ns = x.arrival_wall_ns - parent.ended_wall_ns
@@ -426,8 +445,8 @@ def _think_ns(parent: _PastExchange, x: Exchange) -> int | None:
 
 
 def _author_of(messages: list[PromptMessage]) -> str | None:
-    """Return the author of the last messages, `tool` or `human`; messages that the operator's program added
-    do not count."""
+    """Return the author of the messages after the last answer: `tool` if all are results of tools, else
+    `human`. Messages of the application (system, developer) do not count."""
     last = None
     for message in reversed(messages):
         if message.role == "assistant":

@@ -1,9 +1,9 @@
 """Summarise a capture (`llmtap report`): Summary of its exchanges and shape of its workload, as public JSON.
 
-`describe` takes the metadata of the files and batches of rows. The Summary has the figures of
-`metrics/summary.py`, split by a label if wanted and judged by class of tenants; `CapturedWorkload` counts
-arrivals, lengths, turns and shared blocks; `metrics/silences.py` counts the silences of the streams.
-`cli/report.py` calls it, also for traces of other formats.
+`describe` takes the metadata of the files and batches of rows. `cli/report.py` calls it for captures and for
+traces of other formats. The Summary has the figures of `metrics/summary.py`, split by labels if wanted and
+judged by the objectives of each class of tenants. `CapturedWorkload` counts arrivals, lengths, turns and
+shared blocks, and `metrics/silences.py` counts the silences of the streams.
 """
 
 from collections import Counter
@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.columns import BY
-from llmtap.capture.schema import CaptureInfo, is_back
+from llmtap.capture.columns import LABEL_GETTERS
+from llmtap.capture.schema import CaptureInfo, back_rows_mask
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.deadlines import Benefit
@@ -27,15 +27,17 @@ from llmtap.metrics.silences import SilenceCounts
 from llmtap.metrics.statistics import rate_rps, summarise_ns
 from llmtap.metrics.summary import Summary
 
-_SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-_BLOCKS: Final = ["capture", "block_unit", "block_size"]
+_QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_BLOCK_KIND: Final = ["capture", "block_unit", "block_size"]
+"""Columns that must be equal if the block ids of two rows are compared."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class CapturedWorkload:
-    """Statistics of a capture's workload, batch by batch; `wall`: arrivals are wall times, not offsets."""
+    """Statistics of a capture's workload, to which batches are added."""
 
     def __init__(self, *, wall: bool = True) -> None:
+        """`wall`: arrivals are times of the wall clock, and not offsets from the beginning of a trace."""
         self.rows = 0
         self._is_wall_time = wall
         self._arrivals: list[pa.Array] = []
@@ -49,7 +51,7 @@ class CapturedWorkload:
         self._think_times: list[pa.Table] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows of a batch that has COLUMNS."""
+        """Count the rows of a batch that has all columns of a capture."""
         self.rows += batch.num_rows
         arrivals = batch.column("arrival_ns")
         self._arrivals.append(arrivals.drop_null())
@@ -74,7 +76,8 @@ class CapturedWorkload:
         self._think_times.append(think.filter(pc.is_valid(think.column("think_us"))))
 
     def _add_blocks(self, batch: pa.RecordBatch) -> None:
-        kinds = pa.Table.from_batches([batch.select(_BLOCKS)]).group_by(_BLOCKS).aggregate([]).to_pylist()
+        table = pa.Table.from_batches([batch.select(_BLOCK_KIND)])
+        kinds = table.group_by(_BLOCK_KIND).aggregate([]).to_pylist()
         for kind in kinds:
             part = batch
             if len(kinds) > 1:
@@ -89,6 +92,7 @@ class CapturedWorkload:
 
     @property
     def span_s(self) -> float:
+        """Seconds from the first arrival to the last end; 0 without rows."""
         first_ns = self._first_ns()
         return 0.0 if first_ns is None or self._last_end_ns is None else (self._last_end_ns - first_ns) / 1e9
 
@@ -98,7 +102,7 @@ class CapturedWorkload:
         return "open" if self._scheduled_rows and self._scheduled_rows == self.rows else "recorded"
 
     @property
-    def ends_known(self) -> bool:
+    def has_ends(self) -> bool:
         return self._ended_rows > 0
 
     def window(self) -> dict[str, object]:
@@ -111,7 +115,7 @@ class CapturedWorkload:
         }
 
     def to_dict(self) -> dict[str, object]:
-        """Return public JSON: seconds, tokens, shares; null if unknown."""
+        """Return the statistics as public JSON: seconds, tokens and shares; null if unknown."""
         return {
             "rows": self.rows,
             "arrivals": self._arrival_figures(),
@@ -173,13 +177,13 @@ class CapturedWorkload:
         known = sum(by.values())
         think = pa.concat_tables(self._think_times)
         thinking = {
-            begun: _figures(
-                think.filter(pc.fill_null(pc.equal(think.column("turn_by"), begun), False)).column(
+            author: _figures(
+                think.filter(pc.fill_null(pc.equal(think.column("turn_by"), author), False)).column(
                     "think_us"
                 ),
                 1e6,
             )
-            for begun in ("human", "tool")
+            for author in ("human", "tool")
         }
         return {
             "n": len(turns),
@@ -192,26 +196,26 @@ class CapturedWorkload:
         }
 
 
-def _figures(values: Any, unit: float = 1) -> dict[str, object]:
-    """Return `n, mean, min, max` and percentiles; the values are divided by `unit`."""
+def _figures(values: Any, divisor: float = 1) -> dict[str, object]:
+    """Return `n, mean, min, max` and percentiles of the values divided by `divisor`."""
     n = len(values)
     spread = pc.min_max(values).as_py() if n else {"min": None, "max": None}
     figures = {"mean": pc.mean(values).as_py() if n else None, **spread}
-    shares = pc.quantile(values, list(_SHARES.values())).to_pylist() if n else [None] * len(_SHARES)
-    figures.update(zip(_SHARES, shares, strict=True))
-    return {"n": n, **{name: None if v is None else v / unit for name, v in figures.items()}}
+    quantiles = pc.quantile(values, list(_QUANTILES.values())).to_pylist() if n else [None] * len(_QUANTILES)
+    figures.update(zip(_QUANTILES, quantiles, strict=True))
+    return {"n": n, **{name: None if v is None else v / divisor for name, v in figures.items()}}
 
 
 GROUPS_MAX: Final = 1_000
-"""Maximum number of groups of a label, of some KB each. The rest is `other`: there may be millions of
-sessions."""
+"""Maximum number of groups of a label, of some KB each. Exchanges with further values are counted in the
+group `other`, because a label such as `session` can have millions of values."""
 
 
-class _Groups:
+class _LabelGroups:
     """Summaries of the exchanges, one for each value of a label."""
 
     def __init__(self, label: str, new: Callable[[], Summary]) -> None:
-        self._value_of, self._make_summary = BY[label], new
+        self._value_of, self._make_summary = LABEL_GETTERS[label], new
         self.summaries: dict[str, Summary] = {}
 
     def add(self, x: Exchange, m: Measured) -> None:
@@ -234,33 +238,32 @@ def describe(
     progress: Callable[[int], None] | None = None,
     on_exchange: Callable[[Exchange], None] | None = None,
 ) -> dict[str, object]:
-    """Return a Summary as JSON, with `capture` (its description), `workload` and `silences` as further
-    members.
+    """Return a Summary as public JSON, with more members: `capture`, `phases`, `workload` and `silences`.
 
-    Of a capture of both sides of a gateway, only the part `side` of `by` has the rows of the back.
+    Rows that were captured behind a gateway repeat requests, so only the Summaries by `side` count them.
 
     Args:
         infos: metadata of the files.
-        batches: all rows, in the whole schema.
-        by: some of BY: adds the same Summary for each tenant, model, ...
-        objectives: those by which the exchanges are judged.
-        percentiles: further ones of each metric, by name.
-        reader: parameters of user idle latency and smooth goodput.
-        progress: called with the number of rows done.
+        batches: all rows, with all columns.
+        by: names of labels (LABEL_GETTERS): adds a Summary for each value of each label.
+        objectives: objectives by which the exchanges are judged.
+        percentiles: additional percentiles of each metric, by name.
+        reader: reading speed of a user, for user idle latency and smooth goodput.
+        progress: called with the number of rows processed so far.
         on_exchange: called with each exchange.
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
     total, phases, silences = Summary(objectives, reader), PhaseTimes(), SilenceCounts()
-    groups = {label: _Groups(label, lambda: Summary(objectives, reader)) for label in by}
+    groups = {label: _LabelGroups(label, lambda: Summary(objectives, reader)) for label in by}
     unknown = uncertainties = back = 0
     for rows in batches:
-        is_repeated = is_back(rows)
-        back += is_repeated.true_count
-        if is_repeated.true_count and "side" in groups:
-            for x in exchanges_of(rows.filter(is_repeated)):
+        is_back = back_rows_mask(rows)
+        back += is_back.true_count
+        if is_back.true_count and "side" in groups:
+            for x in exchanges_of(rows.filter(is_back)):
                 groups["side"].add(x, measure(x, reader))
-        batch = rows.filter(pc.invert(is_repeated)) if is_repeated.true_count else rows
+        batch = rows.filter(pc.invert(is_back)) if is_back.true_count else rows
         workload.add(batch)
         unknown += batch.column("outcome").null_count
         uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
@@ -285,7 +288,7 @@ def describe(
     }
     out = total.to_dict(window, seconds, mode, parts, percentiles=percentiles)
     if unknown:
-        # A trace without outcomes does not show how its exchanges ended.
+        # A row of a trace without an outcome was counted as complete. How it ended is unknown.
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]
         outcomes["unknown"], outcomes["complete"] = unknown, outcomes["complete"] - unknown
         out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}
@@ -293,7 +296,7 @@ def describe(
         if not uncertainties:
             summary_part["uncertainty"] = None
             summary_part["uncertainties"] = summarise_ns(Histogram())
-        if not workload.ends_known:
+        if not workload.has_ends:
             summary_part["load"] |= {"achieved_rps": None}  # type: ignore[operator]
     out["capture"] = {
         "rows": workload.rows,

@@ -1,15 +1,18 @@
 """Find the exchanges that a capture lacks, from its row numbers and the counts of its relays.
 
-`reader.py` calls `check` with the metadata and rows of all files. Each relay (process that forwards traffic)
-numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). From these:
+`reader.py` calls `check_integrity` with the metadata and rows of all files. Each relay (process that forwards
+traffic) numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). The result has these
+counts:
 
-- Missing: numbers from 1 to the highest known one that no row has, without those still running.
-- Explained: first by counts of drops, exact up to the relay's last report; the rest by exchanges that were
-  under way then or began later, which may have ended without a row.
-- Running: exchanges under way at the last report of a capture that is not closed, without those that have a
-  row by now or that drops explain.
-- `unexplained`: the rest, lost with a killed meter, a damaged spool, or a file that was deleted or not read.
-- The tail, begun after the relay's last report and last row, is unknown. A capture that was closed has none.
+- Missing: numbers without a row, from 1 to the highest known number. Running exchanges are not missing.
+- Running: exchanges under way at the last report of a capture that is not closed, except those that have a
+  row by now or that the counts of drops explain.
+- Explained: missing numbers that the relay dropped, by counts that are exact up to its last report; then
+  numbers of exchanges that were under way at that report or began later, because they can end without a row.
+- `unexplained`: the other missing numbers, lost with a killed meter, a damaged spool, or a file that was
+  deleted or not read.
+
+Exchanges that began after the relay's last report and last row are unknown. A closed capture has none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,50 +25,57 @@ import pyarrow.compute as pc
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
 COLUMNS = ("capture", "relay", "seq", "id")
-_LATER = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"
-"""Matches the id of the second or a later response of a session. All its responses have the same number."""
+_LATER_RESPONSE_ID = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"
+"""Matches the id of a session's second or later response. All responses of a session have one number."""
 
 
 @dataclass(slots=True)
 class RelayIntegrity:
-    """One relay of one capture."""
+    """Counts of the exchanges of one relay in one capture."""
 
     relay: str
+    """Name of the relay."""
     opened: int
+    """Highest known number of an exchange."""
     present: int
+    """Exchanges that have a row."""
     duplicates: int
+    """Rows whose number another row has, too."""
     missing: int
     running: int
-    """`unsettled`, if the capture is not closed; else 0. These exchanges are not counted as missing."""
+    """Equal to `unsettled` if the capture is not closed, else 0. These exchanges do not count as missing."""
     ranges: list[tuple[int, int]]
-    """First and last number of the exchanges in each gap: a range of numbers without rows."""
+    """First and last number of each range of numbers without rows."""
     dropped: dict[str, int]
+    """Exchanges that the relay dropped during the capture, by reason."""
     unsettled: int
-    """Exchanges that were under way at the relay's last report, have no row since, and are not explained by
-    drops."""
+    """Exchanges that were under way at the relay's last report, without a row, and not explained by drops."""
     since: int
     """Missing exchanges that began after the relay's last report."""
     unexplained: int
     """Missing exchanges that neither drops, `unsettled` nor `since` explain."""
     exact: bool
-    """Whether the number of missing exchanges is exact: there is neither `unsettled`, `since` nor a lost
-    packet."""
+    """Whether the number of missing exchanges is exact: `unsettled` and `since` are 0, no packet was lost."""
     packets: dict[str, int] = field(default_factory=dict)
     """Only of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = field(default_factory=dict)
+    """Only of a passive vantage: connections seen, by kind."""
 
 
 @dataclass(slots=True)
 class CaptureIntegrity:
-    """One capture: one start of the proxy."""
+    """Counts of the exchanges of one capture, which is one start of the proxy."""
 
     capture: str
     relays: list[RelayIntegrity]
     meters: int
+    """Number of meters that wrote files: more than 1 after a restart of the meter."""
     not_kept: dict[str, int]
+    """Exchanges that meters measured but could not store, by reason."""
     damaged: dict[str, int]
+    """Lost `batches` and `bytes` of damaged spools."""
     closed: bool
-    """Whether the capture was ended in order, so that no later exchange is unknown."""
+    """Whether the capture was closed properly, so that no later exchange is unknown."""
 
     @property
     def present(self) -> int:
@@ -85,8 +95,8 @@ class CaptureIntegrity:
 
     @property
     def unexplained(self) -> int:
-        """Number of missing exchanges that neither the counts of the relays nor those of the meters explain.
-        Meters do not count by relay, so this is one number for the capture."""
+        """Number of missing exchanges that neither the relays' nor the meters' counts explain. It exists only
+        for the whole capture, because meters do not count by relay."""
         return max(0, sum(relay.unexplained for relay in self.relays) - sum(self.not_kept.values()))
 
     @property
@@ -100,16 +110,17 @@ class Integrity:
 
     captures: list[CaptureIntegrity]
     unnumbered: int
+    """Rows without a relay's number, such as those of a trace of another tool."""
     broken: list[tuple[str, str]] = field(default_factory=list)
+    """Files that could not be read to their end: name and reason."""
 
     @property
     def ok(self) -> bool:
-        """Whether every missing exchange is explained, no exchange is duplicate, and every file could be
-        read."""
+        """Whether all missing exchanges are explained, no row is a duplicate, and all files could be read."""
         return not self.broken and not any(c.unexplained or c.duplicates for c in self.captures)
 
     def to_dict(self) -> dict[str, object]:
-        """Return public JSON."""
+        """Return the counts as public JSON."""
         return {
             "ok": self.ok,
             "unnumbered": self.unnumbered,
@@ -134,16 +145,16 @@ class Integrity:
         }
 
 
-def check(
+def check_integrity(
     infos: Iterable[CaptureInfo], batches: Iterable[pa.RecordBatch], broken: Sequence[tuple[str, str]] = ()
 ) -> Integrity:
-    """Return the integrity of files by their metadata and rows (COLUMNS), with 8 bytes of memory per row."""
+    """Return the integrity of files by their metadata and rows (COLUMNS). Memory: 8 bytes per row."""
     infos = list(infos)
     numbers_of: dict[tuple[str, str], list[pa.Array]] = {}
     unnumbered = 0
     for batch in batches:
-        # Only rows with a relay's name have numbers without gaps; a trace may have numbers of its own.
-        later = pc.match_substring_regex(pc.fill_null(batch.column("id"), ""), _LATER)
+        # Only the numbers of a relay have no gaps. A trace of another tool can have other numbers.
+        later = pc.match_substring_regex(pc.fill_null(batch.column("id"), ""), _LATER_RESPONSE_ID)
         known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
         numbered = batch.select(COLUMNS).filter(pc.and_not(known, later))
         unnumbered += batch.num_rows - numbered.num_rows - later.true_count
@@ -182,7 +193,7 @@ def check(
 
 
 def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
-    """Merge the last report of each relay and meter. The order of the files does not matter."""
+    """Merge the latest counts of each relay and meter. The order of the files does not matter."""
     relays: dict[str, RelayCount] = {}
     began: dict[str, RelayCount] = {}
     meters: dict[str, dict[str, int]] = {}
@@ -204,8 +215,8 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
 
 
 def _ended_in_order(infos: Sequence[CaptureInfo]) -> bool:
-    """Return whether the last meter ended in order. After a hot restart, the previous meter may write its
-    last file later than the new one."""
+    """Return whether the meter that began last closed the capture. The last file does not show this: after a
+    hot restart, the previous meter can write a file later than the new meter."""
     files: dict[str, list[tuple[int, bool]]] = {}
     for info in infos:
         files.setdefault(info.ledger.meter, []).append((info.began_ns, info.ledger.closed))
@@ -216,7 +227,7 @@ def _ended_in_order(infos: Sequence[CaptureInfo]) -> bool:
 
 
 def _progress_key(count: RelayCount) -> tuple[int, int, int]:
-    """Return a key that grows with time: exchanges begun, settled and dropped."""
+    """Return a sort key that grows with time: exchanges begun, settled and dropped."""
     return count.opened, count.opened - count.unsettled, sum(count.dropped.values())
 
 
@@ -240,7 +251,7 @@ def _relay_integrity(
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
     dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
     dropped = {reason: n for reason, n in dropped.items() if n > 0}
-    # An exchange that was unsettled at the last report may have a row by now. So explain missing numbers by
+    # An exchange that was unsettled at the last report can have a row by now. So explain missing numbers by
     # drops first, and only the rest by unsettled exchanges.
     unexplained = max(0, absent - since - sum(dropped.values()))
     unsettled = min(unexplained, count.unsettled)
@@ -264,8 +275,7 @@ def _relay_integrity(
 
 
 def _missing_ranges(ordered: pa.Array, before: int, last: int) -> Iterable[tuple[int, int]]:
-    """Yield first and last of each range of numbers after `before`, up to `last`, that are not in
-    `ordered`."""
+    """Yield the first and the last of each range of numbers in (before, last] that are not in `ordered`."""
     edges = pa.concat_arrays([pa.array([before], pa.int64()), ordered, pa.array([last + 1], pa.int64())])
     lower, upper = edges.slice(0, len(edges) - 1), edges.slice(1)
     far = pc.greater(pc.subtract(upper, lower), 1)

@@ -6,9 +6,9 @@ iterate over.
 - Rows come in the order of the files' names, which sort by time.
 - Of a folder, files named `llmtap-*.parquet` are read, and if there are no such files, all files named
 `*.parquet`. Hidden files and folders, whose names begin with `.` or `_`, are not read.
-- Of a local folder, the spool (`.spool`) is read, too. A spool becomes a Parquet file of the same name at any
-  moment: one of the two is read.
-- Memory holds one batch, except where a whole table is read.
+- Of a local folder, the spools in its subfolder `.spool` are read, too. A spool can become a Parquet file of
+  the same name at any moment; only one of the two is read.
+- Memory holds one batch, except if a whole table is read.
 """
 
 import os
@@ -36,8 +36,9 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.units import format_bytes
 
 _BATCH_BYTES: Final = 16 << 20
-"""Approximate memory of the rows that are read at once: with bodies, these are fewer rows."""
+"""Approximate memory of a batch: rows with bodies are read in batches of fewer rows."""
 _VALUE_BYTES: Final = 8
+"""Memory of a value, if its row group reports no larger size."""
 _ROWS_MAX: Final = 10_000
 _ROWS_MIN: Final = 64
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
@@ -46,13 +47,13 @@ _SPOOLS: Final = "llmtap-*.spool"
 _SPOOL_FOLDER: Final = ".spool"
 
 _READ_ERRORS: Final = (pa.ArrowException, OSError, UnicodeError)
-"""Exceptions of Arrow, which raises UnicodeDecodeError if the name of a column is not UTF-8."""
+"""Exceptions with which Arrow rejects a file: UnicodeDecodeError if the name of a column is not UTF-8."""
 
 Where = str | os.PathLike[str]
 
 
 class CaptureError(ConfigError):
-    """A place to read is missing, damaged or no capture. `place` names it."""
+    """A file, folder or URL is missing, damaged or not a capture. `place` is its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,20 @@ class CaptureFile:
     """One file of a capture."""
 
     name: str
+    """Local path, or URL without credentials."""
     rows: int
-    bytes: int
+    size_bytes: int
     info: schema.CaptureInfo
     path: str
-    store: Any
+    """Path in `filesystem`."""
+    filesystem: Any
+    """`pyarrow.fs.FileSystem` that has the file."""
     contents: SpoolContents | None = field(default=None, repr=False)
+    """Rows of a spool at the time of `read`; None for a Parquet file."""
 
     @property
     def spool(self) -> bool:
-        """Whether the file is a spool, and not Parquet yet. Rows that are written to it later are not
-        read."""
+        """Whether the file is a spool, and not Parquet yet. It may get rows later, which are not returned."""
         return self.contents is not None
 
 
@@ -79,11 +83,11 @@ class _FileEntry(NamedTuple):
 
     name: str
     path: str
-    store: Any
-    size: int
+    filesystem: Any
+    size_bytes: int
 
     @property
-    def spool(self) -> bool:
+    def is_spool(self) -> bool:
         return self.path.endswith(".spool")
 
     @property
@@ -92,14 +96,14 @@ class _FileEntry(NamedTuple):
         return PurePosixPath(self.path).stem
 
     @property
-    def order(self) -> tuple[str, ...]:
-        """Sort key; a spool sorts as its Parquet file."""
+    def sort_key(self) -> tuple[str, ...]:
+        """Key by which a spool gets the place of its Parquet file in the sorted list."""
         folder = PurePosixPath(self.path).parent
         return str(folder.parent if folder.name == _SPOOL_FOLDER else folder), self.stem, self.path
 
 
 class Capture:
-    """A capture, made by `read`. Each iteration opens the files again."""
+    """A capture that `read` has opened. Each iteration over its rows opens the files again."""
 
     def __init__(
         self,
@@ -120,7 +124,7 @@ class Capture:
 
     def __repr__(self) -> str:
         info = self.info
-        size = format_bytes(sum(file.bytes for file in self.files))
+        size = format_bytes(sum(file.size_bytes for file in self.files))
         spools = sum(file.spool for file in self.files)
         files = f"{len(self.files):,} files" + (f" ({spools:,} in the spool)" if spools else "")
         parts = [f"{len(self):,} exchanges", files, size]
@@ -131,12 +135,12 @@ class Capture:
 
     @property
     def info(self) -> schema.CaptureInfo:
-        """Metadata of all files together: the highest privacy level, the first start time, the total damage,
-        the last ledger, and the values that all files share."""
+        """Metadata of all files together: the highest privacy level, the earliest start, the total damage,
+        the merged ledger, and other values only if all files have the same."""
         return _merged_info([file.info for file in self.files])
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows, with these columns or all. Raises CaptureError."""
+        """Yield all rows, with the given columns (None: with all columns). Raises CaptureError."""
         wanted = schema.SCHEMA if columns is None else _schema_of(columns)
         for file in self.files:
             try:
@@ -150,7 +154,7 @@ class Capture:
         """Return all rows as an Arrow table with the metadata of the files."""
         wanted = schema.SCHEMA if columns is None else _schema_of(columns)
         table = pa.Table.from_batches(self.batches(columns), wanted)
-        return table.cast(schema.with_info(wanted, self.info))
+        return table.cast(schema.schema_with_info(wanted, self.info))
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all rows as Exchanges (`rows.exchanges_of`)."""
@@ -159,16 +163,16 @@ class Capture:
     def integrity(self) -> integrity.Integrity:
         """Find missing exchanges by the numbers of the rows and the counts of the relays."""
         batches = self.batches(integrity.COLUMNS)
-        # Pass `broken` itself, not a copy: reading the batches may add to it.
-        return integrity.check([file.info for file in self.files], batches, self.broken)
+        # Pass `broken` itself, not a copy: reading the batches can add files to it.
+        return integrity.check_integrity([file.info for file in self.files], batches, self.broken)
 
     def _spool_batches(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield a spool's rows, or the same number of rows of its later Parquet file. Raises
-        FileNotFoundError."""
+        """Yield the rows of a spool. If it has become a Parquet file, yield the same number of rows of that
+        file. Raises FileNotFoundError if there is neither."""
         assert file.contents is not None
         batches = file.contents.batches()
         try:
-            first = next(batches, None)  # This opens the file; afterwards it may be deleted.
+            first = next(batches, None)  # This opens the file, so it can be read even if it is deleted now.
         except SpoolError:
             if os.path.exists(file.path):
                 raise
@@ -186,13 +190,13 @@ class Capture:
 
     def _skip_broken_file(self, name: str, problem: str) -> None:
         if not self._skip_broken:
-            raise CaptureError(name, problem, _SKIP) from None
+            raise CaptureError(name, problem, _SKIP_HINT) from None
         if (name, problem) not in self.broken:
             self.broken.append((name, problem))
 
 
-_SKIP: Final = "skip_broken=True reads the rest; so does `llmtap report --skip-broken`"
-_CONVERT: Final = "to read a trace of another tool, convert it with `llmtap convert`"
+_SKIP_HINT: Final = "to read the other files, use skip_broken=True or `llmtap report --skip-broken`"
+_CONVERT_HINT: Final = "to read a trace of another tool, convert it with `llmtap convert`"
 
 
 def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Capture:
@@ -200,11 +204,11 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
 
     Args:
         where: local paths, or URLs of any file system that `pyarrow.fs` knows (`s3://bucket/prefix`).
-        skip_broken: list files that cannot be read in `Capture.broken` instead of raising.
+        skip_broken: add files that cannot be read to `Capture.broken`, instead of raising an exception.
 
     Raises:
         CaptureError: there is no file, or a file is not a capture, or is damaged.
-        CaptureVersionError: a file is of a later version of the schema.
+        CaptureVersionError: a file has a later version of the schema than this llmtap reads.
     """
     places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]
     if not places:
@@ -233,38 +237,39 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
 
 
 def _open_file_or_successor(file: _FileEntry, places: Sequence[str]) -> CaptureFile | None:
-    """Open a file. If it is a spool that has become a Parquet file, open that; None if it was deleted."""
+    """Open a file, or the Parquet file that a spool has become. Return None if the file was deleted."""
     with suppress(FileNotFoundError):
         return _open_entry(file)
-    later = _parquet_of_spool(file.stem, places) if file.spool else None
+    later = _parquet_of_spool(file.stem, places) if file.is_spool else None
     if later is not None:
         with suppress(FileNotFoundError):
             return _open_entry(later)
     return None
 
 
-# ---------------------------------------------------------------- finding files
+# ---------------------------------------------------------------- find the files
 
 
 def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
-    """Return the files of all places, each once. If there are a spool and its Parquet file, return only the
-    Parquet file."""
-    # List all spools first: one that becomes a Parquet file in the meantime is then found twice, not never.
+    """Return the files of all places, each once: of a spool and its Parquet file, only the Parquet file."""
+    # List all spools before the other files: a spool that becomes a Parquet file between both lists is then
+    # found twice, instead of not at all.
     spools = [_entries_at(place, spools=True) for place in places]
     files: dict[str, _FileEntry] = {}
     for place, waiting in zip(places, spools, strict=True):
         here = waiting + _entries_at(place, spools=False)
         if not here:
             raise CaptureError(redact_url(place), *_no_file_problem(place))
-        files |= {file.name: file for file in sorted(here, key=lambda f: f.order) if file.name not in files}
-    finished = {file.stem for file in files.values() if not file.spool}
-    return [file for file in files.values() if not (file.spool and file.stem in finished)]
+        here.sort(key=lambda file: file.sort_key)
+        files |= {file.name: file for file in here if file.name not in files}
+    finished = {file.stem for file in files.values() if not file.is_spool}
+    return [file for file in files.values() if not (file.is_spool and file.stem in finished)]
 
 
 def _parquet_of_spool(stem: str, places: Sequence[str]) -> _FileEntry | None:
-    """Return the Parquet file that a spool has become."""
+    """Return the Parquet file that a spool has become; None if there is none."""
     for place in places:
-        with suppress(CaptureError):  # The place may be the path of the spool itself, which is gone.
+        with suppress(CaptureError):  # A place can be the path of the spool itself, which no longer exists.
             for file in _entries_at(place, spools=False):
                 if file.stem == stem:
                     return file
@@ -274,49 +279,51 @@ def _parquet_of_spool(stem: str, places: Sequence[str]) -> _FileEntry | None:
 def _no_file_problem(place: str) -> tuple[str, str]:
     """Return the problem and the hint for a place without files."""
     if not _URL.match(place) and (Path(place).expanduser() / _SPOOL_FOLDER).is_dir():
-        return "no Parquet file found, and the spool is empty", "nothing has been captured there yet"
+        return "has no Parquet file, and its spool is empty", "nothing has been captured there yet"
     if _URL.match(place):
-        return "no Parquet file is there", f"{_CONVERT}; a capture that runs has its last minutes in a spool"
-    return "no Parquet file is there", _CONVERT
+        hint = f"{_CONVERT_HINT}; a running capture keeps its latest minutes in a local spool"
+        return "has no Parquet file", hint
+    return "has no Parquet file", _CONVERT_HINT
 
 
 def _entries_at(place: str, *, spools: bool) -> list[_FileEntry]:
-    """Return the spools, or the other files, at a place."""
-    shown = redact_url(place)  # URLs may carry keys
+    """Return the spools (`spools`), or else the other files, at a place."""
+    shown = redact_url(place)  # A URL can contain credentials.
     if spools and _URL.match(place) and not place.startswith("file:"):
         return []  # Spools are always local.
     try:
-        store, path, prefix = _store_of(place)
-        found_info = store.get_file_info(path)
+        filesystem, path, prefix = _filesystem_of(place)
+        found_info = filesystem.get_file_info(path)
         if found_info.type == fs.FileType.NotFound:
             raise CaptureError(shown, "does not exist")
-        infos = [found_info] if found_info.type == fs.FileType.File else _in_folder(store, path)
+        infos = [found_info] if found_info.type == fs.FileType.File else _folder_files(filesystem, path)
     except _READ_ERRORS as exc:
         raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
-    entries = [_FileEntry(prefix + f.path, f.path, store, f.size or 0) for f in infos]
-    return [file for file in entries if file.spool == spools]
+    entries = [_FileEntry(prefix + f.path, f.path, filesystem, f.size or 0) for f in infos]
+    return [file for file in entries if file.is_spool == spools]
 
 
-def _store_of(place: str) -> tuple[Any, str, str]:
+def _filesystem_of(place: str) -> tuple[Any, str, str]:
     """Return the file system, the path in it, and the prefix of that path in a URL."""
     if not _URL.match(place):
         return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(place)), ""
     try:
-        store, path = fs.FileSystem.from_uri(place)
+        filesystem, path = fs.FileSystem.from_uri(place)
     except (pa.ArrowException, ValueError) as exc:
-        # Arrow repeats the URL in its errors, with all that it carries.
+        # Arrow's errors repeat the URL, so quote them only if the URL has no credentials.
         why = f": {_first_line(exc)}" if redact_url(place) == place else ""
         raise CaptureError(redact_url(place), f"is not a URL that llmtap can read{why}") from None
-    return store, path, place[: place.index("://") + 3]
+    return filesystem, path, place[: place.index("://") + 3]
 
 
-def _in_folder(store: Any, folder: str) -> list[Any]:
-    """Return the Parquet files (ours, else all) and spools below a folder that are not hidden."""
+def _folder_files(filesystem: Any, folder: str) -> list[Any]:
+    """Return the spools and Parquet files below a folder that are not hidden. If llmtap has written any of
+    them, the Parquet files of other programs are left out."""
     own_files: list[Any] = []
     other_files: list[Any] = []
-    for f in store.get_file_info(fs.FileSelector(folder, recursive=True)):
+    for f in filesystem.get_file_info(fs.FileSelector(folder, recursive=True)):
         *folders, name = [part for part in f.path[len(folder) :].split("/") if part]
-        spool = fnmatchcase(name, _SPOOLS) and store.type_name == "local"
+        spool = fnmatchcase(name, _SPOOLS) and filesystem.type_name == "local"
         if f.type != fs.FileType.File or not (spool or name.endswith(".parquet")):
             continue
         folders = folders[:-1] if spool and folders[-1:] == [_SPOOL_FOLDER] else folders
@@ -325,25 +332,25 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
     return own_files or other_files
 
 
-# ---------------------------------------------------------------- reading them
+# ---------------------------------------------------------------- read the files
 
 
 def _open_entry(entry: _FileEntry) -> CaptureFile:
-    """Open a file. Raises FileNotFoundError if it was deleted, else CaptureError."""
-    name, path, store, size = entry
-    if entry.spool:
+    """Open a file. Raises FileNotFoundError (deleted), CaptureVersionError (too new) or CaptureError."""
+    name, path, filesystem, size = entry
+    if entry.is_spool:
         return _open_spool(entry)
     try:
-        with store.open_input_file(path) as source, pq.ParquetFile(source) as file:
+        with filesystem.open_input_file(path) as source, pq.ParquetFile(source) as file:
             info = schema.info_of(file.schema_arrow)
             rows = file.metadata.num_rows
     except FileNotFoundError:
         raise
     except _READ_ERRORS as exc:
-        raise CaptureError(name, f"cannot be read as Parquet: {_first_line(exc)}", _CONVERT) from None
+        raise CaptureError(name, f"cannot be read as Parquet: {_first_line(exc)}", _CONVERT_HINT) from None
     except msgspec.MsgspecError as exc:
         raise CaptureError(
-            name, f"its llmtap metadata is invalid: {exc}", "the file is damaged, or another program wrote it"
+            name, f"has invalid llmtap metadata: {exc}", "the file is damaged, or another program wrote it"
         ) from None
     if info is None:
         raise CaptureError(
@@ -353,15 +360,15 @@ def _open_entry(entry: _FileEntry) -> CaptureFile:
         )
     if info.schema_version > schema.VERSION:
         raise schema.CaptureVersionError(name, info.schema_version)
-    return CaptureFile(name, rows, size, info, path, store)
+    return CaptureFile(name, rows, size, info, path, filesystem)
 
 
 def _open_spool(entry: _FileEntry) -> CaptureFile:
-    """Open a spool. Raises FileNotFoundError if it was deleted, else CaptureError."""
+    """Open a spool. Raises FileNotFoundError if the spool was deleted, else CaptureError."""
     path = Path(entry.path)
     try:
         contents = read_spool(path)
-        # While a spool is being written, its end may look damaged for a moment: read it again.
+        # While a spool is being written, its end can look damaged for a moment: read it again.
         while contents.damaged and (newer := read_spool(path)).damaged != contents.damaged:
             contents = newer
     except SpoolError as exc:
@@ -374,13 +381,15 @@ def _open_spool(entry: _FileEntry) -> CaptureFile:
     info = msgspec.structs.replace(
         contents.info, schema_version=schema.VERSION, ledger=contents.ledger, damaged=contents.damaged
     )
-    return CaptureFile(entry.name, contents.rows, entry.size, info, entry.path, entry.store, contents)
+    return CaptureFile(
+        entry.name, contents.rows, entry.size_bytes, info, entry.path, entry.filesystem, contents
+    )
 
 
 def _file_batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    # Open it without read-ahead: a row group may be larger than the memory that we want to use.
+    # Read without `pre_buffer`: it would load a whole row group, which can be larger than a batch should be.
     with (
-        file.store.open_input_file(file.path) as source,
+        file.filesystem.open_input_file(file.path) as source,
         pq.ParquetFile(
             source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         ) as parquet,
@@ -391,8 +400,7 @@ def _file_batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBat
 
 
 def _rows_at_once(metadata: Any) -> int:
-    """Return the number of rows that take about _BATCH_BYTES in memory, if dictionaries do not make them
-    smaller."""
+    """Return the number of rows that take about _BATCH_BYTES of memory without dictionary encoding."""
     size = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         values = sum(group.column(i).num_values for i in range(group.num_columns))
@@ -419,8 +427,8 @@ def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         for name in schema.CaptureInfo.__struct_fields__
         if all(getattr(info, name) == getattr(first, name) for info in infos)
     }
-    for name in ("arrivals", "blocks"):  # Their defaults have a meaning, so set them explicitly to unknown.
-        same.setdefault(name, "")
+    for name in ("arrivals", "blocks"):
+        same.setdefault(name, "")  # The files differ, and the default would name one of their values.
     damaged: dict[str, int] = {}
     for info in infos:
         for unit, n in info.damaged.items():

@@ -1,13 +1,12 @@
 """Thread that converts closed spools (crash-safe row files) to Parquet and delivers the files.
 
-`store.py` adds each closed spool to a `Finisher`. A spool is removed only when its file is durable; until
-then everything may be repeated under the same name, so a kill at any point leaves no row twice. While the
-disk or the store does not take files, spools wait, and the first is retried with growing pauses. A faulty
-spool (of a newer llmtap, unreadable) is reported once and left. A spool without rows becomes a file only if
-its ledger or its damage shows missing exchanges.
+`store.py` adds each closed spool to a `Finisher`. A spool is removed only after its file is durable. Until
+then, the work can be repeated under the same file name, so a kill at any point stores no row twice. If the
+disk or the object store does not accept files, spools wait, and the first spool is tried again with growing
+pauses. A faulty spool (unreadable, or of a newer llmtap) is reported once and stays where it is. A spool
+without rows becomes a file only if its ledger or its damage shows missing exchanges.
 
-Also here: `LocalFiles`, by which the store deletes the oldest files of a local folder at the limit of the
-total size.
+`LocalFiles` deletes the oldest files of a local folder when the store reaches the limit of the total size.
 """
 
 import logging
@@ -38,10 +37,10 @@ BACK_OFF_S_MAX: Final = 30.0
 
 @dataclass(slots=True)
 class ClosedSpool:
-    """A spool that is complete."""
+    """A spool that gets no more rows."""
 
     path: Path
-    bytes: int
+    size_bytes: int
     rows: int | None = None
     """Number of rows; None if an earlier process left the spool and the spool has not been read yet."""
     parquet_path: Path | None = None
@@ -50,51 +49,53 @@ class ClosedSpool:
 
 @dataclass(slots=True)
 class FinisherCounts:
-    """Counts of a finisher."""
+    """Counts of a finisher since its start."""
 
     files: int = 0
+    """Files that were delivered."""
     failures: int = 0
+    """Failed attempts to make or deliver a file."""
     recovered_rows: int = 0
     """Rows of spools that an earlier process left."""
     damaged_batches: int = 0
     lost_rows: int = 0
-    """Rows of spools that were removed before they became files."""
+    """Rows of spools that another program removed before they became files."""
 
 
 class Finisher:
-    """The thread that makes files of closed spools, with its queue and its counts."""
+    """The thread that converts closed spools to Parquet files, with its queue and its counts."""
 
     def __init__(
         self, place: CapturePlace, spool_folder: Path, on_delivered: Callable[[str, int], None]
     ) -> None:
-        """`on_delivered(name, bytes)` is called for each file that is in its place."""
+        """`on_delivered(name, bytes)` is called for each delivered file."""
         self.counts = FinisherCounts()
         self.ledger = CaptureLedger()
-        """Ledger of the newest file of our own spools; a recovered spool may be of another capture."""
+        """Ledger of the newest file, without recovered spools, which can be of another capture."""
         self.problem: str | None = None
-        """Reason why files do not reach their place now: one sentence, without secrets."""
+        """Reason why files cannot be delivered now: one sentence, without secrets. None if they can."""
         self._place = place
         self._folder = place.folder or spool_folder
         self._on_delivered = on_delivered
         self._queue: deque[ClosedSpool] = deque()
         self._faulty_spools: list[ClosedSpool] = []
-        """Faulty spools, which stay where they are."""
+        """Faulty spools, which stay in their folder."""
         self._wake = threading.Condition()
         self._is_stopping = self._is_abandoned = self._must_retry = False
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
     @property
-    def waiting(self) -> tuple[int, int]:
-        """Number and bytes of spools that are not files yet, faulty ones included."""
+    def backlog(self) -> tuple[int, int]:
+        """Number and total bytes of closed spools that are not files yet, with the faulty spools."""
         with self._wake:
             spools = (*self._queue, *self._faulty_spools)
-            return len(spools), sum(spool.bytes for spool in spools)
+            return len(spools), sum(spool.size_bytes for spool in spools)
 
     @property
-    def largest(self) -> int:
-        """Bytes of the largest waiting spool."""
+    def largest_bytes(self) -> int:
+        """Size of the largest spool in the queue."""
         with self._wake:
-            return max((spool.bytes for spool in self._queue), default=0)
+            return max((spool.size_bytes for spool in self._queue), default=0)
 
     def start(self) -> None:
         self._thread.start()
@@ -112,12 +113,12 @@ class Finisher:
             self._wake.notify()
 
     def forget_removed(self) -> None:
-        """Forget faulty spools that were removed."""
+        """Forget faulty spools that another program removed."""
         with self._wake:
             self._faulty_spools = [spool for spool in self._faulty_spools if spool.path.exists()]
 
     def close(self, timeout_s: float) -> bool:
-        """Finish spools until the time-out or the first failure; return whether the thread has ended."""
+        """Convert spools until the time-out or the first failure, and return whether the thread has ended."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -129,13 +130,13 @@ class Finisher:
 
     def _run(self) -> None:
         pause_s = BACK_OFF_S
-        while (spool := self._next()) is not None:
+        while (spool := self._next_spool()) is not None:
             delivered = None
             try:
                 delivered = self._finish_spool(spool)
             except (PlaceError, OSError) as exc:
                 self._note_failure(spool, exc)
-                if self._wait(pause_s):
+                if self._pause(pause_s):
                     return
                 pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
                 continue
@@ -145,21 +146,22 @@ class Finisher:
                 log.info("event=capture_files_resumed place=%s", self._place.name)
                 self.problem = None
             pause_s = BACK_OFF_S
-            # Update both counts under one lock, or the total could count the bytes twice or not at all.
+            # Remove the spool and count its file under one lock. Otherwise, the total size could contain both
+            # or neither of them for a moment.
             with self._wake:
                 self._queue.popleft()
                 if delivered is not None:
                     self.counts.files += 1
                     self._on_delivered(*delivered)
 
-    def _next(self) -> ClosedSpool | None:
-        """Wait for the oldest spool, and return it. Return None if the thread is to stop."""
+    def _next_spool(self) -> ClosedSpool | None:
+        """Wait for a spool, and return the oldest one. Return None if the thread must stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._is_stopping)
             return self._queue[0] if self._queue and not self._is_abandoned else None
 
-    def _wait(self, pause_s: float) -> bool:
-        """Pause before the next attempt; return whether to stop instead."""
+    def _pause(self, pause_s: float) -> bool:
+        """Wait before the next attempt. If the thread must stop, return True without a pause."""
         with self._wake:
             if not self._is_stopping:
                 self._wake.wait_for(lambda: self._is_stopping or self._must_retry, pause_s)
@@ -183,14 +185,14 @@ class Finisher:
         self.problem = reason
 
     def _leave_spool(self, spool: ClosedSpool, exc: Exception) -> None:
-        """Report a faulty spool, and leave it where it is."""
+        """Report a faulty spool, which stays in its folder."""
         log.error("event=capture_spool_left spool=%s reason=%r", spool.path, str(exc))
         with self._wake:
             self.counts.failures += 1
             self._faulty_spools.append(spool)
 
     def _finish_spool(self, spool: ClosedSpool) -> tuple[str, int] | None:
-        """Make and place the file of a spool; return its name and bytes, or None if it needs no file."""
+        """Convert and deliver a spool, then remove it. Return name and size of the file, if there is one."""
         if not spool.path.exists():
             self.counts.lost_rows += spool.rows or 0
             log.error("event=capture_spool_removed spool=%s rows=%s", spool.path, spool.rows)
@@ -226,7 +228,7 @@ class Finisher:
         return file
 
     def _make_file(self, contents: SpoolContents, name: str) -> Path:
-        """Make the Parquet file under its temporary name. If that fails, remove the incomplete file."""
+        """Write the Parquet file under a temporary name. If that fails, remove the incomplete file."""
         info = msgspec.structs.replace(
             contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
         )
@@ -251,31 +253,32 @@ def _shows_losses(contents: SpoolContents) -> bool:
 
 
 _OWN_NAME: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4,8}\.parquet")
-"""Only files with such names are counted, and deleted at the limit."""
+"""Matches the name of a file of llmtap: only such files are counted, and deleted at the limit."""
 
 
 class LocalFiles:
-    """Our files in a local folder: their bytes, and deletion of the oldest. A remote place has none.
+    """Capture files in a local folder, with their total size; deletes the oldest of them.
 
-    Our names sort by age; the folder may be shared with other captures and files. `list_folder` and
-    `delete_oldest` are for the store's thread, `add` is for the finisher's.
+    The names of the files sort by age. The folder can also have files of other captures and programs. The
+    store's thread calls `list_folder` and `delete_oldest`, the finisher's thread calls `add`.
     """
 
     def __init__(self, folder: Path | None, tag: str) -> None:
-        """`tag`: part of the names of this capture's files."""
-        self.bytes = 0
-        self.deleted = 0
+        """`folder`: None for a remote place. `tag`: part of the names of this capture's files."""
+        self.total_bytes = 0
+        self.deleted_files = 0
+        """Number of deleted files of all captures in the folder."""
         self.deleted_rows = 0
-        """Number of deleted rows of this capture; `deleted` counts files of all captures."""
+        """Number of rows in deleted files of this capture."""
         self._folder = folder
         self._tag = f"-{tag}-"
         self._sizes: dict[str, int] = {}
         self._new_files: dict[str, int] = {}
-        """Files added during `list_folder`."""
+        """Files added while `list_folder` runs, with their sizes, because the listing can lack them."""
         self._lock = threading.Lock()
 
     def list_folder(self) -> None:
-        """List the folder again, since other programs may have moved files away."""
+        """List the folder again, because other programs can have moved files away."""
         sizes = {}
         with self._lock:
             self._new_files = {}
@@ -287,13 +290,13 @@ class LocalFiles:
                             sizes[entry.name] = entry.stat().st_size
         with self._lock:
             self._sizes = sizes | self._new_files
-            self.bytes = sum(self._sizes.values())
+            self.total_bytes = sum(self._sizes.values())
 
     def add(self, name: str, size: int) -> None:
         if self._folder is not None:
             with self._lock:
                 self._sizes[name] = self._new_files[name] = size
-                self.bytes = sum(self._sizes.values())
+                self.total_bytes = sum(self._sizes.values())
 
     def delete_oldest(self) -> bool:
         """Delete the oldest file. Return whether a file was deleted. Never raises."""
@@ -311,8 +314,8 @@ class LocalFiles:
                 log.warning("event=capture_not_deleted file=%s error=%r", name, exc.strerror)
                 return False
             size = self._sizes.pop(name)
-            self.bytes -= size
-            self.deleted += 1
+            self.total_bytes -= size
+            self.deleted_files += 1
             self.deleted_rows += rows
         log.warning("event=capture_deleted file=%s bytes=%d", name, size)
         return True

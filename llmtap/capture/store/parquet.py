@@ -1,8 +1,8 @@
 """Write Parquet files of captures, and deliver them to a local folder or an object store.
 
 `finisher.py` makes files of the meter's spools with `write_parquet`. Replays, benchmarks and simulations add
-their exchanges to a `RunWriter`. `place_of` turns a path or a URL into a `CapturePlace`, whose `put` stores
-a file. URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them
+their exchanges to a `RunWriter`. `place_of` returns the `CapturePlace` of a path or a URL, whose `put` stores
+a file. A URL can contain credentials (`s3://access:secret@bucket/...`): no message and no log line shows them
 (`redact_url`).
 
 The encodings are chosen by measurements with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms),
@@ -15,16 +15,16 @@ The encodings are chosen by measurements with streams of 200 tokens about 20 ms 
     event_tokens   0.014   0.0002       0.0003                0.001
     event_flags    0.010   0.0002       0.0003                0.001
 
-BYTE_STREAM_SPLIT would save 8 %, but few readers have it for integers (SPARK-56894); DELTA needs Spark 3.3.
-So columns are PLAIN, or a dictionary where values repeat: 2.73 bytes per event, and 109 per exchange for all
-others. zstd level 1 costs 2 % more bytes, level 9 costs 9 % more and five times the CPU.
+BYTE_STREAM_SPLIT would save 8 %, but few readers support it for integers (SPARK-56894); DELTA needs Spark
+3.3. So columns are PLAIN, or have a dictionary if values repeat: 2.73 bytes per event, and 109 per exchange
+for all other columns. zstd level 1 costs 2 % more bytes, level 9 costs 9 % more and five times the CPU.
 
-The footer of 8 KB has statistics only of columns to filter by (of all: 3 KB more, and people's text in it),
-and no copy of the Arrow schema (8 KB more).
+The footer of 8 KB has statistics only of the columns by which readers filter. Statistics of all columns would
+take 3 KB more and contain users' text. A copy of the Arrow schema would take 8 KB more.
 
-A run writes straight to Parquet, without a spool, because a killed run is repeated. Each file has the number
-of requests that are still under way, and the last file has 0: so `integrity` reports a run that was cut
-short.
+A `RunWriter` writes Parquet files without a spool, because a killed replay, benchmark or simulation is
+repeated. Each file states the number of requests that are still under way, and the last file states 0: so
+`integrity` reports a run that was cut short.
 """
 
 import errno
@@ -45,7 +45,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmtap.capture.columns import COLUMNS
-from llmtap.capture.options import HARMLESS, redact_url
+from llmtap.capture.options import PUBLIC_URL_FIELDS, redact_url
 from llmtap.capture.schema import META_KEY, SCHEMA, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
 from llmtap.clock import SystemClock
@@ -59,23 +59,23 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
-"""Maximum time without an answer of a store. The SDK sends one more request when a file is closed."""
+"""Maximum time without an answer to one request. An upload sends at least two requests."""
 _PART_BYTES: Final = 8 << 20
-_REASON_LENGTH: Final = 300
+_REASON_CHARS_MAX: Final = 300
 _URL_WITHOUT_SLASHES: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
 _S3_FIELDS: Final = frozenset(("region", "scheme", "endpoint_override"))
 
 
 class PlaceError(LlmtapError):
-    """A place did not take a file. The message has no secrets."""
+    """A file could not be stored in its place. The message has no secrets."""
 
 
 class CapturePlace(Protocol):
-    """Where finished files go."""
+    """Place that finished files are delivered to: a local folder or a remote store."""
 
     @property
     def name(self) -> str:
-        """Name without secrets."""
+        """Path or URL, without secrets."""
         ...
 
     @property
@@ -98,7 +98,7 @@ def place_of(to: str) -> CapturePlace:
     if "://" not in to:
         if (slip := _URL_WITHOUT_SLASHES.match(to)) is not None:
             raise ConfigError(
-                "capture.to", f"expected a URL, got {slip[0]!r}", f"such as {slip[0]}//bucket/prefix"
+                "capture.to", f"expected a URL, got {slip[0]!r}", f"write {slip[0]}//bucket/prefix"
             )
         return LocalPlace(Path(to))
     if to.startswith("file://"):
@@ -107,19 +107,19 @@ def place_of(to: str) -> CapturePlace:
 
 
 def capture_tag(capture: str) -> str:
-    """Return the part of file names that stands for a capture."""
+    """Return the part of file names that identifies a capture."""
     return re.sub(r"[^A-Za-z0-9_]", "_", capture) or "_"
 
 
 def file_stem(capture: str, wall_ns: int, number: int) -> str:
-    """Return the name of a new file without its ending; names sort by time and are never used twice."""
-    at = datetime.fromtimestamp(wall_ns // 1_000_000_000, UTC)
-    when = f"{at:%Y%m%dT%H%M%S}{wall_ns // 1_000_000 % 1_000:03d}Z"
-    return f"llmtap-{when}-{capture_tag(capture)}-{number:04d}-{secrets.token_hex(4)}"
+    """Return the name of a new file without its ending. Names sort by time, and no name is used twice."""
+    second = datetime.fromtimestamp(wall_ns // 1_000_000_000, UTC)
+    time = f"{second:%Y%m%dT%H%M%S}{wall_ns // 1_000_000 % 1_000:03d}Z"
+    return f"llmtap-{time}-{capture_tag(capture)}-{number:04d}-{secrets.token_hex(4)}"
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
+    """Sync the file names in a folder to the disk, so that they survive a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -128,7 +128,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create the folder and its missing parents for this user; return the new ones. Raises OSError."""
+    """Create the folder and its parents, only for this user; return the created folders. Raises OSError."""
     missing = []
     for each in (folder, *folder.parents):
         if each.exists():
@@ -175,21 +175,21 @@ class RemotePlace:
         self.name = redact_url(url)
         self._secrets = _secrets_of(url)
         self._connect, self._prefix = _s3_store(url) if url.startswith("s3://") else self._other_store(url)
-        self._store: FileSystem | None = None
+        self._filesystem: FileSystem | None = None
 
-    def store(self) -> "FileSystem":
-        """Return the store, connected at the first call. Raises OSError."""
-        if self._store is None:
-            self._store = self._connect()
-        return self._store
+    def filesystem(self) -> "FileSystem":
+        """Return the file system of the store. The first call connects to it. Raises OSError."""
+        if self._filesystem is None:
+            self._filesystem = self._connect()
+        return self._filesystem
 
     def put(self, source: Path, name: str) -> None:
         path = f"{self._prefix}/{name}"
         try:
-            store = self.store()
+            store = self.filesystem()
             size = self._upload(store, source, path)
-            # A store may lose the end of a file without an error. Compare the size, which takes little time
-            # compared with an upload.
+            # A store can lose the end of a file without an error, so compare the sizes. The request takes
+            # little time compared with the upload.
             stored_bytes = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
             raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean_text(exc)}") from None
@@ -204,10 +204,10 @@ class RemotePlace:
         try:
             out = store.open_output_stream(path)
         except FileNotFoundError:
-            # The store has real folders (an object store has none), and this one is missing.
+            # The store has real folders (an object store has none), and the folder of the file is missing.
             store.create_dir(path.rpartition("/")[0], recursive=True)
             out = store.open_output_stream(path)
-        # Do not use `with`: after a failed write it would close the stream, which waits for one more request.
+        # Do not use `with`: after a failed write, it would close the stream, and wait for one more request.
         with source.open("rb") as file:
             while part := file.read(_PART_BYTES):
                 out.write(part)
@@ -224,23 +224,23 @@ class RemotePlace:
         try:
             store, prefix = FileSystem.from_uri(url)
         except (ValueError, OSError, pa.ArrowException, NotImplementedError) as exc:
-            # Some file systems (hdfs) connect at once. If that fails, do not begin the capture.
+            # Some file systems (hdfs) connect immediately. If that fails, the capture must not begin.
             raise ConfigError("capture.to", f"{self.name} cannot be used: {self._clean_text(exc)}") from None
         if not prefix.strip("/"):
-            raise ConfigError("capture.to", f"{self.name} names no bucket or folder")
+            raise ConfigError("capture.to", f"{self.name} has no bucket or folder after ://")
         return (lambda: store), prefix.rstrip("/")
 
     def _clean_text(self, exc: Exception) -> str:
-        """Return the error's text on one line, bounded, without our secrets in any spelling."""
+        """Return the error's text on one line of limited length, with *** in place of the URL's secrets."""
         text = " ".join(str(exc).split())
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return text[:_REASON_LENGTH] or type(exc).__name__
+        return text[:_REASON_CHARS_MAX] or type(exc).__name__
 
 
 def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
-    """Return a function that opens an S3 store with time-outs, and the path in it. With pyarrow's defaults,
-    the store would hang without a network."""
+    """Return a function that opens an S3 store with time-outs, and the path in it. Without a network, a store
+    with pyarrow's default time-outs would hang."""
     from pyarrow import fs
 
     shown = redact_url(url)
@@ -251,7 +251,7 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         user, _, secret = keys.partition(":")
     bucket = rest.partition("/")[0]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
-        raise ConfigError("capture.to", f"{shown} names no bucket", "such as s3://bucket/prefix")
+        raise ConfigError("capture.to", f"{shown} has no bucket", "write s3://bucket/prefix")
     fields = dict(parse_qsl(query))
     for name in fields:
         if name not in _S3_FIELDS:
@@ -280,7 +280,7 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         if region is None and not endpoint:
             region = fs.resolve_s3_region(bucket)
         if user is not None or "AWS_ACCESS_KEY_ID" in os.environ:
-            # Keys are known, so do not query the metadata service, which exists only in the cloud.
+            # Credentials are given, so do not query the metadata service, which exists only in the cloud.
             os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
         return fs.S3FileSystem(region=region or "us-east-1", **options)
 
@@ -294,18 +294,18 @@ def _secrets_of(url: str) -> list[str]:
     if "@" in rest:
         keys = rest.rpartition("@")[0]
         texts |= {keys, *keys.split(":", 1)}
-    texts |= {value for name, value in parse_qsl(query) if name not in HARMLESS}
+    texts |= {value for name, value in parse_qsl(query) if name not in PUBLIC_URL_FIELDS}
     texts |= {unquote(text) for text in texts}
     return sorted((text for text in texts if len(text) > 3), key=len, reverse=True)
 
 
-GROUP_BYTES: Final = 32 << 20
+ROW_GROUP_BYTES: Final = 32 << 20
 """Size of a row group in memory: some 4,000 exchanges of 200 events."""
-_LEVEL: Final = 3
+_ZSTD_LEVEL: Final = 3
 
 
 def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write the rows in their order, with one row group in memory; return their number. Raises OSError."""
+    """Write the rows in order, with one row group in memory; return the number of rows. Raises OSError."""
     if isinstance(where, Path):
         with open(where, "wb", opener=open_private) as file:
             return write_parquet(file, info, batches)
@@ -314,7 +314,7 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
         where,
         SCHEMA,
         compression="zstd",
-        compression_level=_LEVEL,
+        compression_level=_ZSTD_LEVEL,
         store_schema=False,
         use_dictionary=[_leaf_path(SCHEMA.field(column.name)) for column in COLUMNS if not column.distinct],
         write_statistics=[column.name for column in COLUMNS if column.statistics],
@@ -338,7 +338,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             continue
         group.append(batch)
         size += batch.nbytes
-        if size >= GROUP_BYTES:
+        if size >= ROW_GROUP_BYTES:
             yield pa.Table.from_batches(group, SCHEMA)
             group, size = [], 0
     if group:
@@ -346,23 +346,23 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _leaf_path(field: pa.Field) -> str:
-    """Return the path of a field's values in Parquet: those of a list are two levels down."""
+    """Return the path of a field's values in Parquet. The values of a list are two levels below the field."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 
-ROWS: Final = 1_000
+BATCH_ROWS: Final = 1_000
 FILE_BYTES: Final = 64 << 20
 """Size in memory of the rows of one file: some 8,000 exchanges of 200 events."""
 
 
 def check_place(to: str | Path) -> CapturePlace:
-    """Open the place of a capture; create and try a local folder. Raises ConfigError with the place `to`."""
+    """Return a capture's place; create and try a local folder. Raises ConfigError, which names `to`."""
     shown = redact_url(str(to))
     try:
         place = place_of(str(to))
         if place.folder is not None:
             make_folder(place.folder)
-            # Try to write: permissions alone do not show that a file system is read-only.
+            # Create a file, because permissions alone do not show that a file system is read-only.
             with tempfile.TemporaryFile(prefix=".llmtap-", dir=place.folder):
                 pass
     except ConfigError as exc:
@@ -373,12 +373,13 @@ def check_place(to: str | Path) -> CapturePlace:
 
 
 class RunWriter:
-    """Writes the exchanges of one run to a folder or a URL, which has the form of `capture.to`."""
+    """Writes the exchanges of a replay, benchmark or simulation to a folder or URL, as in `capture.to`."""
 
     def __init__(self, to: str | Path, expected: Mapping[str, int], info: CaptureInfo, *, meter: str) -> None:
-        """Raises ConfigError with the place `to` if nothing can be written there.
+        """Raises ConfigError, which names `to`, if files cannot be written to it.
 
-        `expected`: exchanges opened by each relay. `info` gets the capture's id, our version and the time.
+        `expected`: number of exchanges of each relay. `info`: metadata of the files; the capture's id, the
+        version of llmtap and the time are added.
         """
         self._shown_place = redact_url(str(to))
         self._clock = SystemClock()
@@ -400,15 +401,15 @@ class RunWriter:
         self._place = check_place(to)
 
     def add(self, x: Exchange) -> None:
-        """Write an exchange. Raises ConfigError if a file cannot be written."""
+        """Add an exchange, and write a file if it is full. Raises ConfigError if it cannot be written."""
         self._rows.append(x)
-        if len(self._rows) >= ROWS:
+        if len(self._rows) >= BATCH_ROWS:
             self._encode()
             if self._bytes >= FILE_BYTES:
                 self._write(last=False)
 
     def close(self) -> None:
-        """Write the remaining rows and close the last file. Raises ConfigError."""
+        """Write the remaining rows to the last file. Raises ConfigError if it cannot be written."""
         self._encode()
         self._write(last=True)
 
@@ -435,9 +436,9 @@ class RunWriter:
         )
         try:
             with tempfile.TemporaryDirectory(prefix=".llmtap-", dir=self._place.folder) as scratch:
-                made = Path(scratch) / name
-                write_parquet(made, info, batches)
-                self._place.put(made, name)
+                file = Path(scratch) / name
+                write_parquet(file, info, batches)
+                self._place.put(file, name)
         except PlaceError as exc:
             raise ConfigError(self._shown_place, f"cannot be written: {exc}") from None
         except OSError as exc:

@@ -1,13 +1,13 @@
 """Convert Exchanges to rows of a capture (Arrow record batches), and back.
 
-`to_batch` is called by the meter's recorder, in its thread, and by `parquet.py` for the exchanges of a run;
-`exchanges_of` by readers. `to_batch` runs for every exchange, so C functions gather the values and Arrow
-computes the columns: the event logs of a batch are joined as bytes.
+The meter's recorder (in its thread) and `parquet.RunWriter` call `to_batch`, and readers call `exchanges_of`.
+`to_batch` runs for every exchange, so it must be fast: C functions gather the values, Arrow computes the
+columns, and the event logs of a batch are joined as bytes.
 
 - Offsets and durations are whole microseconds, rounded down; `uncertainty_us` is a bound and rounded up.
 - Invalid Unicode is replaced, and a number that does not fit its column becomes null. If an exchange still
-  cannot be converted, `to_batch` omits this exchange alone and returns its error.
-- `columns.py` has the columns, and the privacy level that writes each one.
+  cannot be converted, `to_batch` omits only this exchange and returns its error.
+- `columns.py` has the columns, and the lowest privacy level that stores each column.
 """
 
 import json
@@ -30,24 +30,29 @@ from llmtap.exchange import exchange
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
 from llmtap.exchange.strings import clean_path
 
-_OWN: Final = [column for column in COLUMNS if column.path and column.place[0] not in OPTIONAL]
+_REQUIRED: Final = [column for column in COLUMNS if column.path and column.part_and_name[0] not in OPTIONAL]
 """Columns of attributes that every Exchange has."""
-_SAME: Final = {column.name: column.path for column in _OWN if column.conversion is Conversion.SAME}
-_OFFSETS: Final = {column.name: column.path for column in _OWN if column.conversion is Conversion.OFFSET}
-_DURATIONS: Final = {column.name: column.path for column in _OWN if column.conversion is Conversion.DURATION}
-_POINTS: Final = [column.place for column in _OWN if column.conversion is Conversion.OFFSET]
-_RESTORED: Final = [
-    (column.name, *column.place, column.conversion is Conversion.DURATION)
-    for column in _OWN
+_SAME: Final = {column.name: column.path for column in _REQUIRED if column.conversion is Conversion.SAME}
+_OFFSETS: Final = {column.name: column.path for column in _REQUIRED if column.conversion is Conversion.OFFSET}
+_DURATIONS: Final = {
+    column.name: column.path for column in _REQUIRED if column.conversion is Conversion.DURATION
+}
+_OFFSET_ATTRIBUTES: Final = [
+    column.part_and_name for column in _REQUIRED if column.conversion is Conversion.OFFSET
+]
+_OTHER_ATTRIBUTES: Final = [
+    (column.name, *column.part_and_name, column.conversion is Conversion.DURATION)
+    for column in _REQUIRED
     if column.conversion is not Conversion.OFFSET
 ]
+"""Column, part of the Exchange, attribute, and whether the column has a duration in us."""
 _OF_SHAPE, _OF_TEXT = (
-    {column.name: column.place[1] for column in COLUMNS if column.place[0] == part}
+    {column.name: column.part_and_name[1] for column in COLUMNS if column.part_and_name[0] == part}
     for part in ("shape", "text")
 )
-_COMPUTED: Final = {column.name: column.of for column in COLUMNS if column.of is not None}
-_same_of: Final = attrgetter(*_SAME.values())
-_times_of: Final = attrgetter("timeline.arrival_ns", *_OFFSETS.values(), *_DURATIONS.values())
+_COMPUTED: Final = {column.name: column.compute for column in COLUMNS if column.compute is not None}
+_unchanged_values: Final = attrgetter(*_SAME.values())
+_time_values: Final = attrgetter("timeline.arrival_ns", *_OFFSETS.values(), *_DURATIONS.values())
 _EVENTS: Final = ("event_us", "event_class", "event_bytes", "event_tokens", "event_flags")
 _REFUSAL: Final = ("kind", "source", "confidence")
 
@@ -55,13 +60,14 @@ _NO_SHAPE: Final = exchange.RequestShape()
 _NO_TURN: Final = exchange.Turn("", "", -1)
 _NO_REFUSAL: Final[dict[str, object]] = {}
 _LONG: Final = pa.int64() if array("l").itemsize == 8 else pa.int32()
-_NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
+"""Arrow's type of the values of array("l")."""
+_CLASS_NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
 
 _JSON_BYTES_MAX: Final = 64 << 10
 """Maximum size of a JSON value. A provider's usage has some hundred bytes."""
 _WORD_CHARS_MAX: Final = 64
-_MAY_CONTAIN_TEXT: Final = re.compile(rb'[^!-~]|\\|[^"]{%d}' % (_WORD_CHARS_MAX + 1))
-"""Matches compact JSON that may contain text: numbers and short words have no blank and no escape."""
+_CAN_CONTAIN_TEXT: Final = re.compile(rb'[^!-~]|\\|[^"]{%d}' % (_WORD_CHARS_MAX + 1))
+"""Matches compact JSON that can contain text. Numbers and short words have no blank and no escape."""
 _WORD: Final = re.compile(rf"[!-~]{{1,{_WORD_CHARS_MAX}}}")
 _DEPTH_MAX: Final = 8
 _ROLE: Final = re.compile(r"[A-Za-z_-]{1,24}")
@@ -69,17 +75,16 @@ _ROLE: Final = re.compile(r"[A-Za-z_-]{1,24}")
 _to_json: Final = msgspec.json.Encoder().encode
 _from_json: Final = msgspec.json.Decoder().decode
 _clean: Final = lru_cache(4_096)(clean_path)
-"""Cleans paths of exchanges that do not come from the observer, which has cleaned its own. There are few
-paths."""
+"""Cleans the paths of exchanges that are not from the observer, which cleans paths itself."""
 
 
 def to_batch(
     exchanges: Sequence[exchange.Exchange], *, capture: str, level: str
 ) -> tuple[pa.RecordBatch, list[Exception]]:
-    """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted."""
+    """Return the exchanges as rows in SCHEMA, and an error for each exchange that cannot be converted."""
     try:
         return _encode(exchanges, capture, level), []
-    except Exception:  # Convert them one by one, so that only the faulty exchange is lost.
+    except Exception:  # Convert the exchanges one by one, so that only the faulty exchange is lost.
         good: list[exchange.Exchange] = []
         failed: list[Exception] = []
         for x in exchanges:
@@ -95,15 +100,15 @@ def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.Rec
     n = len(xs)
     if not n:
         return pa.RecordBatch.from_pylist([], SCHEMA)
-    columns: dict[str, Any] = dict(zip(_SAME, zip(*map(_same_of, xs), strict=True), strict=True))
+    columns: dict[str, Any] = dict(zip(_SAME, zip(*map(_unchanged_values, xs), strict=True), strict=True))
     columns |= {name: list(map(of, xs)) for name, of in _COMPUTED.items()}
     arrivals = _add_times(xs, columns)
-    _event_lists(xs, arrivals, columns)
+    _add_events(xs, arrivals, columns)
     _add_request(xs, columns)
-    _add_turns(xs, columns, every=level != "none")
+    _add_turns(xs, columns, found_sessions=level != "none")
     _add_answer(xs, columns)
     if level == "full":
-        columns |= {name: [x.text and getattr(x.text, at) for x in xs] for name, at in _OF_TEXT.items()}
+        columns |= {name: [x.text and getattr(x.text, attr) for x in xs] for name, attr in _OF_TEXT.items()}
     columns["level"] = [level if level != "full" or x.text is not None else "shape" for x in xs]
     columns["capture"] = [capture] * n
     columns["path"] = [_clean(x.path) for x in xs]
@@ -118,9 +123,9 @@ def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.Rec
 
 
 def _add_times(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> pa.Array:
-    """Compute all points and durations as one long column; return the monotonic arrivals."""
+    """Add the columns of times, computed as one long column; return the monotonic arrival times."""
     n = len(xs)
-    arrivals_ns, *rest = zip(*map(_times_of, xs), strict=True)
+    arrivals_ns, *rest = zip(*map(_time_values, xs), strict=True)
     arrivals, zeros = pa.array(arrivals_ns, pa.int64()), pa.array(bytes(n), pa.int64())
     origins = pa.concat_arrays([arrivals] * len(_OFFSETS) + [zeros] * (len(_DURATIONS) + 1))
     wall = [x.arrival_wall_ns for x in xs]
@@ -132,8 +137,8 @@ def _add_times(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> pa.A
     return arrivals
 
 
-def _event_lists(xs: Sequence[exchange.Exchange], arrivals: pa.Array, columns: dict[str, Any]) -> None:
-    """Add the event logs."""
+def _add_events(xs: Sequence[exchange.Exchange], arrivals: pa.Array, columns: dict[str, Any]) -> None:
+    """Add the columns of the event logs, and the other lists of an answer."""
     logs = [x.timeline.events for x in xs]
     lengths = list(map(len, logs))
     offsets = _list_offsets(lengths)
@@ -143,13 +148,13 @@ def _event_lists(xs: Sequence[exchange.Exchange], arrivals: pa.Array, columns: d
     tokens = _joined_column((log.tokens for log in logs), _LONG).cast(pa.int64())
     values = {
         "event_us": _floor_us(since_ns),
-        "event_class": _NAMES.take(_joined_column((log.classes for log in logs), pa.uint8())),
+        "event_class": _CLASS_NAMES.take(_joined_column((log.classes for log in logs), pa.uint8())),
         "event_tokens": pc.if_else(pc.less(tokens, 0), pa.scalar(None, pa.int64()), tokens),
         "event_flags": _joined_column((log.flags for log in logs), pa.uint8()),
         "event_bytes": _joined_column((log.sizes for log in logs), _LONG).cast(pa.int64()),
     }
     for name, flat in values.items():
-        assert len(flat) == len(t_ns), f"{name} is not as long as the other columns of the log"
+        assert len(flat) == len(t_ns), f"{name} has {len(flat)} values, but the log has {len(t_ns)} events"
         columns[name] = pa.ListArray.from_arrays(offsets, flat)
     chars = [log.chars if log.chars and len(log.chars) == len(log) else None for log in logs]
     if any(chars):
@@ -186,11 +191,11 @@ def _add_request(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> No
     columns["blocks"] = _lists_of_ints([None if a.block_size is None else a.blocks for a in shapes])
 
 
-def _add_turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, every: bool) -> None:
-    """Add the turns; `every`: also those of sessions that were recognised by their messages, which are part
-    of the shape."""
+def _add_turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, found_sessions: bool) -> None:
+    """Add the columns of the turns. Without `found_sessions`, leave out sessions that were found by their
+    messages, because the level `none` stores nothing about messages."""
     turns = [x.turn or _NO_TURN for x in xs]
-    if not every:
+    if not found_sessions:
         turns = [turn if turn.source == "explicit" else _NO_TURN for turn in turns]
     columns["session"] = [turn.session or None for turn in turns]
     columns["session_source"] = [turn.source or None for turn in turns]
@@ -211,7 +216,7 @@ def _add_answer(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> Non
     columns["guardrail"] = [_json_text(x.guardrail) for x in xs]
 
 
-# ---------------------------------------------------------------- values
+# ---------------------------------------------------------------- values to columns
 
 
 def _arrow_column(values: Any, n: int, kind: pa.DataType) -> pa.Array:
@@ -226,7 +231,7 @@ def _arrow_column(values: Any, n: int, kind: pa.DataType) -> pa.Array:
 
 
 def _fitting_value(value: Any, kind: pa.DataType) -> Any:
-    """Return the value as the column can hold it, or None."""
+    """Return the value converted to the type of the column, or None if the column cannot hold it."""
     if value is None:
         return None
     if pa.types.is_string(kind):
@@ -259,7 +264,7 @@ def _list_offsets(lengths: Iterable[int]) -> pa.Array:
 
 
 def _list_column(flat: pa.Array, parts: Sequence[Sequence[Any] | None]) -> pa.Array:
-    """Cut `flat` into lists as long as `parts`; null where a part is None."""
+    """Cut `flat` into lists that are as long as the `parts`. The list of a part that is None is null."""
     offsets = _list_offsets(0 if part is None else len(part) for part in parts)
     return pa.ListArray.from_arrays(
         offsets, flat, mask=pa.array([part is None for part in parts], pa.bool_())
@@ -271,7 +276,7 @@ def _lists_of_ints(parts: "Sequence[array[int] | None]") -> pa.Array:
 
 
 def _json_text(value: object, *, words: bool = False) -> str | None:
-    """Return the value as JSON, or None if it cannot be written. `words`: without possible texts."""
+    """Return the value as JSON, or None if it is not possible. `words`: possible texts become null."""
     if value is None:
         return None
     try:
@@ -279,15 +284,15 @@ def _json_text(value: object, *, words: bool = False) -> str | None:
             data = _to_json(value)
         except UnicodeError:
             data = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-        if words and _MAY_CONTAIN_TEXT.search(data):
+        if words and _CAN_CONTAIN_TEXT.search(data):
             data = _to_json(_without_texts(_from_json(data), _DEPTH_MAX))
         return data.decode() if len(data) <= _JSON_BYTES_MAX else None
-    except Exception:  # The value of the provider may be nested too deep, too large, or no JSON type.
+    except Exception:  # The provider's value can be nested too deep, be too large, or have no JSON type.
         return None
 
 
 def _without_texts(value: Any, depth: int) -> Any:
-    """Keep numbers and single words, and replace the rest by null."""
+    """Return the value with null in place of all strings that are not single words. Drop such names, too."""
     if isinstance(value, str):
         return value if _WORD.fullmatch(value) else None
     if not isinstance(value, dict | list):
@@ -299,20 +304,23 @@ def _without_texts(value: Any, depth: int) -> Any:
     return {name: _without_texts(one, depth - 1) for name, one in value.items() if _WORD.fullmatch(name)}
 
 
-# ---------------------------------------------------------------- and back
+# ---------------------------------------------------------------- rows to exchanges
 
 
-def _set_part(x: exchange.Exchange, name: str) -> None:
-    """Set the sequence number and the part of a response in a session, from its id."""
-    seq, _, part = name.removeprefix(f"{x.relay}-").partition(".")
+def _set_part(x: exchange.Exchange, exchange_id: str) -> None:
+    """Set the sequence number and the part of a session's response from its id (`relay-seq.part`)."""
+    seq, _, part = exchange_id.removeprefix(f"{x.relay}-").partition(".")
     if x.relay and seq.isdecimal() and part.isdecimal():
         x.seq, x.part = int(seq), int(part)
 
 
 def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
-    """Yield the rows of a batch in SCHEMA as Exchanges, stamped by the wall clock; unknown turns are -1."""
+    """Yield the rows of a batch in SCHEMA as Exchanges.
+
+    Their times are ns of the wall clock. The number of a turn is -1 if it is unknown.
+    """
     n = batch.num_rows
-    skipped = {
+    columns_of_arrays = {
         *_OFFSETS,
         *_EVENTS,
         "event_chars",
@@ -323,7 +331,7 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
         "arrival",
         "capture",
     }
-    rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in skipped}
+    rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in columns_of_arrays}
     arrivals = pc.fill_null(batch.column("arrival_ns"), 0)
     us = pa.concat_arrays([batch.column(name) for name in _OFFSETS])
     stamps = pc.add(pc.multiply(us, 1_000), pa.concat_arrays([arrivals] * len(_OFFSETS))).to_pylist()
@@ -340,7 +348,7 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
         x = exchange.Exchange(row["relay"] or "", row["seq"] or 0, arrival_ns, t)
         _set_part(x, row["id"] or "")
         x.server_gaps_ns, x.text_blocks = gaps[i], text_blocks[i]
-        for (part, attribute), point in zip(_POINTS, points, strict=True):
+        for (part, attribute), point in zip(_OFFSET_ATTRIBUTES, points, strict=True):
             setattr(t if part else x, attribute, point[i])
         _set_fields(x, row)
         x.shape = _shape_of(row, blocks[i], sizes[i])
@@ -348,8 +356,8 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
 
 
 def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
-    """Set the fields of an Exchange that have one column each."""
-    for name, part, attribute, in_us in _RESTORED:
+    """Set the attributes of an Exchange that are stored in plain columns."""
+    for name, part, attribute, in_us in _OTHER_ATTRIBUTES:
         value = row[name]
         if value is not None:
             setattr(getattr(x, part) if part else x, attribute, value * 1_000 if in_us else value)
@@ -386,13 +394,13 @@ def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
         x.text = exchange.CapturedText(row["request_body"], row["response_text"], row["redactions"] or 0)
 
 
-def _reading_of(word: str | None, x: exchange.Exchange) -> Reading:
-    """Return the reading of a row. A row without it, of an older version or of a trace, was read if it has a
-    dialect or the time of a token."""
-    if word is not None:
-        return Reading(word)
-    read = x.dialect is not None or x.timeline.first_token_ns is not None
-    return Reading.DIALECT if read else Reading.NONE
+def _reading_of(reading: str | None, x: exchange.Exchange) -> Reading:
+    """Return how the answer was read. A row of a trace or of an older version lacks the column: the answer
+    was read if the row has a dialect or the time of a token."""
+    if reading is not None:
+        return Reading(reading)
+    was_read = x.dialect is not None or x.timeline.first_token_ns is not None
+    return Reading.DIALECT if was_read else Reading.NONE
 
 
 def _shape_of(
@@ -405,8 +413,8 @@ def _shape_of(
         shape.tokens = row["input_tokens"]
     shape.sizes = shape.sizes if sizes is None else sizes
     shape.blocks = shape.blocks if blocks is None else blocks
-    # An empty shape has two meanings. With a list of roles, even an empty one, the request was understood;
-    # without it, the row has no shape.
+    # An empty shape has two meanings: with a list of roles, even an empty list, the request was understood;
+    # without that list, the row has no shape.
     return None if shape == _NO_SHAPE and row["message_roles"] is None else shape
 
 
@@ -439,15 +447,15 @@ def _event_logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.
 
 
 def _class_codes(names: pa.Array) -> pa.Array:
-    """Return class codes; an unknown name becomes metadata."""
-    return pc.fill_null(pc.index_in(names, value_set=_NAMES), int(EventClass.METADATA)).cast(pa.uint8())
+    """Return the codes of event classes. An unknown name, of a newer llmtap, becomes `metadata`."""
+    return pc.fill_null(pc.index_in(names, value_set=_CLASS_NAMES), int(EventClass.METADATA)).cast(pa.uint8())
 
 
-def _lists_as_arrays(column: pa.Array, code: str, work: Any = None) -> "list[array[int] | None]":
-    """Return the lists of a column as arrays of type `code`; `work` runs once, on all their values."""
+def _lists_as_arrays(column: pa.Array, code: str, convert: Any = None) -> "list[array[int] | None]":
+    """Return a column's lists as arrays of type `code`. `convert`: called once, with all values."""
     flat = column.flatten()
-    if work is not None:
-        flat = work(flat)
+    if convert is not None:
+        flat = convert(flat)
     width = flat.type.bit_width // 8
     data = memoryview(flat.buffers()[1] or b"")[flat.offset * width :]
     arrays: list[array[int] | None] = []

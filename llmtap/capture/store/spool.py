@@ -6,15 +6,16 @@
     magic "LTSP" | kind u8, 0 | version u16 | batches before u32 | rows u32
     length u32 | unpacked length u32 | crc32 u32 | payload of `length` bytes
 
-little-endian; the checksum covers the header before it and the payload, so that garbage never becomes a row.
-The first frame is the head: the CaptureInfo as JSON and the Arrow schema, with which a newer llmtap reads the
-spool of an older one. A batch frame holds one Arrow IPC message, packed by zstd as a whole: with Arrow's own
-packing of single buffers, a batch of one row took 2.6 ms and 12 KB instead of 0.33 ms and 3 KB. A note frame
-holds a ledger as JSON.
+Integers are little-endian. The checksum covers the header before it and the payload, so that garbage never
+becomes a row. The first frame is the head: the CaptureInfo as JSON and the Arrow schema, with which a newer
+llmtap reads the spool of an older one. A batch frame holds one Arrow IPC message, compressed by zstd as a
+whole: with Arrow's own compression of single buffers, a batch of one row took 2.6 ms and 12 KB instead of
+0.33 ms and 3 KB. A note frame holds a ledger as JSON.
 
-A reader skips a broken frame to the next whole one. Frames are read with `pread`: on a bad disk a memory
-mapping kills the process (SIGBUS). One process writes to a spool's folder and holds its lock. A meter that
-drains its relays while its successor continues the capture writes to `aside-<pid>` in it, with its own lock.
+A reader skips a broken frame and continues at the next whole frame. Frames are read with `pread`, because on
+a bad disk a memory mapping kills the process (SIGBUS). Only one process writes to a spool's folder: it holds
+the lock file in it. A meter that drains its relays while its successor continues the capture writes to the
+subfolder `aside-<pid>`, which has a lock file of its own.
 """
 
 import fcntl
@@ -38,15 +39,17 @@ from llmtap.errors import LlmtapError
 
 _MAGIC: Final = b"LTSP"
 _HEADER: Final = struct.Struct("<4sBxHIIIII")
-_CRC_AT: Final = _HEADER.size - 4
+_CRC_OFFSET: Final = _HEADER.size - 4
 _PAYLOAD_BYTES_MAX: Final = 1 << 30
-"""Maximum payload of a frame, packed or unpacked. A batch has a few MB; a longer frame is damaged."""
+"""Maximum payload of a frame, compressed or not. A batch has a few MB, so a longer frame is damaged."""
 _SCAN_BYTES: Final = 1 << 20
-"""Bytes read at once in the search for the next whole frame."""
+"""Bytes read at once, in the search for the next whole frame and when a spool is copied."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 
 
 class _Kind(IntEnum):
+    """Kind of a frame, as stored."""
+
     HEAD = 1
     BATCH = 2
     NOTE = 3
@@ -60,27 +63,30 @@ class SpoolError(LlmtapError):
 
 
 class SpoolWriter:
-    """One spool being written. A method that raises OSError leaves the file as it was."""
+    """A spool that is open for writing. A method that raises OSError leaves the file as it was."""
 
     def __init__(self, path: Path, info: CaptureInfo, *, schema: pa.Schema = SCHEMA) -> None:
-        """Create the file, which must not exist."""
+        """Create the file. Raises OSError, also if the file exists."""
         self.path = path
         self.rows = 0
         self.batches = 0
         self.notes = 0
-        self.bytes = 0
-        """End of the last whole frame."""
+        """Number of ledgers written."""
+        self.size_bytes = 0
+        """Size of the file up to the end of the last whole frame."""
         self._version = info.schema_version
-        self._ipc = io.BytesIO()
-        self._stream = pa.ipc.new_stream(self._ipc, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
-        # Arrow writes the schema before the first batch. Write an empty batch now and do not store it: the
-        # head has the schema.
-        self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
+        self._ipc_buffer = io.BytesIO()
+        self._ipc_stream = pa.ipc.new_stream(
+            self._ipc_buffer, schema, options=pa.ipc.IpcWriteOptions(use_threads=False)
+        )
+        # Arrow writes the schema before the first batch. The head of the spool has the schema already, so
+        # write an empty batch to the buffer here, which is not stored.
+        self._ipc_stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
         self._fd = _create_file(path)
         head = msgspec.json.encode(info)
         head = struct.pack("<I", len(head)) + head + schema.serialize().to_pybytes()
         try:
-            self._write(self._frame(_Kind.HEAD, head), sync=False)
+            self._write(self._encode_frame(_Kind.HEAD, head), sync=False)
         except OSError:
             self.close()
             path.unlink(missing_ok=True)
@@ -89,35 +95,36 @@ class SpoolWriter:
     def append(
         self, batch: pa.RecordBatch, ledger: CaptureLedger | None = None, *, sync: bool = False
     ) -> None:
-        """Append a batch and a ledger; with `sync`, durably. Raises OSError: the batch may be tried again."""
-        self._ipc.seek(0)
-        self._ipc.truncate(0)
-        self._stream.write_batch(batch)
-        message = self._ipc.getbuffer()
+        """Append a batch and a ledger; with `sync`, durably. After an OSError, the caller can try again."""
+        self._ipc_buffer.seek(0)
+        self._ipc_buffer.truncate(0)
+        self._ipc_stream.write_batch(batch)
+        message = self._ipc_buffer.getbuffer()
         try:
-            data = self._frame(
+            data = self._encode_frame(
                 _Kind.BATCH, _CODEC.compress(message, asbytes=True), batch.num_rows, len(message)
             )
         finally:
             message.release()
         if ledger is not None:
-            data += self._frame(_Kind.NOTE, msgspec.json.encode(ledger), before=self.batches + 1)
+            note = msgspec.json.encode(ledger)
+            data += self._encode_frame(_Kind.NOTE, note, batches_before=self.batches + 1)
         self._write(data, sync=sync)
         self.batches += 1
         self.rows += batch.num_rows
         self.notes += ledger is not None
 
     def note(self, ledger: CaptureLedger, *, sync: bool = False) -> None:
-        """Append a ledger. Raises OSError as `append` does."""
-        self._write(self._frame(_Kind.NOTE, msgspec.json.encode(ledger)), sync=sync)
+        """Append a ledger; with `sync`, durably. After an OSError, the caller can try again."""
+        self._write(self._encode_frame(_Kind.NOTE, msgspec.json.encode(ledger)), sync=sync)
         self.notes += 1
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
     @property
-    def present(self) -> bool:
-        """Whether neither the file nor its folder was removed."""
+    def is_at_path(self) -> bool:
+        """Whether the open file is still at its path. False if another program removed it or its folder."""
         try:
             at_path, opened = os.stat(self.path), os.fstat(self._fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -128,13 +135,13 @@ class SpoolWriter:
         """Write the removed file again from its open descriptor. Raises OSError."""
         fd = _create_file(self.path)
         try:
-            at = 0
-            while at < self.bytes:
-                part = os.pread(self._fd, min(_SCAN_BYTES, self.bytes - at), at)
+            offset = 0
+            while offset < self.size_bytes:
+                part = os.pread(self._fd, min(_SCAN_BYTES, self.size_bytes - offset), offset)
                 if not part:
-                    raise OSError(f"{self.path.name}: is cut off at byte {at} of {self.bytes}")
-                _write_all(fd, part, at)
-                at += len(part)
+                    raise OSError(f"{self.path.name} ends at byte {offset} instead of {self.size_bytes}")
+                _write_all(fd, part, offset)
+                offset += len(part)
             os.fdatasync(fd)
         except OSError:
             os.close(fd)
@@ -144,60 +151,67 @@ class SpoolWriter:
         self._fd = fd
 
     def close(self) -> None:
-        """Close the file; may be repeated."""
+        """Close the file. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _frame(
-        self, kind: _Kind, payload: bytes, rows: int = 0, unpacked: int = 0, before: int | None = None
+    def _encode_frame(
+        self,
+        kind: _Kind,
+        payload: bytes,
+        rows: int = 0,
+        unpacked_bytes: int = 0,
+        batches_before: int | None = None,
     ) -> bytes:
-        assert max(len(payload), unpacked) <= _PAYLOAD_BYTES_MAX, "batches are bounded by the caller's memory"
-        before = self.batches if before is None else before
-        header = _HEADER.pack(_MAGIC, kind, self._version, before, rows, len(payload), unpacked, 0)[:_CRC_AT]
+        size = max(len(payload), unpacked_bytes)
+        assert size <= _PAYLOAD_BYTES_MAX, f"a batch of {size} bytes is too large for a frame"
+        before = self.batches if batches_before is None else batches_before
+        header = _HEADER.pack(_MAGIC, kind, self._version, before, rows, len(payload), unpacked_bytes, 0)
+        header = header[:_CRC_OFFSET]
         return header + struct.pack("<I", zlib.crc32(payload, zlib.crc32(header))) + payload
 
     def _write(self, data: bytes, *, sync: bool) -> None:
         try:
-            _write_all(self._fd, data, self.bytes)
+            _write_all(self._fd, data, self.size_bytes)
             if sync:
                 os.fdatasync(self._fd)
         except OSError:
             try:
-                os.ftruncate(self._fd, self.bytes)
+                os.ftruncate(self._fd, self.size_bytes)
             except OSError:
-                # The next write starts at the same place, and a reader skips the rest of this frame.
+                # The next write overwrites the incomplete frame, and a reader skips its rest.
                 pass
             raise
-        self.bytes += len(data)
+        self.size_bytes += len(data)
 
 
 @dataclass(slots=True)
 class SpoolContents:
-    """The whole frames of a spool."""
+    """Content of the undamaged frames of a spool, found by `read_spool`."""
 
     path: Path
     info: CaptureInfo
-    """Metadata in the version of the spool. If the head is lost, the level is `full`, which covers all
-    levels."""
+    """Metadata in the version of the spool. If the head is lost, the level is `full`, the highest level."""
     ledger: CaptureLedger
+    """The latest ledger in the spool."""
     rows: int = 0
     notes: int = 0
+    """Number of ledgers in the spool."""
     damaged: dict[str, int] = field(default_factory=dict)
-    """Lost `batches` (a broken end counts as one) and `bytes` that belong to no frame; empty if the file is
-    undamaged."""
+    """Number of lost `batches` (a broken end counts as one), and number of `bytes` that belong to no whole
+    frame; empty if the file is undamaged."""
     _schema: pa.Schema = SCHEMA
-    _frames: list[int] = field(default_factory=list)
+    _batch_offsets: list[int] = field(default_factory=list)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the present columns. Raises SpoolError if the file has changed or the disk
-        fails."""
-        with _File(self.path) as file:
-            for at in self._frames:
-                frame = _frame_at(file, at, file.size)
+        """Yield the rows in the present columns. Raises SpoolError if the file changed or cannot be read."""
+        with _SpoolFile(self.path) as file:
+            for offset in self._batch_offsets:
+                frame = _frame_at(file, offset)
                 if frame is None:
-                    raise SpoolError(f"{self.path.name}: the frame at byte {at} is damaged")
-                unpacked = _CODEC.decompress(frame.payload, decompressed_size=frame.unpacked)
+                    raise SpoolError(f"{self.path.name}: the frame at byte {offset} has become damaged")
+                unpacked = _CODEC.decompress(frame.payload, decompressed_size=frame.unpacked_bytes)
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(unpacked), self._schema)
                 yield migrate(batch, self.info.schema_version, where=self.path.name)
 
@@ -205,27 +219,27 @@ class SpoolContents:
 def read_spool(path: Path) -> SpoolContents:
     """Find the whole frames of a spool.
 
-    Raises CaptureVersionError if a newer llmtap wrote it, SpoolError if it cannot be read.
+    Raises CaptureVersionError if a newer llmtap wrote the spool, SpoolError if it cannot be read.
     """
-    frames: list[int] = []
+    batch_offsets: list[int] = []
     head: tuple[CaptureInfo, pa.Schema] | None = None
     contents = SpoolContents(path, CaptureInfo(level="full"), CaptureLedger())
     lost_bytes = lost_batches = batches_before = version = 0
-    with _File(path) as file:
-        at = 0
-        while at < file.size:
-            frame = _frame_at(file, at, file.size)
+    with _SpoolFile(path) as file:
+        offset = 0
+        while offset < file.size_bytes:
+            frame = _frame_at(file, offset)
             if frame is None:
-                after = _next_frame_at(file, at + 1)
-                if after == file.size:
-                    lost_batches += _kind_at(file, at) not in (_Kind.HEAD, _Kind.NOTE)
-                lost_bytes += after - at
-                at = after
+                next_offset = _next_frame_offset(file, offset + 1)
+                if next_offset == file.size_bytes:
+                    lost_batches += _kind_at(file, offset) not in (_Kind.HEAD, _Kind.NOTE)
+                lost_bytes += next_offset - offset
+                offset = next_offset
                 continue
             if frame.version > VERSION:
                 raise CaptureVersionError(path.name, frame.version)
-            lost_batches += max(0, frame.before - batches_before)
-            batches_before = frame.before
+            lost_batches += max(0, frame.batches_before - batches_before)
+            batches_before = frame.batches_before
             match frame.kind:
                 case _Kind.HEAD:
                     head = _read_head(frame.payload)
@@ -234,17 +248,17 @@ def read_spool(path: Path) -> SpoolContents:
                     contents.notes += 1
                 case _:
                     batches_before += 1
-                    frames.append(at)
+                    batch_offsets.append(offset)
                     contents.rows += frame.rows
             version = frame.version
-            at += _HEADER.size + len(frame.payload)
+            offset += _HEADER.size + len(frame.payload)
     if head is not None:
         contents.info, contents._schema = head
-    elif frames and version != VERSION:
+    elif batch_offsets and version != VERSION:
         # The head with the columns of the older version is lost, so its batches cannot be read.
-        lost_batches += len(frames)
-        frames, contents.rows = [], 0
-    contents._frames = frames
+        lost_batches += len(batch_offsets)
+        batch_offsets, contents.rows = [], 0
+    contents._batch_offsets = batch_offsets
     if lost_bytes or lost_batches:
         contents.damaged = {"batches": lost_batches, "bytes": lost_bytes}
     return contents
@@ -253,79 +267,82 @@ def read_spool(path: Path) -> SpoolContents:
 class _Frame(NamedTuple):
     kind: int
     version: int
-    before: int
-    """Number of batches written before this frame. A gap in these numbers is the number of lost batches."""
+    """Schema version of the spool."""
+    batches_before: int
+    """Number of batches written before this frame. If the reader has found fewer, the others are lost."""
     rows: int
-    unpacked: int
+    unpacked_bytes: int
+    """Size of the payload after decompression; 0 if it is not compressed."""
     payload: bytes
 
 
-class _File:
-    """A file for reading at any place. Raises SpoolError if the disk fails."""
+class _SpoolFile:
+    """A spool that is open for reading at any offset. Raises SpoolError if the disk fails."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
         try:
             self._fd = os.open(path, os.O_RDONLY)
-            self.size = os.fstat(self._fd).st_size
+            self.size_bytes = os.fstat(self._fd).st_size
         except OSError as exc:
             raise SpoolError(f"{path.name} cannot be opened: {exc.strerror}") from None
 
-    def at(self, at: int, length: int) -> bytes:
-        """Return up to `length` bytes: fewer only at the end of the file."""
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on, or fewer at the end of the file."""
         parts = []
         while length:
             try:
-                part = os.pread(self._fd, length, at)
+                part = os.pread(self._fd, length, offset)
             except OSError as exc:
-                raise SpoolError(f"{self._name} cannot be read at byte {at}: {exc.strerror}") from None
+                raise SpoolError(f"{self._name} cannot be read at byte {offset}: {exc.strerror}") from None
             if not part:
                 break
             parts.append(part)
-            at += len(part)
+            offset += len(part)
             length -= len(part)
         return b"".join(parts)
 
-    def __enter__(self) -> "_File":
+    def __enter__(self) -> "_SpoolFile":
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
 
-def _frame_at(file: _File, at: int, end: int) -> _Frame | None:
-    """Return the whole frame that begins at `at`, if any."""
-    header = file.at(at, _HEADER.size)
+def _frame_at(file: _SpoolFile, offset: int) -> _Frame | None:
+    """Return the frame that begins at `offset`; None if there is no whole frame with a correct checksum."""
+    header = file.read(offset, _HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         return None
     _, kind, version, before, rows, length, unpacked, crc = _HEADER.unpack(header)
-    fits = at + _HEADER.size + length <= end and max(length, unpacked) <= _PAYLOAD_BYTES_MAX
+    payload_offset = offset + _HEADER.size
+    fits = payload_offset + length <= file.size_bytes and max(length, unpacked) <= _PAYLOAD_BYTES_MAX
     if kind not in _KINDS or not fits:
         return None
-    payload = file.at(at + _HEADER.size, length)
-    if zlib.crc32(payload, zlib.crc32(header[:_CRC_AT])) != crc:
+    payload = file.read(payload_offset, length)
+    if zlib.crc32(payload, zlib.crc32(header[:_CRC_OFFSET])) != crc:
         return None
     return _Frame(kind, version, before, rows, unpacked, payload)
 
 
-def _next_frame_at(file: _File, start: int) -> int:
+def _next_frame_offset(file: _SpoolFile, start: int) -> int:
     """Return the offset of the next whole frame, or the end of the file."""
-    at = start
-    while at < file.size:
-        part = file.at(at, _SCAN_BYTES)
-        place = part.find(_MAGIC)
-        while place >= 0:
-            if _frame_at(file, at + place, file.size) is not None:
-                return at + place
-            place = part.find(_MAGIC, place + 1)
-        # The magic bytes may lie across the border of two parts.
-        at += max(1, len(part) - len(_MAGIC) + 1)
-    return file.size
+    offset = start
+    while offset < file.size_bytes:
+        part = file.read(offset, _SCAN_BYTES)
+        index = part.find(_MAGIC)
+        while index >= 0:
+            if _frame_at(file, offset + index) is not None:
+                return offset + index
+            index = part.find(_MAGIC, index + 1)
+        # Let the parts overlap, because the magic bytes can lie across the border of two parts.
+        offset += max(1, len(part) - len(_MAGIC) + 1)
+    return file.size_bytes
 
 
-def _kind_at(file: _File, at: int) -> int:
-    """Return the kind that a broken frame seems to have, or 0."""
-    begin = file.at(at, len(_MAGIC) + 1)
+def _kind_at(file: _SpoolFile, offset: int) -> int:
+    """Return the kind that the header of a broken frame has, or 0 if there is no header."""
+    begin = file.read(offset, len(_MAGIC) + 1)
     return begin[-1] if begin.startswith(_MAGIC) and len(begin) > len(_MAGIC) else 0
 
 
@@ -336,46 +353,46 @@ def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
 
 
 def _create_file(path: Path) -> int:
-    # Open for reading, too: `restore` reads. Only the owner may read the file, because it describes the
-    # traffic of users.
+    # `restore` also reads the file. Only the owner gets access, because it describes the traffic of users.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 
-def _write_all(fd: int, data: bytes, at: int) -> None:
+def _write_all(fd: int, data: bytes, offset: int) -> None:
     view = memoryview(data)
     while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
 
 
-LOCK: Final = "llmtap.lock"
-_PREFIX: Final = "aside-"
+LOCK_FILE: Final = "llmtap.lock"
+"""Name of the file in a spool's folder that the writing process locks."""
+_ASIDE_PREFIX: Final = "aside-"
 
 
-def aside_of(options: CaptureOptions, folder: Path, pid: int) -> CaptureOptions:
-    """Return options of the same capture whose spool folder is beside `folder`."""
-    return msgspec.structs.replace(options, spool=str(folder / f"{_PREFIX}{pid}"))
+def aside_options(options: CaptureOptions, folder: Path, pid: int) -> CaptureOptions:
+    """Return the options of the same capture with the spool folder `aside-<pid>` in `folder`."""
+    return msgspec.structs.replace(options, spool=str(folder / f"{_ASIDE_PREFIX}{pid}"))
 
 
-def take_back(folder: Path) -> None:
-    """Move the spools of dead meters into `folder`, which is ours. Raises OSError."""
-    for aside in folder.glob(f"{_PREFIX}*"):
-        fd = os.open(aside / LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def recover_aside_spools(folder: Path) -> None:
+    """Move the spools of ended meters from `aside-<pid>` into `folder`, which is locked. Raises OSError."""
+    for aside in folder.glob(f"{_ASIDE_PREFIX}*"):
+        fd = os.open(aside / LOCK_FILE, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue  # The lock is held, so the meter of this folder still runs.
+            continue  # The lock is held, so the meter that writes to this folder still runs.
         else:
             for spool in aside.glob("llmtap-*.spool"):
                 os.replace(spool, folder / spool.name)
-            clear(aside)
+            remove_empty_folder(aside)
         finally:
             os.close(fd)
 
 
-def clear(aside: Path) -> None:
-    """Remove the folder if only its lock is left in it."""
+def remove_empty_folder(folder: Path) -> None:
+    """Remove a spool's folder if only the lock file is left in it."""
     with suppress(OSError):
-        if [path.name for path in aside.iterdir()] == [LOCK]:
-            (aside / LOCK).unlink()
-            aside.rmdir()
+        if [path.name for path in folder.iterdir()] == [LOCK_FILE]:
+            (folder / LOCK_FILE).unlink()
+            folder.rmdir()

@@ -1,17 +1,18 @@
 """Store of a capture: writes rows to the open spool, and passes closed spools to the finisher.
 
-The meter's recorder has one `Store`; `check` tests the folders before the start. Once `append` returns
-True, its rows survive a kill of the process (with `fsync = "batch"` also a power failure). A reason against
-writing (a full disk, a folder that is gone or read-only, the limit of the total size) is a named `problem`:
-the caller keeps the batch and tries again.
+The meter's recorder has one `Store`; `check_folders` tests the folders before the start. After `append` has
+returned True, its rows survive a kill of the process (with `fsync = "batch"` also a power failure). If rows
+cannot be written (the disk is full, the folder is gone or read-only, or the total size has reached its
+limit), `problem` names the reason: the caller keeps the batch and tries again.
 
-A lock in the spool's folder prevents that two processes recover each other's live spools. A file has the name
-of its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`, sorted by time and never used twice.
+A lock file in the spool's folder prevents that two processes recover each other's live spools. A file has the
+name of its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`. Names sort by time, and no name is used
+twice.
 
-Disk space of the largest spool stays free, so that spools can become files. Spools and local files together
-are bounded; the size of a batch is estimated by the compression of earlier ones. A ledger without rows is
-written despite the limit and that reserve, so that a paused capture can report its losses; a spool of ledgers
-alone is replaced when it has grown.
+As much disk space as the largest spool needs stays free, so that spools can become files. The total size of
+spools and local files is bounded; the size of a batch is estimated from the compression of earlier batches. A
+ledger without rows is written even without this free space and above the bound, so that a paused capture can
+report its losses. A spool that has only ledgers is replaced by a new one when it has grown.
 """
 
 import errno
@@ -32,7 +33,7 @@ from llmtap.capture.options import CaptureOptions, redact_url
 from llmtap.capture.schema import CaptureInfo, CaptureLedger
 from llmtap.capture.store import parquet
 from llmtap.capture.store.finisher import ClosedSpool, Finisher, LocalFiles
-from llmtap.capture.store.spool import LOCK, SpoolWriter, take_back
+from llmtap.capture.store.spool import LOCK_FILE, SpoolWriter, recover_aside_spools
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
 from llmtap.units import format_bytes
@@ -41,20 +42,19 @@ log = logging.getLogger(__name__)
 
 FULL_DISK_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 FULL_CHECK_NS: Final = 1_000_000_000
-"""Interval at which the folders are measured while the total size is reached (otherwise FOLDER_CHECK_NS)."""
+"""Interval at which the sizes of files are read again while the total size has reached its limit."""
 MARGIN_BYTES: Final = 128 << 10
-"""Free disk space required in addition to the size of a spool, for ledgers and the 15 KB of any Parquet
-file."""
+"""Free disk space required beyond the size of a spool: for ledgers, and 15 KB of a Parquet file."""
 NOTES_BYTES: Final = 32 << 10
-"""Part of `total_bytes` that is reserved for ledgers without rows: the head of a spool takes 6 KB, a Parquet
-file of it 3 KB."""
+"""Part of `total_bytes` reserved for spools with ledgers only: 6 KB for a head, 3 KB as a Parquet file."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
+"""Size at which a spool with ledgers only is replaced."""
 FOLDER_CHECK_NS: Final = 10_000_000_000
-"""Interval at which the folders are measured."""
+"""Interval at which the sizes of files are read again below the limit."""
 _HEAD_BYTES: Final = 6 << 10
+"""Size of the head of a spool."""
 _FRAME_BYTES: Final = 1 << 10
-"""Bytes of a batch in addition to its rows: Arrow's description of 100 columns, packed, and the ledger after
-the batch."""
+"""Bytes of a batch in addition to its rows: Arrow's description of 100 columns, and a ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +64,33 @@ class StoreState:
     rows_written: int
     bytes_written: int
     files: int
+    """Parquet files delivered to the place of the capture."""
     files_waiting: int
+    """Closed spools that are not files yet."""
     files_deleted: int
     """Files deleted at the limit of the total size, oldest first."""
     rows_deleted: int
+    """Rows in deleted files of this capture."""
     spool_bytes: int
     local_bytes: int
-    """Size of spools and of our local files, which `total_bytes` limits."""
+    """Total size of spools and local files, which `total_bytes` limits."""
     failures: int
+    """Failed attempts to make or deliver a file."""
     recovered: int
+    """Rows of spools that an earlier process left."""
     damaged: int
+    """Lost batches of damaged spools."""
     lost_rows: int
-    """Rows of spools that were removed before they became files."""
+    """Rows of spools that another program removed before they became files."""
     problem: str | None
+    """Reason why rows cannot be written now (`Store.problem`)."""
     files_problem: str | None
+    """Reason why files cannot be delivered now (`Finisher.problem`)."""
 
 
 def spool_folder(options: CaptureOptions) -> Path:
-    """Return the folder of the spools: the configured one, else one in the folder of the capture, or for a
-    remote capture one in the user's state folder."""
+    """Return the folder of the spools: the configured folder, or else a folder in that of the capture. For a
+    remote capture, it is in the user's state folder."""
     assert options.to is not None
     if options.spool is not None:
         return Path(options.spool)
@@ -94,11 +102,11 @@ def spool_folder(options: CaptureOptions) -> Path:
     return Path(state) / "llmtap" / f"spool-{name}"
 
 
-def check(options: CaptureOptions, supervisor: int | None = None, in_use: bool = False) -> None:
-    """Raise ConfigError if `Store.open` would raise it; leave no new folders and files.
+def check_folders(options: CaptureOptions, supervisor: int | None = None, in_use: bool = False) -> None:
+    """Raise ConfigError if `Store.open` would raise it, and leave no new folders or files.
 
-    A child of process `supervisor` (or of this one) may hold the lock: the settings are for a running proxy.
-    With `in_use`, any process may.
+    It is no error if a child of the process `supervisor` (default: this process) holds the lock, because the
+    settings are then for a running proxy. With `in_use`, any process can hold it.
     """
     assert options.to is not None
     place, spool = parquet.place_of(options.to), spool_folder(options)
@@ -106,7 +114,7 @@ def check(options: CaptureOptions, supervisor: int | None = None, in_use: bool =
     try:
         for key, folder in _folders(options, place, spool):
             made += _probe_folder(key, folder)
-        if not in_use and (spool / LOCK).exists():
+        if not in_use and (spool / LOCK_FILE).exists():
             holder = _lock_folder(options, spool, os.getpid() if supervisor is None else supervisor)
             if holder is not None:
                 os.close(holder)
@@ -117,18 +125,18 @@ def check(options: CaptureOptions, supervisor: int | None = None, in_use: bool =
 
 
 class Store:
-    """One capture's spool and files.
+    """Spools and files of one capture.
 
-    `append`, `tick` and `rotate` are for one thread; `state`, `ledger` and `problem` for any.
+    One thread calls `append`, `tick` and `rotate`. Any thread can use `state`, `ledger` and `problem`.
     """
 
     def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
         """Raises ConfigError for an invalid place. Does not touch the disk."""
         assert options.to is not None
         self.problem: str | None = None
-        """Reason why rows cannot be written now: `disk_full`, `folder` or `total_bytes`; None: they can."""
+        """Reason why rows cannot be written now: `disk_full`, `folder` or `total_bytes`; None if they can."""
         self.info = info
-        """Metadata of files that begin from now on. Any thread may set it."""
+        """Metadata of the next files. Any thread can set it."""
         self._options = options
         self._clock = clock
         self._place = parquet.place_of(options.to)
@@ -136,22 +144,23 @@ class Store:
         self._capture = info.capture
         self._files = LocalFiles(self._place.folder, parquet.capture_tag(info.capture))
         self._finisher = Finisher(self._place, self._folder, self._files.add)
-        self._lock: int | None = None
+        self._lock_fd: int | None = None
         self._writer: SpoolWriter | None = None
-        self._began_ns = 0
-        self._measured_ns = 0
+        self._spool_began_ns = 0
+        self._folders_measured_ns = 0
         self._written_ledger: CaptureLedger | None = None
         self._spool_number = 0
-        self._rows = self._bytes = 0
+        self._rows_written = self._bytes_written = 0
         self._packing_ratio = 0.5
+        """Estimated size of a batch in the spool, divided by its size in memory."""
 
     def open(self) -> None:
         """Create the folders, take the lock, recover spools of an earlier process. Raises ConfigError."""
         for key, folder in _folders(self._options, self._place, self._folder):
             _probe_folder(key, folder)
-        self._lock = _lock_folder(self._options, self._folder)
-        with suppress(OSError):  # The spools then wait for the next start.
-            take_back(self._folder)
+        self._lock_fd = _lock_folder(self._options, self._folder)
+        with suppress(OSError):  # After an error, these spools wait for the next start.
+            recover_aside_spools(self._folder)
         self._measure_folders(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
             self._finisher.add(ClosedSpool(path, path.stat().st_size))
@@ -173,7 +182,7 @@ class Store:
 
     def append(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
         """Write the rows, and the ledger if it is new; return False if that is not possible now."""
-        assert self._lock is not None, "not open"
+        assert self._lock_fd is not None, "the store is not open"
         deleted = self._files.deleted_rows
         if batch.num_rows and not self._has_room(batch):
             self._pause(
@@ -182,25 +191,25 @@ class Store:
             )
             is_stored = False
         else:
-            is_stored = self._keep_batch(batch, ledger)
+            is_stored = self._store_batch(batch, ledger)
         if not is_stored and self._files.deleted_rows > deleted:
-            # Files were deleted to make room, although the batch was not stored: record their loss.
-            self._keep_batch(batch.slice(0, 0), ledger)
+            # Files were deleted for the batch, but it was not stored: write a ledger that counts their rows.
+            self._store_batch(batch.slice(0, 0), ledger)
         return is_stored
 
     def tick(self) -> None:
         """Rotate an old spool, and look for files that other programs have moved away."""
         now_ns = self._clock.mono_ns()
         writer = self._writer
-        # Without room for rows, do not rotate a spool that has only ledgers: it would become one more file.
+        # While rows cannot be written, do not rotate a spool with ledgers only: its file has no rows.
         due = writer is not None and (writer.rows > 0 or self.problem is None)
-        if due and now_ns - self._began_ns >= self._options.rotate_every:
+        if due and now_ns - self._spool_began_ns >= self._options.rotate_every:
             self.rotate()
-        if now_ns - self._measured_ns >= FOLDER_CHECK_NS:
+        if now_ns - self._folders_measured_ns >= FOLDER_CHECK_NS:
             self._measure_folders(now_ns)
 
     def rotate(self) -> None:
-        """Hand the current spool to the finisher; the next batch begins another."""
+        """Pass the current spool to the finisher. The next batch begins a new spool."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -211,44 +220,44 @@ class Store:
                 log.warning("event=capture_not_synced spool=%s error=%r", writer.path.name, exc.strerror)
         writer.close()
         if writer.rows or writer.notes:
-            self._finisher.add(ClosedSpool(writer.path, writer.bytes, writer.rows))
+            self._finisher.add(ClosedSpool(writer.path, writer.size_bytes, writer.rows))
         else:
             _discard_spool(writer)
 
     def ledger(self) -> CaptureLedger:
-        """Return the ledger of the newest file made here. Any thread may call this method."""
+        """Return the ledger of the newest file that this store made. Any thread can call this method."""
         return self._finisher.ledger
 
     def close(self, timeout_s: float) -> None:
-        """Make files of all spools if the time allows; the next start recovers the others."""
+        """Convert all spools to files. The next start recovers spools for which the time did not suffice."""
         self.rotate()
         ended = self._finisher.close(timeout_s)
-        if unfinished := self._finisher.waiting[0]:
+        if unfinished := self._finisher.backlog[0]:
             log.warning(
                 "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
                 unfinished,
                 self._folder,
-                self._finisher.problem or "no time",
+                self._finisher.problem or "the time limit was reached",
             )
-        # If the thread hangs in an upload, it still reads its spool. Keep the lock until the process ends.
-        if ended and self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        # If the thread hangs in an upload, it still reads its spool, so keep the lock until the process ends.
+        if ended and self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
 
     def state(self) -> StoreState:
         """Return current counts and sizes, without disk access."""
         counts = self._finisher.counts
-        waiting, waiting_bytes = self._finisher.waiting
+        waiting, waiting_bytes = self._finisher.backlog
         spool_bytes = waiting_bytes + self._open_bytes
         return StoreState(
-            rows_written=self._rows,
-            bytes_written=self._bytes,
+            rows_written=self._rows_written,
+            bytes_written=self._bytes_written,
             files=counts.files,
             files_waiting=waiting,
-            files_deleted=self._files.deleted,
+            files_deleted=self._files.deleted_files,
             rows_deleted=self._files.deleted_rows,
             spool_bytes=spool_bytes,
-            local_bytes=spool_bytes + self._files.bytes,
+            local_bytes=spool_bytes + self._files.total_bytes,
             failures=counts.failures,
             recovered=counts.recovered_rows,
             damaged=counts.damaged_batches,
@@ -257,10 +266,10 @@ class Store:
             files_problem=self._finisher.problem,
         )
 
-    # ---------------------------------------------------------------- writing
+    # ---------------------------------------------------------------- write batches and ledgers
 
-    def _keep_batch(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
-        """Write the batch to the spool. Return False if that is not possible now."""
+    def _store_batch(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
+        """Write the batch and a new ledger to the spool. Return False if that is not possible now."""
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
             ledger = msgspec.structs.replace(ledger, dropped=dropped)
@@ -273,31 +282,31 @@ class Store:
             if batch.num_rows or not full:
                 self._pause("disk_full" if full else "folder", exc.strerror or str(exc))
             return False
-        self._rows += batch.num_rows
-        # A ledger that fits does not show that rows fit, so only a batch with rows ends a pause for lack of
-        # room.
+        self._rows_written += batch.num_rows
+        # A ledger is written even if there is no space for rows. So a written ledger ends only the problem
+        # `folder`; a lack of space ends when rows are written.
         if self.problem is not None and (batch.num_rows or self.problem == "folder"):
             log.info("event=capture_resumed after=%s", self.problem)
             self.problem = None
             self._finisher.retry_soon()
-        if self._writer is not None and self._writer.bytes >= self._options.rotate_bytes:
+        if self._writer is not None and self._writer.size_bytes >= self._options.rotate_bytes:
             self.rotate()
         return True
 
     def _write(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> None:
-        if self._writer is not None and not self._writer.present:
+        if self._writer is not None and not self._writer.is_at_path:
             self._restore_folder()
             self._writer.restore()
             log.warning("event=capture_spool_restored spool=%s rows=%d", self._writer.path, self._writer.rows)
-        elif not (self._folder / LOCK).exists():
+        elif not (self._folder / LOCK_FILE).exists():
             self._restore_folder()
         if batch.num_rows:
             self._check_disk_space(batch)
         old = self._writer
-        grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
+        grown = old is not None and not (old.rows or batch.num_rows) and old.size_bytes >= NOTES_SPOOL_BYTES
         writer = self._begin_spool() if old is None or grown else old
-        before = writer.bytes
-        # Write the ledger to each spool, so that each file shows which exchanges are missing.
+        before = writer.size_bytes
+        # Write a ledger to each spool, even if it is not new, so that each file shows its missing exchanges.
         new_ledger = ledger if ledger != self._written_ledger or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
@@ -310,16 +319,17 @@ class Store:
                 _discard_spool(writer)
             raise
         self._writer, self._written_ledger = writer, ledger
-        self._bytes += writer.bytes - before
+        self._bytes_written += writer.size_bytes - before
         if batch.num_rows:
-            # Use the worst ratio of the latest batches; the ratios of older batches lose weight.
+            # Estimate with caution: use the largest ratio of the latest batches; older ratios lose weight.
             self._packing_ratio = min(
-                1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing_ratio)
+                1.0, max((writer.size_bytes - before) / batch.nbytes, 0.9 * self._packing_ratio)
             )
         if old is not None and old is not writer:
-            _discard_spool(old)  # Only the last ledger counts, and the new spool has it.
+            _discard_spool(old)  # Only the latest ledger counts, and the new spool has it.
 
-    def _spool_bytes(self, batch: pa.RecordBatch) -> int:
+    def _estimated_bytes(self, batch: pa.RecordBatch) -> int:
+        """Return the estimated size of a batch in the spool."""
         return _FRAME_BYTES + int(self._packing_ratio * batch.nbytes)
 
     def _begin_spool(self) -> SpoolWriter:
@@ -334,74 +344,74 @@ class Store:
             except OSError:
                 _discard_spool(writer)
                 raise
-        self._began_ns = self._clock.mono_ns()
-        self._bytes += writer.bytes
+        self._spool_began_ns = self._clock.mono_ns()
+        self._bytes_written += writer.size_bytes
         return writer
 
     def _restore_folder(self) -> None:
-        """Create the removed folder and its lock again. Raises OSError."""
+        """Create the removed folder and its lock file again. Raises OSError."""
         parquet.make_folder(self._folder)
-        old, self._lock = self._lock, None
+        old_fd, self._lock_fd = self._lock_fd, None
         try:
-            self._lock = _lock_folder(self._options, self._folder)
+            self._lock_fd = _lock_folder(self._options, self._folder)
         except ConfigError as exc:
-            self._lock = old
+            self._lock_fd = old_fd
             raise OSError(errno.EBUSY, exc.problem) from None
-        if old is not None:
-            os.close(old)
+        if old_fd is not None:
+            os.close(old_fd)
 
     def _check_disk_space(self, batch: pa.RecordBatch) -> None:
-        """Raise OSError if the batch would take the disk that spools need to become files."""
+        """Raise OSError if the batch would use the free disk space that spools need to become files."""
         disk = os.statvfs(self._folder)
         if not disk.f_blocks:
-            return  # The file system does not report its size.
-        largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
-        # Count the batch twice: once for the spool, and at most as much again for the Parquet file.
-        needed = MARGIN_BYTES + largest + 2 * self._spool_bytes(batch)
+            return  # The file system does not report its size, so the free space is unknown.
+        largest = max(self._finisher.largest_bytes, 0 if self._writer is None else self._writer.size_bytes)
+        # Count the batch twice: once for the spool, and once for the Parquet file, which is not larger.
+        needed = MARGIN_BYTES + largest + 2 * self._estimated_bytes(batch)
         free = disk.f_bavail * disk.f_frsize
         if free < needed:
             self._rotate_rows()
-            raise OSError(errno.ENOSPC, f"{format_bytes(needed)} are needed, {format_bytes(free)} are free")
+            problem = f"{format_bytes(needed)} of disk space are needed, {format_bytes(free)} are free"
+            raise OSError(errno.ENOSPC, problem)
 
     def _has_room(self, batch: pa.RecordBatch) -> bool:
-        """Return whether the batch fits below `total_bytes`, if necessary after deletions that are
-        allowed."""
+        """Return whether the batch fits below `total_bytes`; delete files for it if `when_full` allows it."""
         bound = self._options.total_bytes - NOTES_BYTES
         if self._writer is None:
             bound -= _HEAD_BYTES
-        # Reserve at most half of total_bytes for a batch. A very large one would otherwise never fit, and all
-        # later batches would wait behind it.
-        bound -= min(self._spool_bytes(batch), self._options.total_bytes // 2 - NOTES_BYTES)
+        # Reserve at most half of total_bytes for a batch. Otherwise, a very large batch would never fit, and
+        # all later batches would wait behind it.
+        bound -= min(self._estimated_bytes(batch), self._options.total_bytes // 2 - NOTES_BYTES)
         if self._bytes_on_disk() <= bound:
             return True
         now_ns = self._clock.mono_ns()
-        if self.problem != "total_bytes" or now_ns - self._measured_ns >= FULL_CHECK_NS:
+        if self.problem != "total_bytes" or now_ns - self._folders_measured_ns >= FULL_CHECK_NS:
             self._measure_folders(now_ns)
         if self._options.when_full == "oldest":
             while self._bytes_on_disk() > bound and self._files.delete_oldest():
                 pass
         if self._bytes_on_disk() <= bound:
             return True
-        # As a Parquet file, the spool is smaller and may be deleted at the limit.
+        # Convert the spool: as a Parquet file it is smaller, and it can be deleted at the limit.
         self._rotate_rows()
         return False
 
     def _bytes_on_disk(self) -> int:
-        """Return the bytes of spools and of our local files."""
-        return self._finisher.waiting[1] + self._files.bytes + self._open_bytes
+        """Return the total size of spools and local files."""
+        return self._finisher.backlog[1] + self._files.total_bytes + self._open_bytes
 
     @property
     def _open_bytes(self) -> int:
         writer = self._writer
-        return 0 if writer is None else writer.bytes
+        return 0 if writer is None else writer.size_bytes
 
     def _rotate_rows(self) -> None:
-        """Rotate, unless the spool has ledgers alone."""
+        """Rotate the spool if it has rows. A spool with ledgers only would become a file without rows."""
         if self._writer is not None and self._writer.rows:
             self.rotate()
 
     def _measure_folders(self, now_ns: int) -> None:
-        self._measured_ns = now_ns
+        self._folders_measured_ns = now_ns
         self._files.list_folder()
         self._finisher.forget_removed()
 
@@ -418,15 +428,15 @@ def _discard_spool(writer: SpoolWriter) -> None:
 
 
 def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) -> list[tuple[str, Path]]:
-    """Return the folders, with the config keys that name them."""
+    """Return the folders of a capture, each with the option that an error names."""
     spool_key = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
     folders = [(spool_key, spool)]
     return folders if place.folder is None else [("capture.to", place.folder), *folders]
 
 
 def _probe_folder(key: str, folder: Path) -> list[Path]:
-    """Create the folder, write to it, return the new folders. A full disk is not an error. Raises
-    ConfigError."""
+    """Create the folder and try to write to it. Return the created folders. Raises ConfigError, except if the
+    disk is full."""
     made: list[Path] = []
     try:
         made = parquet.make_folder(folder)
@@ -446,12 +456,13 @@ def _probe_folder(key: str, folder: Path) -> list[Path]:
 
 
 def _lock_folder(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
-    """Lock the folder until the descriptor is closed; None if a child of process `supervisor` holds the lock.
+    """Lock the folder, and return the descriptor that holds the lock until it is closed.
 
-    Raises ConfigError if another llmtap holds it.
+    Return None if a child of the process `supervisor` holds the lock. Raises ConfigError if another llmtap
+    holds it.
     """
     key = "capture.to" if options.spool is None else "capture.spool"
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
@@ -468,6 +479,6 @@ def _lock_folder(options: CaptureOptions, folder: Path, supervisor: int | None =
             f"another llmtap process writes its capture into {folder}",
             "give each process its own capture.to, or capture.spool",
         ) from None
-    with suppress(OSError):  # On a full disk, only the pid of the holder is missing.
+    with suppress(OSError):  # The lock works without the process ids, which cannot be written to a full disk.
         path.write_bytes(b"%d %d\n" % (os.getpid(), os.getppid()))
     return fd

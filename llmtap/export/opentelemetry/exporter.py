@@ -1,10 +1,10 @@
 """Export finished exchanges to an OpenTelemetry receiver: a span for each sampled exchange, and metrics.
 
 `OtlpExporter` is a sink of the meter's pipeline. The SDK makes, batches and sends spans in its own thread,
-configured by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. Metrics are counted by
-`signals.py`, because the SDK's instruments take 9 us per value, and sent by a thread of this module. While
-the receiver is not available, a batch of spans is sent again. Each span that the receiver did not accept is
-counted by reason (`state().dropped`); the SDK's exporters (1.45) do not count these spans.
+configured by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. `signals.py` counts the metrics,
+because the SDK's instruments take 9 us per value, and a thread of this module sends them. While the receiver
+is not available, the same batch of spans is sent again and again. Each span that the receiver did not accept
+is counted by reason (`state().dropped`); the SDK's exporters (1.45) do not count these spans.
 """
 
 import logging
@@ -59,32 +59,34 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 512
-"""Maximum number of spans in one request (the SDK's default): 0.7 MB or less. Receivers accept 4 MiB."""
+"""Maximum number of spans in one request (the SDK's default): at most 0.7 MB, and receivers accept 4 MiB."""
 POINTS_MAX: Final = 2_000
 """Maximum number of metric points in one request, 0.6 KB each."""
 QUEUE_MAX: Final = 2_048
 RETRY_S: Final = 1.0
 """Pause between attempts to send a batch. Within an attempt, the SDK itself retries until its timeout."""
 CLOSE_S: Final = 3.0
-"""Time limit of the last flush. It is shorter than the time that the supervisor gives a meter to end."""
+"""Time limit of the final flush. It is shorter than the time that the supervisor gives a meter to end."""
 
 Answer = Literal["ok", "again", "refused"]
+"""Answer to a request. `again`: it failed, and can be sent again; `refused`: it must not be sent again."""
 
 
-class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpcio has no types
-    """Records the answers of a receiver to requests over gRPC or HTTP.
+class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpcio has no type annotations.
+    """Records the latest answer of a receiver, to a request over gRPC or HTTP.
 
     Source: OTLP specification 1.x, "OTLP/gRPC" and "OTLP/HTTP": failures, partial success.
     """
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
-        self.rejected = 0
+        """Answer to the present request; None before the answer."""
+        self.rejected_spans = 0
         self._logged_events: set[str] = set()
 
     def begin_request(self) -> None:
         """Forget the answer to the previous request."""
-        self.answer, self.rejected = None, 0
+        self.answer, self.rejected_spans = None, 0
 
     def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
         call, status = proceed(details, request), grpc.StatusCode
@@ -92,27 +94,27 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
         if code is status.OK:
             self.on_success(call.result().partial_success)
         else:
-            again = code in (
+            can_repeat = code in (
                 status.CANCELLED, status.DEADLINE_EXCEEDED, status.ABORTED, status.OUT_OF_RANGE,
                 status.UNAVAILABLE, status.DATA_LOSS,
             )  # fmt: skip
-            self.on_failure("again" if again else "refused", f"{code.name}: {call.details()}")
+            self.on_failure("again" if can_repeat else "refused", f"{code.name}: {call.details()}")
         return call
 
-    def on_success(self, partial: Any) -> None:
-        """Record a successful request; `partial`: spans that the receiver rejected."""
+    def on_success(self, partial_success: Any) -> None:
+        """Record a successful request, with the number of spans that the receiver rejected nevertheless."""
         self.answer = "ok"
-        self.rejected = getattr(partial, "rejected_spans", 0)
-        if partial.error_message:
-            self.log("otlp_rejected", partial.error_message)
+        self.rejected_spans = getattr(partial_success, "rejected_spans", 0)
+        if partial_success.error_message:
+            self.log("otlp_rejected", partial_success.error_message)
 
     def on_failure(self, answer: Answer, problem: str) -> None:
-        """Record a failed request; `answer`: `again` if it may be repeated, else `refused`."""
+        """Record the answer to a failed request."""
         self.answer = answer
         self.log("otlp_failed", problem)
 
     def log(self, event: str, problem: str) -> None:
-        """Log a problem if it is the first of its kind; later ones are only counted."""
+        """Log a problem if it is the first of its kind. Later problems of this kind are only counted."""
         if event not in self._logged_events:
             self._logged_events.add(event)
             log.warning("event=%s error=%r further=counted", event, problem)
@@ -135,11 +137,11 @@ class _Session(requests.Session):
         if 200 <= response.status_code < 300:
             try:
                 receiver.on_success(self._response.FromString(response.content).partial_success)
-            except DecodeError:  # The request was successful nevertheless.
+            except DecodeError:  # The status shows success, although the body is invalid.
                 receiver.answer = "ok"
         else:
-            again = response.status_code in (429, 502, 503, 504)
-            receiver.on_failure("again" if again else "refused", f"HTTP {response.status_code}")
+            can_repeat = response.status_code in (429, 502, 503, 504)
+            receiver.on_failure("again" if can_repeat else "refused", f"HTTP {response.status_code}")
         return response
 
 
@@ -166,19 +168,20 @@ class _GrpcMetrics(_ReceiverMixin, grpc_metrics.OTLPMetricExporter):
 class _SpanDelivery(SpanExporter):
     """Delivers batches of spans, retries while the receiver is not available, and counts the spans."""
 
-    def __init__(self, inner: SpanExporter, receiver: _Receiver, closing: Event) -> None:
-        self.inner = inner
+    def __init__(self, sdk_exporter: SpanExporter, receiver: _Receiver, closing: Event) -> None:
+        self.sdk_exporter = sdk_exporter
         self.sent = self.failures = 0
         self.dropped: dict[str, int] = {}
+        """Number of spans that the receiver did not get, by reason."""
         self._receiver, self._closing = receiver, closing
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         receiver = self._receiver
         while True:
-            answer = self._try(spans)
+            answer = self._send_once(spans)
             if answer == "ok":
-                self.sent += len(spans) - receiver.rejected
-                self.drop("rejected", receiver.rejected)
+                self.sent += len(spans) - receiver.rejected_spans
+                self.drop("rejected", receiver.rejected_spans)
                 return SpanExportResult.SUCCESS
             self.failures += 1
             if answer == "again" and not self._closing.wait(RETRY_S):
@@ -187,12 +190,12 @@ class _SpanDelivery(SpanExporter):
             self.drop("refused" if refused else "shutdown", len(spans))
             return SpanExportResult.FAILURE
 
-    def _try(self, spans: Sequence[ReadableSpan]) -> Answer | None:
+    def _send_once(self, spans: Sequence[ReadableSpan]) -> Answer | None:
         """Send a batch once. Return the receiver's answer, or None if there was no answer."""
         self._receiver.begin_request()
         try:
-            self.inner.export(spans)
-        except Exception as exc:  # A bug with one batch must not stop the export.
+            self.sdk_exporter.export(spans)
+        except Exception as exc:  # A bug that affects one batch must not stop the export.
             self._receiver.log("otlp_bug", repr(exc))
         return self._receiver.answer
 
@@ -201,30 +204,31 @@ class _SpanDelivery(SpanExporter):
             self.dropped[reason] = self.dropped.get(reason, 0) + n
 
     def shutdown(self) -> None:
-        """Do nothing: `OtlpExporter.close` shuts the inner exporter down."""
+        """Do nothing, because `OtlpExporter.close` shuts the SDK's exporter down."""
 
 
 class _MetricDelivery:
     """Exports the totals of the metrics at regular intervals, and once more at the end."""
 
     def __init__(
-        self, exporter: Any, receiver: _Receiver, totals: Totals,
+        self, sdk_exporter: Any, receiver: _Receiver, totals: Totals,
         origin: tuple[Resource, InstrumentationScope], clock: Clock, closing: Event,
     ) -> None:  # fmt: skip
         self.failures = 0
-        self.inner = exporter
+        self.sdk_exporter = sdk_exporter
         self._receiver, self._totals, self._origin = receiver, totals, origin
         self._clock, self._closing = clock, closing
-        self._delta = exporter._preferred_temporality[Histogram] is AggregationTemporality.DELTA
+        self._is_delta = sdk_exporter._preferred_temporality[Histogram] is AggregationTemporality.DELTA
         self._interval_s = _number_of_variable("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
 
     def run(self) -> None:
-        last = False
-        while not last:
-            last = self._closing.wait(self._interval_s)
+        """Export until `closing` is set. This is the main function of a thread."""
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(self._interval_s)
             try:
                 self._export()
-            except Exception as exc:  # A bug; the next export may succeed.
+            except Exception as exc:  # A bug must not end the thread: the next export can succeed.
                 self.failures += 1
                 self._receiver.log("otlp_bug", repr(exc))
 
@@ -233,18 +237,18 @@ class _MetricDelivery:
         now_ns = self._clock.wall_ns()
         gathered = self._totals.gather(now_ns)
         while points := list(islice(gathered, POINTS_MAX)):
-            scoped = ScopeMetrics(scope, metrics_of(points, now_ns, self._delta), scope.schema_url or "")
+            scoped = ScopeMetrics(scope, metrics_of(points, now_ns, self._is_delta), scope.schema_url or "")
             self._receiver.begin_request()
-            self.inner.export(MetricsData([ResourceMetrics(resource, [scoped], "")]))
+            self.sdk_exporter.export(MetricsData([ResourceMetrics(resource, [scoped], "")]))
             if self._receiver.answer != "ok":
                 self.failures += 1
-                return  # The next export sends newer totals, so this one is not repeated.
-            if self._delta:
+                return  # Do not repeat this export, because the next one sends newer totals.
+            if self._is_delta:
                 self._totals.forget(points)
 
 
 class OtlpExporter:
-    """Exporter of exchanges. Its methods are called on one thread; other threads send the data."""
+    """Exports exchanges. One thread calls its methods; other threads send the data."""
 
     def __init__(
         self,
@@ -256,90 +260,102 @@ class OtlpExporter:
         back_server: tuple[str, int] | None = None,
         reader: Benefit = DEFAULT_BENEFIT,
     ) -> None:
-        """`servers`: host and port of the upstream by arm; the key "" is for all other arms. `back_server`:
-        host and port of the engine behind a gateway."""
+        """Start the threads that send.
+
+        Args:
+            servers: host and port of the upstream by arm; the key "" is for all other arms.
+            back_server: host and port of the engine behind a gateway.
+            reader: reading speed of a user and cost of waiting, which become resource attributes.
+        """
         self._options = options
         self._servers = servers or {}
         self._back_server = back_server
         self._names = VERSIONS[options.semconv]
         self._closing = Event()
-        self._handed_spans = self._queue_full_drops = 0
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # `_Receiver` logs the answers
+        self._queued_spans = self._queue_full_drops = 0
+        # The SDK must not log failed requests, because `_Receiver` logs them.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         with _endpoint_in_environment(options.endpoint):
             resource = _resource_attributes(version, reader)
-            self._traces, self._metrics = _is_wanted("TRACES"), _is_wanted("METRICS")
-            spans, metrics, receivers = _exporters(options.protocol)
+            self._exports_spans, self._exports_metrics = _is_configured("TRACES"), _is_configured("METRICS")
+            spans, metrics, receivers = _sdk_exporters(options.protocol)
             self._ids = ExchangeIds()
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
             self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
-            self._spans = _SpanDelivery(spans, receivers[0], self._closing)
+            self._span_delivery = _SpanDelivery(spans, receivers[0], self._closing)
             self._queue_max = max(1, round(_number_of_variable("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
             self._provider.add_span_processor(
                 BatchSpanProcessor(
-                    self._spans,
+                    self._span_delivery,
                     self._queue_max + BATCH_MAX,
                     max_export_batch_size=min(BATCH_MAX, self._queue_max),
                 )
             )
-            kind = metrics._preferred_aggregation[Histogram]
-            exponential = isinstance(kind, ExponentialBucketHistogramAggregation)
+            aggregation = metrics._preferred_aggregation[Histogram]
+            exponential = isinstance(aggregation, ExponentialBucketHistogramAggregation)
             self._recorder = MetricRecorder(self._names, options.series_max, exponential=exponential)
             totals = Totals(self._recorder, self._servers, clock.wall_ns())
             origin = resource, InstrumentationScope("llmtap", version, self._names.schema_url)
-            self._totals = _MetricDelivery(metrics, receivers[1], totals, origin, clock, self._closing)
-            if self._metrics:
-                self._thread = Thread(target=self._totals.run, name="otlp", daemon=True)
-                self._thread.start()
+            self._metric_delivery = _MetricDelivery(
+                metrics, receivers[1], totals, origin, clock, self._closing
+            )
+            if self._exports_metrics:
+                self._metric_thread = Thread(target=self._metric_delivery.run, name="otlp", daemon=True)
+                self._metric_thread.start()
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         is_back = x.side == BACK
         server = self._back_server if is_back else self._servers.get(x.arm or "") or self._servers.get("")
         common = common_values_of(x, m, None if server is None else server[0], self._options.provider)
-        if self._metrics and not is_back:  # an exchange behind the gateway repeats a request that was counted
+        # An exchange behind a gateway repeats a request, which was counted in front of the gateway.
+        if self._exports_metrics and not is_back:
             self._recorder.record(x, m, common)
-        if not self._traces:
+        if not self._exports_spans:
             return
-        self._ids.next = x.span_ids
+        self._ids.next_ids = x.span_ids
         span = start_span(self._tracer, x, common, self._names, parse_trace_parent(x.trace_parent), server)
         if not span.is_recording():
             return
-        if self._waiting() >= self._queue_max:
+        if self._waiting_spans() >= self._queue_max:
             self._queue_full_drops += 1
             return
-        self._handed_spans += 1
+        self._queued_spans += 1
+        # This puts the span into the queue.
         span.end(x.arrival_wall_ns + common.end_ns - x.timeline.arrival_ns)
 
-    def _waiting(self) -> int:
-        return self._handed_spans - self._spans.sent - sum(self._spans.dropped.values())
+    def _waiting_spans(self) -> int:
+        return self._queued_spans - self._span_delivery.sent - sum(self._span_delivery.dropped.values())
 
     def state(self) -> ExporterState:
         """Return the counts of spans and failures."""
-        dropped = dict(self._spans.dropped)
+        delivery = self._span_delivery
+        dropped = dict(delivery.dropped)
         if self._queue_full_drops:
             dropped["queue_full"] = self._queue_full_drops
-        failures = self._spans.failures + self._totals.failures
-        return ExporterState("otlp", self._spans.sent, max(0, self._waiting()), failures, dropped)
+        failures = delivery.failures + self._metric_delivery.failures
+        return ExporterState("otlp", delivery.sent, max(0, self._waiting_spans()), failures, dropped)
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Send the remaining data, for at most `limit_s`, and count the rest as dropped. This call blocks."""
+        """Send the remaining data for at most `limit_s`, and count unsent spans as dropped. Blocks."""
         self._closing.set()
         until = time.monotonic() + limit_s
         flushes = [Thread(target=self._provider.shutdown, daemon=True)]
         flushes[0].start()
-        if self._metrics:
-            flushes.append(self._thread)
+        if self._exports_metrics:
+            flushes.append(self._metric_thread)
         for flush in flushes:
             flush.join(max(0.0, until - time.monotonic()))
-        self._spans.inner.shutdown()  # This ends a request in progress.
-        self._totals.inner.shutdown()
+        # Both calls end requests in progress, so that the threads end.
+        self._span_delivery.sdk_exporter.shutdown()
+        self._metric_delivery.sdk_exporter.shutdown()
         for flush in flushes:
             flush.join(1.0)
-        self._spans.drop("shutdown", self._waiting())
-        log.info("event=otlp_closed sent=%d dropped=%s", self._spans.sent, self.state().dropped)
+        self._span_delivery.drop("shutdown", self._waiting_spans())
+        log.info("event=otlp_closed sent=%d dropped=%s", self._span_delivery.sent, self.state().dropped)
 
 
-def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Receiver]]:
-    """Return the SDK's exporters of spans and metrics, which may have different protocols."""
+def _sdk_exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Receiver]]:
+    """Return the SDK's exporters of spans and metrics, whose protocols can differ, and their receivers."""
     receivers = _Receiver(), _Receiver()
     exporters: list[Any] = []
     for signal, receiver, by_grpc, by_http, response in (
@@ -361,25 +377,25 @@ def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Rece
 
 def _resource_attributes(version: str, reader: Benefit) -> Resource:
     """Return the resource attributes of llmtap. Attributes that the operator sets take precedence."""
-    named = Resource.create()
-    if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
-        named = named.merge(Resource({SERVICE_NAME: "llmtap"}))
-    ours = {
+    configured = Resource.create()
+    if str(configured.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        configured = configured.merge(Resource({SERVICE_NAME: "llmtap"}))
+    own = {
         SERVICE_VERSION: version, "host.name": socket.gethostname(),
         "llmtap.reader.tokens_per_second": f"{reader.speed:g}", "llmtap.reader.due": reader.due_text,
         "llmtap.smooth_goodput.alpha": f"{reader.alpha:g}", "llmtap.smooth_goodput.idle_cost": reader.f,
     }  # fmt: skip
-    return Resource(ours).merge(named)
+    return Resource(own).merge(configured)
 
 
-def _is_wanted(signal: str) -> bool:
-    """Return whether the environment configures an export of this signal."""
+def _is_configured(signal: str) -> bool:
+    """Return whether the environment configures an export of this signal (TRACES or METRICS)."""
     environ = os.environ
-    off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     endpoint = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or environ.get(
         "OTEL_EXPORTER_OTLP_ENDPOINT"
     )
-    return not off and bool(endpoint) and environ.get(f"OTEL_{signal}_EXPORTER", "otlp").strip() != "none"
+    return not is_off and bool(endpoint) and environ.get(f"OTEL_{signal}_EXPORTER", "otlp").strip() != "none"
 
 
 def _number_of_variable(variable: str, default: float) -> float:
@@ -392,7 +408,7 @@ def _number_of_variable(variable: str, default: float) -> float:
 
 @contextmanager
 def _endpoint_in_environment(endpoint: str | None) -> Iterator[None]:
-    """Set the environment variable from which the SDK reads the endpoint; None: leave it unchanged."""
+    """Set the SDK's environment variable of the endpoint inside the block; None: leave it unchanged."""
     name = "OTEL_EXPORTER_OTLP_ENDPOINT"
     before = os.environ.get(name)
     os.environ.update({} if endpoint is None else {name: endpoint})

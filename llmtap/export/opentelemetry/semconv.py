@@ -1,16 +1,18 @@
 """Names of OpenTelemetry metrics and attributes, by version of the GenAI semantic conventions.
 
-`VERSIONS` has a table (`Semconv`) for each version; `off` has only llmtap's own names. A metric is listed
-only if llmtap measures it exactly as it is defined. This module also returns the standard names of operation
-and provider (`operation_of`, `provider_of`).
+`VERSIONS` has a table (`Semconv`) for each version; `off` has only llmtap's own names. A table has a metric
+of the conventions only if llmtap measures it exactly as it is defined. `operation_of` and `provider_of`
+return the standard names of operations and providers.
 
-Quantities of an exchange: `duration`: from the first byte of the request to the end of the exchange, which is
-also the length of the span. `first_chunk`: from the first byte of the request to the first event of a stream
-that is not a keep-alive. `chunk_gap`: time between consecutive events that are neither keep-alives nor the
-end marker. `server_duration`: from submit to the last byte of the answer. `server_first_token`: from submit
-to the first token of any kind, for streams that ended well. `server_per_token`: (server_duration -
-server_first_token) / (output tokens - 1). Further quantities have the name of a metric of llmtap
-(metrics/catalogue.py).
+The tables name the metrics of these quantities of an exchange:
+
+- `duration`: time from the first byte of the request to the end of the exchange; the length of the span.
+- `first_chunk`: time from the first byte of the request to a stream's first event, except keep-alives.
+- `chunk_gap`: time between consecutive events that are neither keep-alives nor the end marker.
+- `server_duration`: time from submit to the last byte of the answer.
+- `server_first_token`: time from submit to the first token of any kind, for streams that ended well.
+- `server_per_token`: (server_duration - server_first_token) / (output tokens - 1).
+- Other quantities have the name of a metric of llmtap (metrics/catalogue.py).
 
 Source: open-telemetry/semantic-conventions v1.41.0 and
 open-telemetry/semantic-conventions-genai v0.1.0, docs/gen-ai.
@@ -29,8 +31,7 @@ ERROR_TYPE: Final = "error.type"
 HTTP_METHOD: Final = "http.request.method"
 HTTP_STATUS: Final = "http.response.status_code"
 OVERFLOW: Final = "otel.metric.overflow"
-"""Attribute that is true on one point, which counts all data for which there was no room
-as a separate series."""
+"""Attribute that is true for the series that counts all values above the maximum number of series."""
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 SERVICE_NAME: Final = "service.name"
@@ -66,30 +67,36 @@ _TOKENS: Final = tuple(4**i for i in range(14))
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
+    """Declaration of a metric of OpenTelemetry."""
+
     name: str
     description: str
     unit: str
     edges: tuple[int, ...] = ()
-    """Upper edges of the buckets: in ns if the unit is `s`, else in the unit."""
+    """Upper edges of the buckets: in ns if the unit is `s`, else in the unit. Empty for a counter."""
 
     @property
     def scale(self) -> float:
-        """Number of counted units in one unit of the instrument."""
+        """Number of recorded units in one unit of the instrument: 1e9 ns in a second."""
         return 1e9 if self.unit == "s" else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
+    """Instrument that records a quantity, with constant attributes."""
+
     instrument: Instrument
     attributes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Semconv:
+    """Names of attributes and metrics in one version of the conventions."""
+
     version: str
     schema_url: str = ""
     """URL of the schema; empty if the version has no published schema."""
-    # Names of attributes.
+    # The following fields are names of attributes.
     operation: str = "gen_ai.operation.name"
     provider: str = "gen_ai.provider.name"
     request_model: str = "gen_ai.request.model"
@@ -103,14 +110,14 @@ class Semconv:
     cache_write_tokens: str = "gen_ai.usage.cache_write.input_tokens"
     reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
     measures: Mapping[str, tuple[Measure, ...]]
-    """For each quantity: the instruments that record the quantity, each with its constant attributes."""
+    """Measures of each quantity (see the module docstring)."""
 
 
-def _time_measures(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
-    return (Measure(Instrument(name, text, "s", edges)),)
+def _time_measures(name: str, description: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
+    return (Measure(Instrument(name, description, "s", edges)),)
 
 
-_OWN: Final = {
+_OWN_MEASURES: Final = {
     **{
         metric.name: _time_measures(metric.otlp.name, metric.otlp.description, KINDS[metric.family.edges])
         for metric in METRICS
@@ -118,7 +125,7 @@ _OWN: Final = {
     },
     "exchanges": (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),
 }
-_SERVER: Final = {
+_SERVER_MEASURES: Final = {
     "server_duration": _time_measures(
         "gen_ai.server.request.duration",
         "Generative AI server request duration such as time-to-last byte or last output token.",
@@ -132,8 +139,8 @@ _SERVER: Final = {
         "Time per output token generated after the first token for successful responses.", _PER_TOKEN,
     ),
 }  # fmt: skip
-"""Measures of the model server, which are equal in all versions. llmtap measures them outside of the server,
-so they include the network."""
+"""Measures of the model server, which are equal in all versions. llmtap measures the durations outside of the
+server, so they include the network."""
 
 
 def _v1_41() -> Semconv:
@@ -142,7 +149,7 @@ def _v1_41() -> Semconv:
     usage = Instrument(
         "gen_ai.client.token.usage", "Number of input and output tokens used.", "{token}", _TOKENS
     )
-    read = (Measure(usage, (("gen_ai.token.type", "input"),)),)
+    input_measures = (Measure(usage, (("gen_ai.token.type", "input"),)),)
     return Semconv(
         version="1.41",
         schema_url="https://opentelemetry.io/schemas/1.41.0",
@@ -152,25 +159,25 @@ def _v1_41() -> Semconv:
             "embeddings_duration": duration,
             "first_chunk": _time_measures(client + "time_to_first_chunk", "Time to receive the first chunk."),
             "chunk_gap": _time_measures(client + "time_per_output_chunk", "Time per output chunk."),
-            "input_tokens": read,
-            "embeddings_tokens": read,
+            "input_tokens": input_measures,
+            "embeddings_tokens": input_measures,
             "output_tokens": (Measure(usage, (("gen_ai.token.type", "output"),)),),
-            **_SERVER,
-            **_OWN,
+            **_SERVER_MEASURES,
+            **_OWN_MEASURES,
         },
     )
 
 
 def _v0_1_0() -> Semconv:
     inference, embeddings = "gen_ai.client.inference.", "gen_ai.client.embeddings."
-    # Report the modality as unknown: only few providers report tokens of text, images and sound separately.
-    unknown = (("gen_ai.token.modality", "unknown"),)
+    # The modality is unknown, because few providers report tokens of text, images and sound separately.
+    unknown_modality = (("gen_ai.token.modality", "unknown"),)
 
-    def counter(name: str, text: str) -> Measure:
-        return Measure(Instrument(f"{inference}usage.{name}", text, "{token}"), unknown)
+    def counter(name: str, description: str) -> Measure:
+        return Measure(Instrument(f"{inference}usage.{name}", description, "{token}"), unknown_modality)
 
-    def tokens(name: str, text: str) -> Measure:
-        return Measure(Instrument(name, text, "{token}", _TOKENS))
+    def tokens(name: str, description: str) -> Measure:
+        return Measure(Instrument(name, description, "{token}", _TOKENS))
 
     return Semconv(
         version="0.1.0",
@@ -197,21 +204,22 @@ def _v0_1_0() -> Semconv:
             "embeddings_tokens": (
                 tokens(embeddings + "operation.input_tokens", "Input tokens used per embeddings operation."),
             ),
-            **_SERVER,
-            **_OWN,
+            **_SERVER_MEASURES,
+            **_OWN_MEASURES,
         },
     )
 
 
-def _disabled_semconv() -> Semconv:
-    own = {
+def _own_names() -> Semconv:
+    """Return the table of the version `off`, in which all names begin with `llmtap.`."""
+    attributes = {
         f.name: f.default.replace("gen_ai.", "llmtap.") for f in fields(Semconv) if f.default is not MISSING
     }
-    return Semconv(version="off", **own, measures=_OWN)
+    return Semconv(version="off", **attributes, measures=_OWN_MEASURES)
 
 
 VERSIONS: Final[Mapping[str, Semconv]] = {
-    table.version: table for table in (_v0_1_0(), _v1_41(), _disabled_semconv())
+    table.version: table for table in (_v0_1_0(), _v1_41(), _own_names())
 }
 
 
@@ -228,7 +236,7 @@ _OPERATIONS: Final = {
     "embeddings": "embeddings",
     "gemini.generate": "generate_content",
 }  # fmt: skip
-_HOSTS: Final = (
+_PROVIDERS_OF_HOSTS: Final = (
     (".openai.azure.com", "azure.ai.openai"),
     (".services.ai.azure.com", "azure.ai.inference"),
     ("api.openai.com", "openai"),
@@ -243,25 +251,24 @@ _HOSTS: Final = (
     ("api.x.ai", "x_ai"),
 )
 """Well-known provider names of the conventions, by the end of the upstream's host name."""
-_FLAVOURS: Final = (("anthropic", "anthropic"), ("cohere", "cohere"), ("bedrock", "aws.bedrock"))
+_PROVIDERS_OF_DIALECTS: Final = (("anthropic", "anthropic"), ("cohere", "cohere"), ("bedrock", "aws.bedrock"))
 
 
 def operation_of(endpoint: str | None) -> str | None:
-    """Return the well-known operation name of an endpoint; None if it does not call a model."""
+    """Return the well-known operation name of an endpoint; None if the endpoint does not call a model."""
     return None if endpoint is None else _OPERATIONS.get(endpoint)
 
 
 def provider_of(host: str | None, dialect: str | None) -> str:
-    """Return the name of the provider, from the upstream's host name, else from the
-    dialect of its answers."""
+    """Return the name of the provider by the upstream's host name, or else by the dialect of its answers."""
     if host is not None:
-        for end, provider in _HOSTS:
+        for end, provider in _PROVIDERS_OF_HOSTS:
             if host.endswith(end):
                 return provider
         if host.startswith("bedrock-runtime.") and host.endswith(".amazonaws.com"):
             return "aws.bedrock"
     if dialect is not None:
-        for start, provider in _FLAVOURS:
+        for start, provider in _PROVIDERS_OF_DIALECTS:
             if dialect.startswith(start):
                 return provider
     return "openai"

@@ -1,10 +1,10 @@
 """Make spans and metrics of OpenTelemetry from finished exchanges, without any text of prompt or answer.
 
-`exporter.py` calls it. `common_values_of` collects the values that the span and the metrics of an exchange
-have in common (`CommonValues`); both use the names of a version of `semconv.py`. `start_span` makes the span
-of an exchange. The relay forwards the caller's `traceparent` unchanged. So llmtap's span is a child of the
-caller's span, and the spans of a gateway behind llmtap are its siblings. The spans of a pair link to each
-other.
+`exporter.py` calls this module. `common_values_of` collects the values that the span and the metrics of an
+exchange have in common (`CommonValues`). Spans and metrics have the names of a version in `semconv.py`.
+`start_span` makes the span of an exchange. The relay forwards the caller's `traceparent` unchanged, so
+llmtap's span is a child of the caller's span, and the spans of a gateway behind llmtap are siblings of
+llmtap's span. The spans of a pair link to each other.
 
 `MetricRecorder` counts each exchange when it ends. The exporter's sending thread takes the whole table of new
 counts, so that neither thread waits long for the lock. It adds the table to `Totals` and sends the result of
@@ -32,38 +32,43 @@ from llmtap.metrics.catalogue import METRICS, values_of
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 
-_OWN: Final = tuple(metric for metric in METRICS if metric.otlp is not None)
-_own_values: Final = values_of(_OWN)
+_OWN_METRICS: Final = tuple(metric for metric in METRICS if metric.otlp is not None)
+"""Metrics with a name of llmtap's own, which no convention defines."""
+_own_values: Final = values_of(_OWN_METRICS)
 TEXT_MAX: Final = 256
-"""Maximum length of a name from traffic in characters: enough for any model name."""
+"""Maximum number of characters of a name from traffic. It suffices for any model name."""
 
 _NO_ERROR: Final = ENDED_WELL | {Outcome.CLIENT_CANCELLED}
 _EXACT_SOURCES: Final = frozenset(
     {TokenSource.USAGE, TokenSource.TOKEN_IDS, TokenSource.LOGPROBS, TokenSource.RUNNING_USAGE}
 )
-"""Token sources that the conventions accept as usage: the provider reported the total, or each token."""
+"""Token sources that suffice for the conventions: the provider reported the total, or each token."""
 _IS_CHUNK: Final = bytes(
     code not in (EventClass.KEEPALIVE.value, EventClass.DONE.value) for code in range(256)
 )
-"""By code of an EventClass: 1 if a client library returns such an event to its caller as a chunk, else 0."""
+"""For each code of an EventClass: 1 if a client library returns such an event as a chunk, else 0."""
 
 
 @dataclass(slots=True)
 class CommonValues:
-    """Values that the span and the metrics of an exchange have in common."""
+    """Values that an exchange's span and metrics have in common. `semconv.py` defines the durations."""
 
     operation: str | None
+    """Operation in the terms of the conventions; None if the exchange does not call a model."""
     provider: str | None
     model: str | None
     response_model: str | None
     error_type: str | None
     end_ns: int
+    """Latest known time of the exchange."""
     duration_ns: int
     first_chunk_ns: int | None
     chunk_times_ns: list[int]
+    """Times of the events that are chunks."""
     output_tokens: int | None
-    """Output tokens; None if their number is an estimate."""
+    """Number of output tokens; None if it is an estimate."""
     cache_write_tokens: int | None
+    """Number of input tokens that were written to a cache."""
     server_duration_ns: int | None
     server_first_token_ns: int | None
     server_per_token_ns: int | None
@@ -72,15 +77,15 @@ class CommonValues:
 def common_values_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> CommonValues:
     """Return the attributes and durations of an exchange that its span and the metrics have in common.
 
-    `host`: host of the upstream. `provider`: configured provider; None: it follows from the host and the
-    dialect. Source: OpenTelemetry semantic conventions for generative AI.
+    `host`: host of the upstream. `provider`: configured provider; None: the provider that the host and the
+    dialect show. Source: OpenTelemetry semantic conventions for generative AI.
     """
     t = x.timeline
     times = chunk_times_ns(t.events) if x.stream else []
     end_ns = _end_ns(x)
     completed = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
     output = x.tokens.output if x.tokens.source in _EXACT_SOURCES else None
-    # The metrics of the server count from the last byte of the request, and only for complete answers.
+    # Durations of the server begin at the last byte of the request, and are only known for complete answers.
     server_ns = m.e2e_ns
     first_token_ns = m.ttft_any_ns if x.stream and completed else None
     operation = semconv.operation_of(x.endpoint)
@@ -103,9 +108,9 @@ def common_values_of(x: Exchange, m: Measured, host: str | None, provider: str |
 
 
 def error_type(x: Exchange) -> str | None:
-    """Return `error.type`: the status if it is 400 or more, else the outcome if it is a failure; else None.
+    """Return `error.type`: the status if it is 400 or more, or the outcome of a failure; else None.
 
-    Disconnected clients and refusals are not errors. Source: semantic conventions, HTTP client spans.
+    A disconnected client and a refusal are not errors. Source: semantic conventions, HTTP client spans.
     """
     if x.status is not None and x.status >= 400:
         return str(x.status)
@@ -118,7 +123,7 @@ def chunk_times_ns(log: EventLog) -> list[int]:
 
 
 def _end_ns(x: Exchange) -> int:
-    """Return the last known time of the exchange."""
+    """Return the latest known time of the exchange."""
     t = x.timeline
     points = (t.arrival_ns, t.request_end_ns, t.submit_ns, t.head_ns, t.first_byte_ns, t.response_end_ns,
               t.delivered_ns, t.events.t_ns[-1] if len(t.events) else None)  # fmt: skip
@@ -129,12 +134,12 @@ def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, outp
     if server_ns is None or first_ns is None or output is None or output < 2:
         return None
     if x.tokens.reasoning and x.timeline.first_reasoning_ns is None:
-        return None  # The reasoning was hidden: its tokens are known, but not its time.
+        return None  # The reasoning was hidden, so its tokens are known, but not the time of its first token.
     return (server_ns - first_ns) // (output - 1)
 
 
 def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
-    """Return the input tokens written to a cache (fields of Anthropic, Converse and OpenRouter)."""
+    """Return the number of input tokens written to a cache (fields of Anthropic, Converse, OpenRouter)."""
     details = usage.get("prompt_tokens_details")
     for source, name in (
         (usage, "cache_creation_input_tokens"), (usage, "cacheWriteInputTokens"),
@@ -154,19 +159,17 @@ Value = str | bool | int | float | list[str]
 
 
 class ExchangeIds(IdGenerator):
-    """Generator of the ids of the next span, which follow from the exchange.
-
-    An exchange always gets the same ids, so that its span can be found.
-    """
+    """Gives each span the ids computed from its exchange, so that users find the span of an exchange."""
 
     def __init__(self) -> None:
-        self.next = SpanIds(0, 0)
+        self.next_ids = SpanIds(0, 0)
+        """Ids of the next span, to be set before the span is started."""
 
     def generate_trace_id(self) -> int:
-        return self.next.trace_id
+        return self.next_ids.trace_id
 
     def generate_span_id(self) -> int:
-        return self.next.span_id
+        return self.next_ids.span_id
 
 
 def start_span(
@@ -177,10 +180,14 @@ def start_span(
     parent: TraceParent | None,
     server: tuple[str, int] | None,
 ) -> trace.Span:
-    """Start a span of kind CLIENT for an exchange, with the names of a version. The caller ends it at
-    `common.end_ns`.
+    """Start a span of the kind CLIENT for an exchange. The caller must end the span at `common.end_ns`.
 
     If the tracer's sampler does not select the exchange, the span records nothing.
+
+    Args:
+        names: names of the attributes.
+        parent: span of the caller.
+        server: host and port of the upstream.
     """
     context = Context()
     if parent is not None:
@@ -194,7 +201,7 @@ def start_span(
         context,
         trace.SpanKind.CLIENT,
         attributes,
-        [trace.Link(_context_of(partner)) for partner in x.pair.partners] if x.pair is not None else None,
+        [trace.Link(_span_context(partner)) for partner in x.pair.partners] if x.pair is not None else None,
         start_time=x.arrival_wall_ns,
     )
     if not span.is_recording():
@@ -214,13 +221,13 @@ def start_span(
     return span
 
 
-def _context_of(ids: SpanIds) -> trace.SpanContext:
+def _span_context(ids: SpanIds) -> trace.SpanContext:
     return trace.SpanContext(*ids, is_remote=False, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED))
 
 
 def _attribute_text(text: str) -> str:
-    # Replace characters that UTF-8 cannot encode: text from traffic may contain half a surrogate pair (from a
-    # JSON escape).
+    # Replace characters that UTF-8 cannot encode, because text from traffic can contain half a surrogate pair
+    # (from a JSON escape).
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -276,7 +283,9 @@ NO_EXTREMES: Final[Mapping[str, Any]] = {"min": None, "max": None}
 
 Key = tuple[str | None, ...]
 """Values of the attributes of a series, in the order of `MetricRecorder.names`. The empty key is the series
-for all data for which there was no room."""
+that counts all values above the maximum number of series."""
+CellKey = tuple[int, Key]
+"""Index of a measure in `MetricRecorder.measures`, and key of the series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +296,12 @@ class Point:
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
     start_ns: int
-    place: tuple[int, Key]
+    """Time from which the totals count, by the wall clock."""
+    cell_key: CellKey
 
 
 class MetricRecorder:
-    """Counts exchanges for metrics, on the thread where exchanges end."""
+    """Counts exchanges for metrics. `record` is called on the thread on which exchanges end."""
 
     def __init__(self, names: semconv.Semconv, series_max: int, *, exponential: bool = False) -> None:
         self.names: Final = (
@@ -299,22 +309,23 @@ class MetricRecorder:
             semconv.TENANT, semconv.ARM, semconv.ERROR_TYPE, semconv.OUTCOME,
         )  # fmt: skip
         self.measures: list[semconv.Measure] = []
-        self._of: dict[str, tuple[int, ...]] = {}
+        self._indexes_of: dict[str, tuple[int, ...]] = {}
+        """Indexes in `measures` of the measures of each quantity."""
         for quantity, measures in names.measures.items():
             first = len(self.measures)
             self.measures += measures
-            self._of[quantity] = tuple(range(first, len(self.measures)))
+            self._indexes_of[quantity] = tuple(range(first, len(self.measures)))
         self._known_keys: list[set[Key]] = [set() for _ in self.measures]
         self._series_max = series_max
         self._lock = Lock()
-        self._new_values: dict[tuple[int, Key], Buckets | ExponentialBuckets] = {}
+        self._new_values: dict[CellKey, Buckets | ExponentialBuckets] = {}
         self._exponential = exponential
 
-    def take(self) -> dict[tuple[int, Key], Buckets | ExponentialBuckets]:
-        """Return the counts since the last call. Any thread may call this method."""
+    def take(self) -> dict[CellKey, Buckets | ExponentialBuckets]:
+        """Return the counts since the previous call, and reset them. Any thread can call this method."""
         with self._lock:
-            fresh, self._new_values = self._new_values, {}
-        return fresh
+            new_values, self._new_values = self._new_values, {}
+        return new_values
 
     def record(self, x: Exchange, m: Measured, common: CommonValues) -> None:
         with self._lock:
@@ -329,38 +340,37 @@ class MetricRecorder:
         add("exchanges", (*base, common.error_type, x.outcome.value), (1,))
         if common.operation is None:
             return
-        # Only durations have the error type as an attribute; the other figures describe answers.
-        of_error = key if common.error_type is None else (*base, common.error_type, None)
+        # Only durations have the error type as an attribute, because the other figures describe answers.
+        duration_key = key if common.error_type is None else (*base, common.error_type, None)
         tokens = x.tokens
-        add("server_duration", of_error, (common.server_duration_ns,))
+        add("server_duration", duration_key, (common.server_duration_ns,))
         if common.operation == "embeddings":
-            add("embeddings_duration", of_error, (common.duration_ns,))
+            add("embeddings_duration", duration_key, (common.duration_ns,))
             add("embeddings_tokens", key, (tokens.input,))
         else:
-            add("duration", of_error, (common.duration_ns,))
+            add("duration", duration_key, (common.duration_ns,))
             for name, n in (
                 ("input", tokens.input), ("output", common.output_tokens), ("cached", tokens.cached),
                 ("cache_write", common.cache_write_tokens), ("reasoning", tokens.reasoning),
             ):  # fmt: skip
                 add(f"{name}_tokens", key, (n,))
         if not x.stream or x.reading is Reading.INFERRED:
-            return  # Do not mix times that were inferred from an unknown dialect with exact ones.
+            return  # Do not mix exact times with times of tokens that were inferred from an unknown dialect.
         for quantity, ns in (
             ("first_chunk", common.first_chunk_ns), ("server_first_token", common.server_first_token_ns),
             ("server_per_token", common.server_per_token_ns),
         ):  # fmt: skip
             add(quantity, key, (ns,))
-        for metric, value in zip(_OWN, _own_values(m), strict=True):
+        for metric, value in zip(_OWN_METRICS, _own_values(m), strict=True):
             add(metric.name, key, value if metric.pooled else (None if value is None else round(value),))
         times = common.chunk_times_ns
         add("chunk_gap", key, list(map(sub, times[1:], times)))
 
     def _add(self, quantity: str, key: Key, values: Sequence[int | None]) -> None:
-        """Record the values of a quantity. `(None,)`: the quantity does not apply,
-        and nothing is recorded."""
+        """Record the values of a quantity. Record nothing for `(None,)`: the quantity does not apply."""
         if values and values[0] is not None:
-            for i in self._of.get(quantity, ()):
-                self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # no other is None
+            for i in self._indexes_of.get(quantity, ()):
+                self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # Only the first can be None.
 
     def _cell(self, i: int, key: Key) -> Buckets | ExponentialBuckets:
         cell = self._new_values.get((i, key))
@@ -379,7 +389,7 @@ class MetricRecorder:
 
 
 class Totals:
-    """Totals of all series since the start, or with delta temporality since the last delivery."""
+    """Totals of all series since the start, or with delta temporality since the latest delivery."""
 
     def __init__(
         self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
@@ -387,29 +397,31 @@ class Totals:
         """`servers`: host and port of the upstream by arm; the key "" is for all other arms."""
         self._recorder = recorder
         self._servers = servers
-        self._arm = recorder.names.index(semconv.ARM)
-        self._cells: dict[tuple[int, Key], tuple[int, Buckets | ExponentialBuckets]] = {}
+        self._arm_index = recorder.names.index(semconv.ARM)
+        self._cells: dict[CellKey, tuple[int, Buckets | ExponentialBuckets]] = {}
+        """Start time and totals of each series."""
         self._start_ns = self._gathered_ns = start_ns
 
     def gather(self, now_ns: int = 0) -> Iterator[Point]:
-        """Add the recorder's new counts, and yield all series."""
-        for at, cell in self._recorder.take().items():
-            if at in self._cells:
-                self._cells[at][1].merge(cell)  # type: ignore[arg-type]  # of the same kind
+        """Add the recorder's new counts, and yield all series, sorted by the instrument."""
+        for cell_key, cell in self._recorder.take().items():
+            if cell_key in self._cells:
+                self._cells[cell_key][1].merge(cell)  # type: ignore[arg-type]  # Both have the same class.
             else:
-                self._cells[at] = self._gathered_ns, cell
+                self._cells[cell_key] = self._gathered_ns, cell
         self._gathered_ns = now_ns
         measures = self._recorder.measures
-        for place, (start_ns, cell) in sorted(
+        for cell_key, (start_ns, cell) in sorted(
             self._cells.items(), key=lambda item: measures[item[0][0]].instrument.name
         ):
-            measure = measures[place[0]]
-            yield Point(measure, self._attributes(measure, place[1]), cell, start_ns, place)
+            index, key = cell_key
+            measure = measures[index]
+            yield Point(measure, self._attributes(measure, key), cell, start_ns, cell_key)
 
     def forget(self, points: Sequence[Point]) -> None:
         """Start these series from 0 again, because their counts were delivered as deltas."""
         for point in points:
-            del self._cells[point.place]
+            del self._cells[point.cell_key]
 
     def _attributes(self, measure: semconv.Measure, key: Key) -> list[tuple[str, str | bool | int]]:
         if not key:
@@ -418,7 +430,7 @@ class Totals:
         for name, value in zip(self._recorder.names, key, strict=True):
             if value is not None:
                 out.append((name, value))
-        server = self._servers.get(key[self._arm] or "", self._servers.get(""))
+        server = self._servers.get(key[self._arm_index] or "", self._servers.get(""))
         if server is not None:
             out += ((semconv.SERVER_ADDRESS, server[0]), (semconv.SERVER_PORT, server[1]))
         return out
@@ -429,32 +441,32 @@ def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Me
     temporality = sdk.AggregationTemporality.DELTA if delta else sdk.AggregationTemporality.CUMULATIVE
     metrics = []
     for instrument, group in groupby(points, key=lambda point: point.measure.instrument):
-        ready = [_sdk_point(point, now_ns) for point in group]
+        sdk_points = [_sdk_point(point, now_ns) for point in group]
         data: Any
         if not instrument.edges:
-            data = sdk.Sum(ready, temporality, is_monotonic=True)
-        elif isinstance(ready[0], sdk.HistogramDataPoint):
-            data = sdk.Histogram(ready, temporality)
+            data = sdk.Sum(sdk_points, temporality, is_monotonic=True)
+        elif isinstance(sdk_points[0], sdk.HistogramDataPoint):
+            data = sdk.Histogram(sdk_points, temporality)
         else:
-            data = sdk.ExponentialHistogram(ready, temporality)
+            data = sdk.ExponentialHistogram(sdk_points, temporality)
         metrics.append(sdk.Metric(instrument.name, instrument.description, instrument.unit, data))
     return metrics
 
 
 def _sdk_point(point: Point, now_ns: int) -> Any:
-    instrument, cell, when = point.measure.instrument, point.cell, (point.start_ns, now_ns)
+    instrument, cell, period = point.measure.instrument, point.cell, (point.start_ns, now_ns)
     attributes = dict(point.attributes)
     if isinstance(cell, ExponentialBuckets):
         scale, offset, dense = cell.dense_counts(EXPONENTIAL_MAX)
         positive, negative = sdk.Buckets(offset, dense), sdk.Buckets(0, [])
         return sdk.ExponentialHistogramDataPoint(
-            attributes, *when, cell.n, cell.total / instrument.scale, scale, cell.zeros, positive, negative,
-            flags=0, **NO_EXTREMES,
+            attributes, *period, cell.value_count, cell.value_sum / instrument.scale, scale, cell.zero_count,
+            positive, negative, flags=0, **NO_EXTREMES,
         )  # fmt: skip
     counts, total = cell.read()
     if not instrument.edges:
-        return sdk.NumberDataPoint(attributes, *when, total)
+        return sdk.NumberDataPoint(attributes, *period, total)
     bounds = [edge / instrument.scale for edge in instrument.edges]
     return sdk.HistogramDataPoint(
-        attributes, *when, sum(counts), total / instrument.scale, counts, bounds, **NO_EXTREMES
+        attributes, *period, sum(counts), total / instrument.scale, counts, bounds, **NO_EXTREMES
     )

@@ -1,11 +1,11 @@
 """Catalogue of the metrics on `/metrics`: name, type, help, labels, histogram edges.
 
-Metrics of exchanges are in `HISTOGRAMS` (those of `metrics/catalogue.py`, and a few more) and `COUNTERS`
-(`exposition.py` counts them), those of llmtap itself in `SELF`: the counts that the statuses of vantages,
-exporters and the capture declare (`counts.py`), and those of the meter (`meter/admin/views.py` has the
-values). `collect` converts them for prometheus_client. A counter's name gets `_total` in the exposition.
-Alerts should use `llmtap_capture_paused`: if it is 1, exchanges are measured but not captured. The reason is
-in `llmtap_capture_problem`.
+Metrics of exchanges are in `HISTOGRAMS` (the metrics of `metrics/catalogue.py`, and a few more) and
+`COUNTERS`; `exposition.py` counts them. Metrics about llmtap itself are in `SELF`: the counts that the
+statuses of vantages, exporters and the capture declare (`counts.py`), and counts of the meter
+(`meter/admin/views.py` has the values). `collect` converts the metrics of `SELF` for prometheus_client. A
+counter's name gets the ending `_total` in the exposition. Alerts should use `llmtap_capture_paused`, which is
+1 while exchanges are measured but not captured; `llmtap_capture_problem` has the reason.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,35 +31,38 @@ from llmtap.metrics.catalogue import FAMILIES, Family
 SERIES_LABELS: Final = ("tenant", "model", "arm")
 TOKEN_LABELS: Final = (*SERIES_LABELS, "reading")
 """Labels of the metrics of tokens. `reading` is `dialect` for answers in a known dialect, and `inferred` for
-others, in which llmtap infers the tokens from the structure of the answer."""
+answers in which llmtap infers the tokens from the structure."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramFamily:
-    """A histogram metric. `unit`: number of recorded units in one unit of the metric."""
+    """Declaration of a histogram metric."""
 
     name: str
     help: str
     edges: tuple[int, ...]
+    """Upper edges of the buckets, in the recorded unit (ns or tokens)."""
     unit: float = 1e9
+    """Number of recorded units in one unit of the metric: 1e9 ns in a second."""
     labels: tuple[str, ...] = SERIES_LABELS
 
     def with_bound(self, bound: int) -> "HistogramFamily":
-        """Return this family with an edge at a bound, and edges close to the bound if there are none.
+        """Return this family with an edge at a bound, and with edges close to the bound if it has none.
 
-        Then the share of values within the bound is exact, and the error of a quantile near the bound at most
-        12 %.
+        The share of values within the bound is then exact, and a quantile near it is at most 12 % wrong.
         """
-        around = {bound}
+        new_edges = {bound}
         if not any(bound < edge <= bound * CLOSE_RATIO for edge in self.edges):
-            around.add(round(bound * CLOSE_RATIO))
+            new_edges.add(round(bound * CLOSE_RATIO))
         if not any(bound <= edge * CLOSE_RATIO < bound * CLOSE_RATIO for edge in self.edges):
-            around.add(round(bound / CLOSE_RATIO))
-        return replace(self, edges=tuple(sorted({*self.edges, *around})))
+            new_edges.add(round(bound / CLOSE_RATIO))
+        return replace(self, edges=tuple(sorted({*self.edges, *new_edges})))
 
 
 @dataclass(frozen=True, slots=True)
 class CounterFamily:
+    """Declaration of a counter metric of exchanges."""
+
     name: str
     help: str
     labels: tuple[str, ...] = SERIES_LABELS
@@ -67,7 +70,7 @@ class CounterFamily:
 
 @dataclass(frozen=True, slots=True)
 class SelfMetric:
-    """A metric of llmtap about itself, without the prefix `llmtap_`."""
+    """Declaration of a metric of llmtap about itself. Its name in `SELF` lacks the prefix `llmtap_`."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily]
     help: str
@@ -322,11 +325,11 @@ SELF: Final[Mapping[str, SelfMetric]] = {
 
 
 def collect(values: Mapping[str, Value], helps: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield the metrics of SELF that have a value. `helps`: other help texts for some of them."""
-    for name, about in SELF.items():
+    """Yield the metrics of SELF that have a value. `helps`: help texts that replace those of some metrics."""
+    for name, declared in SELF.items():
         if name in values:
             value = values[name]
-            metric = about.kind(f"llmtap_{name}", helps.get(name, about.help), labels=about.labels)
+            metric = declared.kind(f"llmtap_{name}", helps.get(name, declared.help), labels=declared.labels)
             for key, number in value.items() if isinstance(value, Mapping) else [((), value)]:
                 metric.add_metric((key,) if isinstance(key, str) else key, number)
             yield metric

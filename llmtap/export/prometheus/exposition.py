@@ -2,8 +2,8 @@
 
 `Exposition` is a sink of the meter's pipeline: an exchange is counted once, at its end, in the `Series` of
 its tenant, model and arm; calls to MCP servers are counted separately (`on_call`). A scrape copies the counts
-on the meter's loop (`Exposition.freeze`), and a worker thread renders the copy (`Frozen.render`, with
-`writers.py`), which may take seconds.
+on the meter's event loop (`Exposition.freeze`). A worker thread renders the copy (`FrozenExposition.render`,
+with `writers.py`), because this can take seconds.
 """
 
 import platform
@@ -29,7 +29,7 @@ from llmtap.export.buckets import (
     Buckets,
     DualBuckets,
     ExponentialBuckets,
-    edges_as,
+    configured_edges,
 )
 from llmtap.export.prometheus.catalogue import (
     ADDED,
@@ -48,36 +48,39 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity, Objectives, fluidity_of
 
 EXEMPLARS_MAX: Final = 20_000
-"""Maximum number of exemplars, 0.7 KB each. The newest are kept. Without a limit there would be many old
-ones: 2,000 series of a histogram have 60,000 buckets."""
+"""Maximum number of exemplars (0.7 KB each), of which the newest are kept. Without a limit, many would be
+old, because 2,000 series of a histogram have 60,000 buckets."""
 
 CALLS_MAX: Final = 1_000
-"""Maximum number of combinations of tenant, method, tool and outcome of MCP calls. Further calls get the
-method `other`."""
+"""Maximum number of combinations of tenant, method, tool and outcome of MCP calls. Calls with further
+combinations are counted as method `other`."""
 
-Place = tuple[str, tuple[str, ...], int]
+BucketKey = tuple[str, tuple[str, ...], int]
+"""Name of a metric, label values, and number of the bucket."""
 
 
 class Exemplars:
-    """Newest trace of each bucket of some histograms."""
+    """Newest exemplar (a value and its trace) of each bucket of some histograms."""
 
     def __init__(self, exemplars_max: int = EXEMPLARS_MAX) -> None:
-        self._last: OrderedDict[Place, Exemplar] = OrderedDict()
-        self._count_max = exemplars_max
+        self._newest: OrderedDict[BucketKey, Exemplar] = OrderedDict()
+        self._exemplars_max = exemplars_max
 
-    def note(self, place: Place, value: float, parent: TraceParent, wall_ns: int) -> None:
-        traced = {"trace_id": parent.trace_id, "span_id": parent.span_id}
-        self._last[place] = Exemplar(traced, value, wall_ns / 1e9)
-        self._last.move_to_end(place)
-        if len(self._last) > self._count_max:
-            self._last.popitem(last=False)
+    def add(self, key: BucketKey, value: float, parent: TraceParent, wall_ns: int) -> None:
+        trace = {"trace_id": parent.trace_id, "span_id": parent.span_id}
+        self._newest[key] = Exemplar(trace, value, wall_ns / 1e9)
+        self._newest.move_to_end(key)
+        if len(self._newest) > self._exemplars_max:
+            self._newest.popitem(last=False)
 
-    def freeze(self) -> dict[Place, Exemplar]:
-        return dict(self._last)
+    def freeze(self) -> dict[BucketKey, Exemplar]:
+        return dict(self._newest)
 
 
-def by_series(exemplars: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
-    """Return exemplars grouped by metric, then by labels, then by bucket, as `TextWriter` needs them."""
+def group_by_series(
+    exemplars: Mapping[BucketKey, Exemplar],
+) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
+    """Return exemplars grouped by metric, then by label values, then by bucket, as the writers need them."""
     by_metric: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
     for (metric, labels, bucket), exemplar in exemplars.items():
         by_metric.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
@@ -85,6 +88,7 @@ def by_series(exemplars: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, 
 
 
 _Key = tuple[str, tuple[str, ...]]
+"""Key of a metric in `HISTOGRAMS` or `COUNTERS`, and the values of the labels that only this metric has."""
 _STREAM_METRICS: Final = tuple(
     metric for metric in OF_AN_EXCHANGE if metric.answers is Answers.STREAMS and metric.family is not None
 )
@@ -92,27 +96,26 @@ _stream_values: Final = values_of(_STREAM_METRICS)
 
 
 def _histogram_key(metric: catalogue.Metric, reading: str) -> _Key:
-    """Return the key of a metric's histogram, and the values of the labels that only this histogram has."""
+    """Return the key of the histogram that counts a metric of answers with this reading."""
     assert metric.family is not None
     own = (reading,) if metric.family.reading else ()
     return metric.family.key, own if metric.label is None else (*own, metric.label)
 
 
-_STREAM_PLACES: Final = {
+_STREAM_KEYS: Final = {
     reading.value: tuple(_histogram_key(metric, reading.value) for metric in _STREAM_METRICS)
     for reading in Reading
 }
-"""For each reading of an answer: the places in which the values of the metrics `_STREAM_METRICS` are
-counted."""
+"""For each reading of an answer: keys of the histograms that count the values of `_STREAM_METRICS`."""
 GUARDRAILS_MAX: Final = 32
-"""Maximum number of combinations of a guardrail's kind and source in a series; further
-ones count as `other`."""
+"""Maximum number of combinations of a guardrail's kind and source in a series; others count as `other`."""
 _ZERO_COUNTERS: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
     *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
 )
 
 _FrozenSeries = tuple[list[_Key], list[Any], dict[_Key, float], list[ExponentialBuckets] | None]
+"""Copy of a series: keys of histograms; their counts and sums, alternately; counters; native buckets."""
 
 
 def families_for(
@@ -120,10 +123,11 @@ def families_for(
 ) -> dict[str, HistogramFamily]:
     """Return HISTOGRAMS with additional edges at and near each bound (objective, ns) that operators set.
 
-    `edges`: edges to use instead of the defaults, by kind, in seconds (`buckets.edges_as`).
+    `edges`: edges to use instead of the defaults, by kind, in seconds (`buckets.configured_edges`).
     """
     families = {
-        key: replace(family, edges=edges_as(family.edges, edges or {})) for key, family in HISTOGRAMS.items()
+        key: replace(family, edges=configured_edges(family.edges, edges or {}))
+        for key, family in HISTOGRAMS.items()
     }
     for name, bound_ns in bounds:
         for family in FAMILIES:
@@ -140,16 +144,16 @@ class Series:
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
         self._cells: dict[_Key, Buckets] = {}
-        # Start counters at 0. If a counter appeared with its first event, rate() would not see this event.
+        # Start at 0: if a counter appeared with its first event, rate() would not count this event.
         self.counts: dict[_Key, float] = dict.fromkeys(_ZERO_COUNTERS, 0)
 
     def freeze(self) -> _FrozenSeries:
-        """Return a copy: keys, counts by bucket, sums, counters, and native buckets of each histogram."""
+        """Return a copy of all counts."""
         cells = self._cells.values()
-        # Copy the 30,000 cells into a few objects, so that the garbage collector has little work.
-        read = chain.from_iterable(cell.read() for cell in cells)
-        native = [cell.native.copy() for cell in cells if isinstance(cell, DualBuckets)]
-        return list(self._cells), list(read), self.counts.copy(), native if self._native else None
+        # Copy up to 30,000 histograms into few objects, so that the garbage collector has little work.
+        counts_and_sums = chain.from_iterable(cell.read() for cell in cells)
+        native = [cell.exponential.copy() for cell in cells if isinstance(cell, DualBuckets)]
+        return list(self._cells), list(counts_and_sums), self.counts.copy(), native if self._native else None
 
     def add(self, x: Exchange, m: Measured) -> None:
         """Add a measured exchange to the counters and histograms of this series (`catalogue.py`)."""
@@ -181,13 +185,13 @@ class Series:
 
     def _add_stream(self, x: Exchange, m: Measured) -> None:
         t, reading = x.timeline, x.reading.word
-        for key, ns in zip(_STREAM_PLACES[reading], _stream_values(m), strict=True):
+        for key, ns in zip(_STREAM_KEYS[reading], _stream_values(m), strict=True):
             if ns is not None:
                 self._cell(key).record(ns if type(ns) is int else round(ns))
         if t.first_refusal_ns is not None and t.submit_ns is not None:
             self._buckets("ttft", reading, "refusal").record(max(0, t.first_refusal_ns - t.submit_ns))
-        inferred = x.reading is Reading.INFERRED
-        if m.smooth_benefit is not None and x.tokens.output is not None and not inferred:
+        is_inferred = x.reading is Reading.INFERRED
+        if m.smooth_benefit is not None and x.tokens.output is not None and not is_inferred:
             self._count("smooth_tokens", x.tokens.output)
             self._count("smooth_penalty", x.tokens.output - m.smooth_benefit)
         if m.tbc_ns:
@@ -195,7 +199,7 @@ class Series:
         for option, gaps_ns in (("B", m.itl_b_ns), ("B-even", m.itl_even_ns), ("C", m.itl_c_ns)):
             if gaps_ns:
                 self._buckets("token_gap", reading, option).record_many(gaps_ns)
-        if m.tokens_per_chunk and not inferred:
+        if m.tokens_per_chunk and not is_inferred:
             self._buckets("chunk_tokens").record_many(m.tokens_per_chunk)
         self._count("events", len(t.events))
         self._count("reads", x.reads)
@@ -246,9 +250,12 @@ Cell = tuple[Any, ...]
 class Exposition:
     """All counts of exchanges since the meter started.
 
-    The bounds of `objectives` become edges of histograms and deadlines of tokens. `edges`: edges to use
-    instead of the defaults, by kind, in seconds. `native`: also count native histograms, and offer the
-    protobuf format.
+    Args:
+        version: version of llmtap.
+        objectives: objectives of each SLO class. Their bounds become edges of histograms, and deadlines of
+            tokens.
+        edges: edges to use instead of the defaults, by kind, in seconds.
+        native: count native histograms in addition, and offer the protobuf format.
     """
 
     def __init__(
@@ -292,13 +299,12 @@ class Exposition:
             self._added_latency["first_chunk"].record(added.first_chunk_ns)
         self._added_latency["chunk"].record_many(added.chunks_ns)
         if x.trace_parent is not None:
-            self._note_trace(x, m, labels)
+            self._add_exemplars(x, m, labels)
 
     def on_call(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
         """Count a call to an MCP server.
 
-        `trusted`: the call may create a new combination of labels; otherwise it counts as method `other`
-        (`Labels`).
+        `trusted`: a new combination of labels is allowed. If not, a call that has one counts as `other`.
         """
         method, _, name = (x.call or "").partition(" ")
         key = x.tenant, method, name, x.outcome.value
@@ -309,7 +315,7 @@ class Exposition:
             cell = self._calls[key] = Buckets(DURATION_EDGES_NS)
         cell.record(m.e2e_ns or 0)
 
-    def _note_trace(self, x: Exchange, m: Measured, series_labels: _SeriesLabels) -> None:
+    def _add_exemplars(self, x: Exchange, m: Measured, series_labels: _SeriesLabels) -> None:
         parent = parse_trace_parent(x.trace_parent)
         if parent is None or not parent.sampled or m.e2e_ns is None or x.timeline.response_end_ns is None:
             return
@@ -321,25 +327,25 @@ class Exposition:
             (duration, series_labels, m.e2e_ns if x.outcome in summary.ENDED_WELL else None),
         ):
             if value is not None:
-                place = family.name, labels, bisect_left(family.edges, value)
-                self._exemplars.note(place, value / family.unit, parent, wall_ns)
+                key = family.name, labels, bisect_left(family.edges, value)
+                self._exemplars.add(key, value / family.unit, parent, wall_ns)
 
     def freeze(
         self,
         values: Mapping[str, Value] | None = None,
         histograms: Sequence[tuple[HistogramFamily, Sequence[Cell]]] = (),
         helps: Mapping[str, str] | None = None,
-    ) -> "Frozen":
-        """Return a copy of all current counts. Call it on the thread on which `on_end` is called.
+    ) -> "FrozenExposition":
+        """Return a copy of all current counts. Call this method on the thread that calls `on_end`.
 
         Args:
-            values: values of the metrics about llmtap itself, by name in `catalogue.SELF`; they must not
-                change later.
-            histograms: those of llmtap itself and of pairs.
-            helps: other help texts for some metrics.
+            values: values of the metrics about llmtap itself, by name in `catalogue.SELF`. The caller must
+                not change them later.
+            histograms: histograms about llmtap itself and about pairs, with their series.
+            helps: help texts that replace those of some metrics.
         """
-        # Only copy here: sorting and formatting take longer and run in another thread.
-        return Frozen(
+        # Only copy the counts here, because sorting and formatting take longer: another thread does that.
+        return FrozenExposition(
             self._version,
             self._families,
             [(labels, s.freeze()) for labels, s in self._series.items()],
@@ -360,13 +366,13 @@ class Exposition:
 
 
 def format_name(accept: str, *, native: bool) -> str:
-    """Return the content type of the format in which `Frozen.render` answers this Accept header."""
+    """Return the content type with which `FrozenExposition.render` answers an Accept header."""
     return CONTENT_TYPE if native and is_preferred(accept) else choose_encoder(accept)[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frozen:
-    """Copy of all counts, which any thread may read."""
+class FrozenExposition:
+    """Copy of all counts, which any thread can read."""
 
     version: str
     families: Mapping[str, HistogramFamily]
@@ -376,7 +382,7 @@ class Frozen:
     values: Mapping[str, Value]
     histograms: Sequence[tuple[HistogramFamily, Sequence[Cell]]]
     helps: Mapping[str, str]
-    exemplars: Mapping[Place, Exemplar]
+    exemplars: Mapping[BucketKey, Exemplar]
     native: bool = False
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -385,24 +391,24 @@ class Frozen:
             protobuf = ProtobufWriter()
             self._write(protobuf)
             for metric in self.collect():
-                protobuf.metric(metric)
-            return protobuf.bytes(), CONTENT_TYPE
+                protobuf.write_metric(metric)
+            return protobuf.content(), CONTENT_TYPE
         encode, content_type = choose_encoder(accept)
         writer = TextWriter(openmetrics=content_type.startswith("application/openmetrics-text"))
         self._write(writer)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
-        return writer.bytes() + encode(registry), content_type
+        return writer.content() + encode(registry), content_type
 
     def _write(self, writer: TextWriter | ProtobufWriter) -> None:
-        exemplars = by_series(self.exemplars)
+        exemplars = group_by_series(self.exemplars)
         for family, cells in self._histograms():
-            writer.histogram(family, cells, exemplars.get(family.name))
+            writer.write_histogram(family, cells, exemplars.get(family.name))
         for name, rows in self._counters().items():
-            writer.counter(COUNTERS[name], rows)
+            writer.write_counter(COUNTERS[name], rows)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the few series that have no tenant, in the form of a collector of prometheus_client."""
+        """Yield the metrics about llmtap itself. prometheus_client calls this method of a collector."""
         yield from collect(self.values, self.helps)
         yield InfoMetricFamily(
             "llmtap_build",
@@ -412,13 +418,17 @@ class Frozen:
 
     def _histograms(self) -> Iterator[tuple[HistogramFamily, Sequence[Cell]]]:
         rows_by_family: dict[str, list[Cell]] = {}
-        for series_labels, (keys, read, _, exact) in self.series:
-            for (name, more), counts, total, buckets in zip(
-                keys, read[::2], read[1::2], exact or repeat(None, len(keys)), strict=True
+        for series_labels, (keys, counts_and_sums, _, native_buckets) in self.series:
+            for (name, own_labels), counts, total, buckets in zip(
+                keys,
+                counts_and_sums[::2],
+                counts_and_sums[1::2],
+                native_buckets or repeat(None, len(keys)),
+                strict=True,
             ):
-                rows_by_family.setdefault(name, []).append(((*series_labels, *more), counts, total, buckets))
-        # ITL by option A equals the gap between chunks. It is counted only once, so export it under both
-        # names.
+                labels = (*series_labels, *own_labels)
+                rows_by_family.setdefault(name, []).append((labels, counts, total, buckets))
+        # ITL by option A is the gap between chunks. Gaps are counted once, and exported under both names.
         gaps = [((*labels, "A"), *rest) for labels, *rest in rows_by_family.get("chunk_gap", ())]
         if gaps:
             rows_by_family["token_gap"] = gaps + rows_by_family.get("token_gap", [])
@@ -432,6 +442,6 @@ class Frozen:
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
         rows_by_metric: dict[str, list[tuple[tuple[str, ...], float]]] = {}
         for series_labels, (_, _, counts, _) in self.series:
-            for (name, more), n in counts.items():
-                rows_by_metric.setdefault(name, []).append(((*series_labels, *more), n))
+            for (name, own_labels), n in counts.items():
+                rows_by_metric.setdefault(name, []).append(((*series_labels, *own_labels), n))
         return rows_by_metric

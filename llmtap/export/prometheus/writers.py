@@ -2,12 +2,13 @@
 (`ProtobufWriter`).
 
 `TextWriter` writes histograms and counters of exchanges as Prometheus 0.0.4 or OpenMetrics 1.0 (with
-exemplars); prometheus_client writes the other metrics, those about llmtap itself. Each series of a histogram
-is written with one format string (0.2 us per line; prometheus_client takes 8 us). Empty labels are omitted.
+exemplars); prometheus_client writes the metrics about llmtap itself. Each series of a histogram is written
+with one format string (0.2 us per line; prometheus_client takes 8 us). Empty labels are omitted.
 
-Protobuf is the only format with native histograms. It is used if they are enabled and a scrape's Accept
-header prefers it (`is_preferred`). `prometheus_client` 0.26 cannot write it. Source: prometheus/client_model,
-`metrics.proto`; Prometheus, "Native histograms", "Exposition formats".
+Protobuf is the only format with native histograms. It is used if native histograms are enabled and the Accept
+header of a scrape prefers protobuf (`is_preferred`). `prometheus_client` 0.26 cannot write protobuf.
+
+Source: prometheus/client_model, `metrics.proto`; Prometheus, "Native histograms", "Exposition formats".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,9 @@ _ZERO_THRESHOLD: Final = 2.0**-128
 """Largest value that counts as zero in a native histogram, as in Prometheus' client libraries."""
 
 Labels = tuple[str, ...]
+"""Label values of a series."""
 Encoded = bytes
+"""A message in the encoding of protobuf."""
 
 
 def is_preferred(accept: str) -> bool:
@@ -51,13 +54,15 @@ def is_preferred(accept: str) -> bool:
 
 
 class ProtobufWriter:
+    """Writes metrics as protobuf messages."""
+
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
-    def bytes(self) -> bytes:
+    def content(self) -> bytes:
         return b"".join(self._pieces)
 
-    def histogram(
+    def write_histogram(
         self,
         family: HistogramFamily,
         cells: Iterable[Any],
@@ -65,60 +70,62 @@ class ProtobufWriter:
     ) -> None:
         """Write a histogram.
 
-        `cells`: `(label values, counts by bucket, sum[, native buckets])`; the last bucket has no upper edge.
+        `cells`: `(label values, counts by bucket, sum[, native buckets])` of each series; the last bucket has
+        no upper edge. `exemplars`: by label values, then by the number of the bucket.
         """
         edges = [edge / family.unit for edge in family.edges] + [float("inf")]
         metrics = []
         for values, counts, total, *native in cells:
             series_exemplars = exemplars.get(values, {}) if exemplars else {}
-            upto = list(accumulate(counts))
-            parts = [_uint(1, upto[-1]), _double(2, total / family.unit)]
-            for i, (edge, count) in enumerate(zip(edges, upto, strict=True)):
-                traced = _exemplar(series_exemplars[i]) if i in series_exemplars else b""
-                parts.append(_message(3, _uint(1, count) + _double(2, edge) + traced))
+            cumulative = list(accumulate(counts))
+            parts = [_uint(1, cumulative[-1]), _double(2, total / family.unit)]
+            for i, (edge, count) in enumerate(zip(edges, cumulative, strict=True)):
+                exemplar = _exemplar(series_exemplars[i]) if i in series_exemplars else b""
+                parts.append(_message(3, _uint(1, count) + _double(2, edge) + exemplar))
             if native and native[0] is not None:
                 parts.append(_native_histogram(native[0]))
             metrics.append(_labels(family.labels, values) + _message(7, b"".join(parts)))
-        self._family(family.name, family.help, _HISTOGRAM, metrics)
+        self._write_family(family.name, family.help, _HISTOGRAM, metrics)
 
-    def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
+    def write_counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
         metrics = [_labels(family.labels, values) + _message(3, _double(1, n)) for values, n in rows]
-        self._family(f"{family.name}_total", family.help, _COUNTER, metrics)
+        self._write_family(f"{family.name}_total", family.help, _COUNTER, metrics)
 
-    def metric(self, metric: Metric) -> None:
+    def write_metric(self, metric: Metric) -> None:
+        """Write a counter, gauge or info metric of prometheus_client."""
         kind, field = (_COUNTER, 3) if metric.type == "counter" else (_GAUGE, 2)
         metrics = [
             _labels(tuple(s.labels), tuple(s.labels.values())) + _message(field, _double(1, s.value))
             for s in metric.samples
         ]
         suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
-        self._family(metric.name + suffix, metric.documentation, kind, metrics)
+        self._write_family(metric.name + suffix, metric.documentation, kind, metrics)
 
-    def _family(self, name: str, text: str, kind: int, metrics: Sequence[Encoded]) -> None:
+    def _write_family(self, name: str, help_text: str, kind: int, metrics: Sequence[Encoded]) -> None:
         if not metrics:
             return
-        head = _message(1, name.encode()) + _message(2, text.encode()) + _uint(3, kind)
+        head = _message(1, name.encode()) + _message(2, help_text.encode()) + _uint(3, kind)
         body = head + b"".join([_message(4, metric) for metric in metrics])
         self._pieces += (_varint(len(body)), body)
 
 
 def _native_histogram(buckets: ExponentialBuckets) -> bytes:
-    """Return the fields of a native histogram: spans of consecutive buckets, differences of counts."""
+    """Return the fields of a native histogram: spans of consecutive buckets, differences of their counts."""
     spans: list[tuple[int, int]] = []
     deltas: list[int] = []
-    next_, before = 0, 0
+    next_index, count_before = 0, 0
     for i, count in sorted(buckets.counts.items()):
-        if spans and i == next_:
+        if spans and i == next_index:
             spans[-1] = spans[-1][0], spans[-1][1] + 1
         else:
-            spans.append((i - next_, 1))
-        deltas.append(count - before)
-        next_, before = i + 1, count
+            spans.append((i - next_index, 1))
+        deltas.append(count - count_before)
+        next_index, count_before = i + 1, count
     return b"".join(
         (
             _uint(5, _zigzag(EXPONENTIAL_SCALE)),
             _double(6, _ZERO_THRESHOLD),
-            _uint(7, buckets.zeros),
+            _uint(7, buckets.zero_count),
             *(_message(12, _uint(1, _zigzag(offset)) + _uint(2, length)) for offset, length in spans),
             _message(13, b"".join([_varint(_zigzag(delta)) for delta in deltas])),
         )
@@ -127,9 +134,9 @@ def _native_histogram(buckets: ExponentialBuckets) -> bytes:
 
 def _exemplar(exemplar: Exemplar) -> bytes:
     seconds = float(exemplar.timestamp or 0)
-    when = _uint(1, int(seconds)) + _uint(2, int(seconds % 1 * 1e9))
+    timestamp = _uint(1, int(seconds)) + _uint(2, int(seconds % 1 * 1e9))
     labels = _labels(tuple(exemplar.labels), tuple(exemplar.labels.values()))
-    return _message(3, labels + _double(2, exemplar.value) + _message(3, when))
+    return _message(3, labels + _double(2, exemplar.value) + _message(3, timestamp))
 
 
 def _labels(names: Sequence[str], values: Labels) -> bytes:
@@ -174,14 +181,16 @@ def _escape_label(value: str) -> str:
 
 
 class TextWriter:
+    """Writes metrics of exchanges as text."""
+
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
         self._pieces: list[str] = []
 
-    def bytes(self) -> bytes:
+    def content(self) -> bytes:
         return "".join(self._pieces).encode()
 
-    def histogram(
+    def write_histogram(
         self,
         family: HistogramFamily,
         cells: Iterable[Any],
@@ -189,32 +198,32 @@ class TextWriter:
     ) -> None:
         """Write a histogram.
 
-        `cells`: `(label values, counts by bucket, sum)`; the last bucket has no upper edge. `exemplars`: by
-        label values, then by bucket.
+        `cells`: `(label values, counts by bucket, sum)` of each series; the last bucket has no upper edge.
+        `exemplars`: by label values, then by the number of the bucket.
         """
         name, order = family.name, _sorted_labels(family.labels)
         edges = [repr(edge / family.unit) for edge in family.edges] + ["+Inf"]
         lines = [f'{name}_bucket{{%sle="{edge}"}} %d.0\n' for edge in edges]
         template = "".join(lines) + f"{name}_count%s %d.0\n{name}_sum%s %r\n"
-        self._head(name, family.help, "histogram")
+        self._write_head(name, family.help, "histogram")
         for values, counts, total, *_ in cells:
             labels = _labels_text(order, values)
             prefix = f"{labels}," if labels else ""
             braced = f"{{{labels}}}" if labels else ""
-            upto = list(accumulate(counts))
-            filled = template % (
-                *chain.from_iterable(zip(repeat(prefix), upto)),
+            cumulative = list(accumulate(counts))
+            text = template % (
+                *chain.from_iterable(zip(repeat(prefix), cumulative)),
                 braced,
-                upto[-1],
+                cumulative[-1],
                 braced,
                 total / family.unit,
             )
             series_exemplars = exemplars.get(values) if exemplars and self._openmetrics else None
-            self._pieces.append(_with_exemplars(filled, series_exemplars) if series_exemplars else filled)
+            self._pieces.append(_with_exemplars(text, series_exemplars) if series_exemplars else text)
 
-    def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
+    def write_counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
         order = _sorted_labels(family.labels)
-        self._head(family.name if self._openmetrics else f"{family.name}_total", family.help, "counter")
+        self._write_head(family.name if self._openmetrics else f"{family.name}_total", family.help, "counter")
         start = f"{family.name}_total"
         for values, count in rows:
             labels = _labels_text(order, values)
@@ -222,12 +231,12 @@ class TextWriter:
                 f"{start}{{{labels}}} {float(count)!r}\n" if labels else f"{start} {float(count)!r}\n"
             )
 
-    def _head(self, name: str, text: str, kind: str) -> None:
-        self._pieces.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
+    def _write_head(self, name: str, help_text: str, kind: str) -> None:
+        self._pieces.append(f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n")
 
 
 def _sorted_labels(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Return label names in alphabetical order, as prometheus_client writes them, with their positions."""
+    """Return positions and label names, in the alphabetical order in which prometheus_client writes them."""
     return sorted(enumerate(names), key=lambda pair: pair[1])
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from llmtap.capture.csv_file import write_csv
 from llmtap.capture.schema import CaptureInfo
-from llmtap.capture.store.parquet import ROWS, RunWriter, check_place
+from llmtap.capture.store.parquet import BATCH_ROWS, RunWriter, check_place
 from llmtap.capture.store.rows import to_batch
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
@@ -477,7 +477,7 @@ class Replay:
 
 def _capture_batches(described: Iterator[Exchange]) -> Iterator[pa.RecordBatch]:
     """Yield exchanges as rows of a capture."""
-    for some in iter(lambda: list(islice(described, ROWS)), []):
+    for some in iter(lambda: list(islice(described, BATCH_ROWS)), []):
         batch, failed = to_batch(some, capture="", level="shape")
         if failed:
             raise failed[0]

@@ -15,7 +15,7 @@ from llmtap.channel.status import LAG_EDGES_NS
 from llmtap.clock import resident_bytes
 from llmtap.counts import fields_of
 from llmtap.export.prometheus.catalogue import LAG, Value
-from llmtap.export.prometheus.exposition import Cell, Frozen
+from llmtap.export.prometheus.exposition import Cell, FrozenExposition
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, labels_of
@@ -38,7 +38,7 @@ Values = Mapping[str, Value]
 _Samples = dict[str, dict[tuple[str, ...], float]]
 
 
-def metrics_of(p: ExchangePipeline) -> Frozen:
+def metrics_of(p: ExchangePipeline) -> FrozenExposition:
     """Return a copy of all data of `/metrics`, which any thread can render."""
     relays = p.relays.states(p.clock.mono_ns())
     usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -22,11 +22,11 @@ import msgspec
 
 from llmtap.capture.options import CaptureOptions, redact_url
 from llmtap.capture.privacy.redaction import Redactor
-from llmtap.capture.privacy.sessions import BlockHasher, Keys, Sessions
-from llmtap.capture.privacy.text_blocks import text_blocks
+from llmtap.capture.privacy.sessions import BlockHasher, ConversationKeys, Sessions
+from llmtap.capture.privacy.text_blocks import text_block_hashes
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
-from llmtap.capture.store.spool import aside_of, clear
+from llmtap.capture.store.spool import aside_options, remove_empty_folder
 from llmtap.capture.store.store import Store, StoreState, spool_folder
 from llmtap.capture.tokenizer import Encode
 from llmtap.clock import Clock
@@ -74,7 +74,7 @@ class _RequestData:
     def __init__(self, memory: _RequestMemory, body: bytes | None = None) -> None:
         self.body = body
         """The body; None if the capture needs no redacted text of it."""
-        self.keys: Keys | None = None
+        self.keys: ConversationKeys | None = None
         """Keys by which the conversation of the request is found."""
         self._memory = memory
         self._counted_bytes = 0
@@ -124,11 +124,11 @@ class Recorder:
         if options.level != "none":
             size = info.block_size
             self._hasher = BlockHasher(
-                salt, size=size, unit="bytes" if encode is None else "tokens", tokenize=encode
+                salt, block_size=size, unit="bytes" if encode is None else "tokens", tokenize=encode
             )
         self._sessions = Sessions(
             salt,
-            named=options.level != "none",
+            hash_names=options.level != "none",
             headers=options.session_headers,
             fields=options.session_fields,
             parents=options.parent_headers,
@@ -253,7 +253,7 @@ class Recorder:
         """Return the state of the capture for the admin API."""
         store = self._store.state()
         deleted = {"deleted": store.rows_deleted} if store.rows_deleted else {}
-        skipped = 0 if self._hasher is None else self._hasher.skipped
+        skipped = 0 if self._hasher is None else self._hasher.skipped_prompts
         return CaptureState(
             to=redact_url(self._options.to or ""),
             level=self._options.level,
@@ -299,7 +299,7 @@ class Recorder:
         if self._is_open:
             self._store.close(max(0.0, (end_ns - self._clock.mono_ns()) / 1e9))
         if self._aside_folder is not None:
-            clear(self._aside_folder)
+            remove_empty_folder(self._aside_folder)
 
     @property
     def _waiting(self) -> int:
@@ -359,7 +359,7 @@ class Recorder:
         if self._is_open:
             self._store.append(self._empty_batch, self._ledger())
             self._store.close(STEP_ASIDE_S)
-        options = aside_of(self._options, spool_folder(self._options), os.getpid())
+        options = aside_options(self._options, spool_folder(self._options), os.getpid())
         self._store = Store(options, self._info, self._clock)
         self._aside_folder = spool_folder(options)
         self._next_open_ns = 0
@@ -416,8 +416,8 @@ class Recorder:
             blocks = None if hasher is None else hasher.blocks(prompt)
             if hasher is not None and blocks is not None:
                 x.shape.blocks, x.shape.tokens = blocks
-                x.shape.block_size, x.shape.block_unit = hasher.size, hasher.unit
-        data.keys = self._sessions.keys(headers, prompt)
+                x.shape.block_size, x.shape.block_unit = hasher.block_size, hasher.unit
+        data.keys = self._sessions.request_keys(headers, prompt)
         data.count_memory(x)
 
     def _finish_exchange(self, x: Exchange) -> None:
@@ -429,7 +429,7 @@ class Recorder:
             x.turn = self._sessions.turn(x, data.keys)
         text, x.text = x.text, None
         if self._options.pair_key is not None and text is not None:
-            x.text_blocks = text_blocks(text.response_text or "", self._salt)
+            x.text_blocks = text_block_hashes(text.response_text or "", self._salt)
         if data.body is not None and self._is_sampled(x):
             x.text = self._redact(data.body, text)
         data.release()

@@ -1,16 +1,18 @@
 """The trace formats `dynamo` (request traces of NVIDIA Dynamo) and `weka` (coding agents). Read only.
 
-Both are JSON Lines and contain the tree of an agent's requests: a subagent is a separate session. The
-`parent` of its first request is a request of the session that started it.
+Files of the two formats are JSON Lines, and contain the tree of an agent's requests: a subagent is a separate
+session. The `parent` of its first request is a request of the session that started the subagent.
 
-`dynamo`: a line is `{"timestamp": ms since the start, "event": record}`, or the record alone; only records
-`request_end` are read. An answer with `ttft_ms` is a stream, and `total_time_ms` is its end; an engine's
-latency model can be fitted to both. `agent_context` names the session; the parent is the latest finished
-request. Block ids are unsigned 64-bit numbers there, and signed ones in a capture.
+`dynamo`: a line is `{"timestamp": ms since the start, "event": record}`, or the record alone. Only records of
+the type `request_end` are read. An answer with `ttft_ms` is a stream, which ends after `total_time_ms`; the
+latency model of an engine can be fitted to these two times. `agent_context` names the session; the parent of
+a request is the latest finished request of its session. Block ids are unsigned 64-bit numbers, which become
+signed numbers in a capture.
 
-`weka` (kv-cache-tester): a line is one conversation. Times are seconds from its beginning. `type` is `s`
-(streamed) or `n`; an entry of the type `subagent` has requests of its own, whose parent is the latest request
-before the entry. Block ids of the scope `local` are unique only within one conversation.
+`weka` (kv-cache-tester): a line is one conversation. Times are seconds from its beginning. The `type` of an
+entry is `s` (streamed) or `n` (not streamed). An entry of the type `subagent` has requests of its own, whose
+parent is the latest request before the entry. Block ids of the scope `local` are unique only within one
+conversation.
 
 Source: ai-dynamo/dynamo, lib/llm/src/request_trace/types.rs; its documentation, "Agent Tracing";
 callanjfox/kv-cache-tester, docs/trace_replay_tester.md and traces/; AIPerf's readers of both.
@@ -28,8 +30,8 @@ from llmtap.traces.format import (
     FormatError,
     TraceFormat,
     TraceRow,
+    remove_late_token,
     unit_notes,
-    without_late_token,
 )
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
@@ -43,6 +45,7 @@ from llmtap.traces.text import (
 
 _SCHEMA: Final = "dynamo.request.trace.v1"
 _Ms = Annotated[float, Meta(ge=0, le=1e15)]
+"""Duration in milliseconds."""
 _BlockSize = Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
@@ -89,9 +92,9 @@ class _Line(_Record):
 
 def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     others = late = 0
-    ids: set[int] = set()  # Hashes of the ids, about 60 bytes per record.
+    ids: set[int] = set()  # Hashes of the ids, which need less memory: about 60 bytes per record.
     repeated = 0
-    last: dict[str, tuple[str, int]] = {}  # By session: its latest request and the turn.
+    latest: dict[str, tuple[str, int]] = {}  # Id and turn of the latest request of each session.
     first_ns: int | None = None
     for line, number in json_rows(stream, _Line, notes):
         record = line if line.event is None else line.event
@@ -115,14 +118,14 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
             "stream": request.ttft_ms is not None,
         }
         first_ns = row["arrival_ns"] if first_ns is None else first_ns
-        late += without_late_token(row)
+        late += remove_late_token(row)
         if context is not None:
             session = context.session_id
-            parent, turn = last.get(session, (None, -1))
+            parent, turn = latest.get(session, (None, -1))
             if parent is None:
                 starter = context.parent_trajectory_id or context.parent_session_id
-                parent = last[starter][0] if starter in last else None
-            last[session] = request.request_id, turn + 1
+                parent = latest[starter][0] if starter in latest else None
+            latest[session] = request.request_id, turn + 1
             row |= {"session": session, "session_source": "explicit", "turn": turn + 1, "parent": parent}
         if (replay := request.replay) is not None:
             row |= {
@@ -179,25 +182,32 @@ class _Conversation(Struct):
 
 def _weka_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     late = 0
-    talks = json_rows(stream, _Conversation, notes, bytes_max=BODY_BYTES_MAX)
-    for place, (talk, number) in enumerate(talks, 1):
+    conversations = json_rows(stream, _Conversation, notes, bytes_max=BODY_BYTES_MAX)
+    for index, (one, number) in enumerate(conversations, 1):
         # Add a number larger than all ids of a conversation, so that ids of different conversations differ.
-        shift = place << 40 if talk.hash_id_scope == "local" else 0
-        for row in _session_rows(talk, talk.requests, talk.id, None, number, shift):
-            late += without_late_token(row)
+        shift = index << 40 if one.hash_id_scope == "local" else 0
+        for row in _session_rows(one, one.requests, one.id, None, number, shift):
+            late += remove_late_token(row)
             yield row
     if late:
         notes.append(f"{late:,} {LATE_TOKENS}")
 
 
 def _session_rows(
-    talk: _Conversation, entries: list[_Entry], session: str, parent: str | None, number: int, shift: int
+    conversation: _Conversation,
+    entries: list[_Entry],
+    session: str,
+    parent: str | None,
+    number: int,
+    shift: int,
 ) -> Iterator[TraceRow]:
+    """Yield the rows of one session, and those of the sessions that it starts. `number`: line number, for
+    errors. `shift`: number that is added to each block id."""
     turn = 0
     for i, entry in enumerate(entries):
         if entry.type == "subagent":
             child = f"{session}/{entry.agent_id or i}"
-            yield from _session_rows(talk, entry.requests, child, parent, number, shift)
+            yield from _session_rows(conversation, entry.requests, child, parent, number, shift)
             continue
         name = f"{session}#{turn}"
         row: TraceRow = {
@@ -223,7 +233,7 @@ def _session_rows(
                 row[column] = number_ns(seconds, 9, number, "requests[...]") // 1_000
         if entry.hash_ids is not None:
             ids = [shift + i for i in entry.hash_ids]
-            row |= {"blocks": ids, "block_size": talk.block_size, "block_unit": "tokens"}
+            row |= {"blocks": ids, "block_size": conversation.block_size, "block_unit": "tokens"}
         yield row
         parent, turn = name, turn + 1
 
@@ -242,7 +252,7 @@ FORMATS: Final = (
         name="dynamo",
         title="Dynamo request trace (JSON Lines)",
         extensions=(".jsonl",),
-        holds=_HOLDS,
+        aspects=_HOLDS,
         sniff=_is_dynamo,
         info={"arrivals": "wall", **_BLOCKS},
         rows=_dynamo_rows,
@@ -251,7 +261,7 @@ FORMATS: Final = (
         name="weka",
         title="Weka agentic coding trace (JSON)",
         extensions=(".json", ".jsonl"),
-        holds=_HOLDS | {"think time"},
+        aspects=_HOLDS | {"think time"},
         sniff=_is_weka,
         info=_BLOCKS,
         rows=_weka_rows,

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from llmtap.capture.schema import CaptureInfo
 from llmtap.json_types import JsonObject
 from llmtap.traces import format
-from llmtap.traces.bodies import compact_json, is_object, read_object, request_columns
-from llmtap.traces.formats.mooncake import BLOCK_COLUMNS, SIZE, BlockIds
+from llmtap.traces.bodies import compact_json, is_json_object, read_object, request_columns
+from llmtap.traces.formats.mooncake import BLOCK_COLUMNS, BLOCK_TOKENS, BlockIds
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
     Id,
@@ -32,12 +32,13 @@ from llmtap.traces.text import (
     number_ns,
 )
 
-_MS: Final = 6
+_MS_PLACES: Final = 6
+"""A millisecond has 10**6 ns."""
 _FIRST_ROWS: Final = 1_000
-"""Number of first rows that are searched for a body. If none has a body, the file is taken
-to have only lengths."""
+"""Number of first rows that are searched for a body. If none has a body, the privacy level is `shape`."""
 _CONTENTS: Final = ("input_length", "payload", "messages", "text_input")
-_WANTED: Final = (
+"""Fields of which a row must have exactly one."""
+_WRITTEN_COLUMNS: Final = (
     "arrival_ns",
     "think_us",
     "session",
@@ -74,7 +75,7 @@ def _open(stream: BinaryIO) -> format.TraceSource:
         arrivals="trace",
         blocks="trace",
         block_unit="tokens",
-        block_size=SIZE,
+        block_size=BLOCK_TOKENS,
         level="full" if first and "request_body" in first[-1] else "shape",
     )
     return format.TraceSource(info, format.text_batches(chain(first, rows)), notes)
@@ -85,23 +86,24 @@ def _read(stream: BinaryIO, notes: list[str]) -> Iterator[format.TraceRow]:
     for row, number in json_rows(stream, _Row, notes, bytes_max=BODY_BYTES_MAX):
         text = bytes(row.payload).decode()
         payload = None if text in ("", "null") else text
-        there = (row.input_length, payload, row.messages, row.text_input)
-        if sum(value is not None for value in there) != 1:
-            names = ", ".join(_CONTENTS)
-            raise format.FormatError(f"line {number}: expected exactly one of {names}")
+        contents = (row.input_length, payload, row.messages, row.text_input)
+        present = [name for name, value in zip(_CONTENTS, contents, strict=True) if value is not None]
+        if len(present) != 1:
+            expected, got = ", ".join(_CONTENTS), " and ".join(present) or "none"
+            raise format.FormatError(f"line {number}: expected exactly one of {expected}; got {got}")
         columns: format.TraceRow = {
             "output_tokens": row.output_length,
             "session": row.session_id,
             "session_source": None if row.session_id is None else "explicit",
         }
         if row.timestamp is not None:
-            columns["arrival_ns"] = number_ns(row.timestamp, _MS, number, "timestamp")
+            columns["arrival_ns"] = number_ns(row.timestamp, _MS_PLACES, number, "timestamp")
         if row.delay is not None:
-            columns["think_us"] = number_ns(row.delay, _MS, number, "delay") // 1_000
+            columns["think_us"] = number_ns(row.delay, _MS_PLACES, number, "delay") // 1_000
         if row.input_length is not None:
             columns["input_tokens"] = row.input_length
             if row.hash_ids is not None:
-                columns |= {"blocks": row.hash_ids, "block_size": SIZE, "block_unit": "tokens"}
+                columns |= {"blocks": row.hash_ids, "block_size": BLOCK_TOKENS, "block_unit": "tokens"}
             extras += row.extra is not None
         else:
             columns |= _body_columns(row, payload, number)
@@ -116,7 +118,7 @@ def _body_columns(row: _Row, payload: str | None, number: int) -> format.TraceRo
     else:
         body = {"messages": row.messages} if row.messages is not None else {"prompt": row.text_input}
         body |= {"tools": row.tools} if row.tools is not None else {}
-        # AIPerf asks for this number of tokens; a payload is sent as it is.
+        # AIPerf requests `output_length` tokens in a body that it builds, but it sends a payload unchanged.
         extra = row.extra or {}
         if row.output_length and "max_completion_tokens" not in extra:
             body["max_tokens"] = int(row.output_length)
@@ -127,12 +129,12 @@ def _body_columns(row: _Row, payload: str | None, number: int) -> format.TraceRo
 
 def _write(writer: format.TraceWriter) -> None:
     ids = BlockIds(writer)
-    with_bodies: dict[str, bool] = {}  # By session: whether its first row has a body.
+    with_bodies: dict[str, bool] = {}  # Whether the first row of each session has a body.
 
-    def reason(body: str | None, read: int | None, session: str | None) -> str | None:
-        if body is None and read is None:
+    def reason(body: str | None, input_tokens: int | None, session: str | None) -> str | None:
+        if body is None and input_tokens is None:
             return "neither a body nor a count of input tokens"
-        if body is not None and not is_object(body):
+        if body is not None and not is_json_object(body):
             return "the body is no JSON object"
         if session is not None and with_bodies.setdefault(session, body is not None) != (body is not None):
             return "its session began with rows of the other kind, with or without bodies"
@@ -142,19 +144,19 @@ def _write(writer: format.TraceWriter) -> None:
         names = ("request_body", "input_tokens", "session")
         return list(map(reason, *(batch.column(name).to_pylist() for name in names)))
 
-    for batch in writer.rows_to_write((*_WANTED, *BLOCK_COLUMNS), (), reasons=reasons):
-        # Remove the blocks of rows with a body, which are written without length and blocks. Otherwise the
-        # block ids in the file would have gaps.
-        bodied = pc.is_valid(batch.column("request_body"))
-        writer.count(batch.filter(bodied).select(["input_tokens", "blocks"]), sign=-1)
+    for batch in writer.rows_to_write((*_WRITTEN_COLUMNS, *BLOCK_COLUMNS), (), reasons=reasons):
+        # Rows with a body are written without length and blocks. Remove their blocks before new ids are
+        # assigned: otherwise the ids in the file would have gaps.
+        has_body = pc.is_valid(batch.column("request_body"))
+        writer.count(batch.filter(has_body).select(["input_tokens", "blocks"]), sign=-1)
         blocks = batch.column("blocks")
         batch = format.replace_column(
-            batch, "blocks", pc.if_else(bodied, pa.scalar(None, blocks.type), blocks)
+            batch, "blocks", pc.if_else(has_body, pa.scalar(None, blocks.type), blocks)
         )
-        columns = [batch.column(name).to_pylist() for name in _WANTED]
+        columns = [batch.column(name).to_pylist() for name in _WRITTEN_COLUMNS]
         for row in zip(*columns, ids.ids_of_rows(batch), strict=True):
             writer.out.write(_row_line(*row))
-    ids.missing = 0  # Do not report missing ids: AIPerf accepts rows without ids.
+    ids.missing_rows = 0  # Do not report rows without ids, because AIPerf accepts them.
     ids.report()
 
 
@@ -162,19 +164,18 @@ def _row_line(
     arrival_ns: int | None,
     think_us: int | None,
     session: str | None,
-    read: int | None,
+    input_tokens: int | None,
     output_tokens: int | None,
     body: str | None,
     blocks: list[int] | None,
 ) -> bytes:
-    # Put the body on one line. Outside of strings, a line break in JSON is white space, so a space can
-    # replace it.
+    # Put the body on one line. A line break in JSON is always outside of strings, so a space can replace it.
     payload = None if body is None else body.replace("\r", " ").replace("\n", " ")
     fields = {
         "session_id": None if session is None else compact_json(session),
-        "timestamp": None if arrival_ns is None else decimal_text(arrival_ns, _MS),
+        "timestamp": None if arrival_ns is None else decimal_text(arrival_ns, _MS_PLACES),
         "delay": None if think_us is None else decimal_text(think_us, 3),
-        "input_length": read if body is None else None,
+        "input_length": input_tokens if body is None else None,
         "payload": payload,
         "output_length": output_tokens,
         "hash_ids": None if body is not None or blocks is None else f"[{','.join(map(str, blocks))}]",
@@ -186,8 +187,8 @@ def _row_line(
 def _sniff(head: bytes, name: str) -> bool:
     """Return whether the rows are in AIPerf's format.
 
-    They have a session, a delay or a body, or they lack a time or an output length, which only AIPerf allows.
-    Rows with only a time and lengths are Mooncake's.
+    Such rows have a session, a delay or a body, or they lack a time or an output length, which only AIPerf
+    allows. Rows with only a time and lengths are in Mooncake's format.
     """
     objects = first_objects(head)
     known = {f.name for f in msgspec.structs.fields(_Row)}
@@ -208,8 +209,8 @@ FORMAT: Final = format.TraceFormat(
     name="aiperf",
     title="AIPerf mooncake_trace (JSON Lines)",
     extensions=(".jsonl",),
-    holds=format.LENGTHS | {"session and turn", "think time", "prefix blocks", "request body"},
-    why={
+    aspects=format.LENGTHS | {"session and turn", "think time", "prefix blocks", "request body"},
+    remarks={
         "input tokens": "where there is a body, it takes the length from that",
         "prefix blocks": "blocks of 512 tokens, of rows without a body",
         **format.NO_FAILED,

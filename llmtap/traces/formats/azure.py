@@ -2,8 +2,8 @@
 
 Both are CSV files of arrival, input tokens and output tokens, read and written. They differ in the form of
 dates and in line ends. Dates in Azure's trace of 2023 are `2023-11-16 18:15:46.6805900`; in the trace of 2024
-they have six digits and `+00:00`. Dates without a zone are UTC. inference-perf reads the columns by position,
-reads six digits of a second, and takes the first row as time zero.
+they have six decimal places and `+00:00`. Dates without a zone are UTC. inference-perf reads the columns by
+position, reads six decimal places of a second, and uses the time of the first row as time zero.
 
 Source: Azure/AzurePublicDataset (CC-BY-4.0); inference-perf 0.7.0.
 """
@@ -27,7 +27,7 @@ def _dates_ns(dates: pa.StringArray) -> pa.Int64Array:
 
 _DATE: Final = CsvKind(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d(:?\d\d)?)?",
-    "a date as 2023-11-16 18:15:46.6805900",
+    "a date such as 2023-11-16 18:15:46.6805900",
     _dates_ns,
     str,
 )
@@ -46,8 +46,8 @@ def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
         yield batch_of(rows, columns | {"arrival": moment.cast(pa.timestamp("us", "UTC"))})
 
 
-def _write(digits: int, end: str, writer: TraceWriter) -> None:
-    """Write a file; `digits`: decimal places of the seconds; `end`: end of each line."""
+def _write(digits: int, line_end: str, writer: TraceWriter) -> None:
+    """Write a file. `digits`: decimal places of the seconds."""
     cut = 0
 
     def fields() -> Iterator[dict[str, list[object]]]:
@@ -62,7 +62,7 @@ def _write(digits: int, end: str, writer: TraceWriter) -> None:
                 "arrival_ns": pc.utf8_slice_codeunits(dates, 0, _SECONDS_CHARS + 1 + digits).to_pylist()
             }
 
-    write_csv(writer.out, _COLUMNS, fields(), end)
+    write_csv(writer.out, _COLUMNS, fields(), line_end)
     writer.note(cut, f"arrivals lost what is finer than {digits} digits of a second")
 
 
@@ -73,22 +73,22 @@ FORMATS: Final = (
         name="azure",
         title="Azure LLM inference trace (CSV)",
         extensions=(".csv",),
-        holds=LENGTHS,
-        needs=LENGTHS,
-        why={"arrival": "to 100 ns", **_WHY},
+        aspects=LENGTHS,
+        required_aspects=LENGTHS,
+        remarks={"arrival": "to 100 ns", **_WHY},
         sniff=lambda head, name: {c.name for c in _COLUMNS} <= csv_header(head),
         info={"arrivals": "wall"},
         batches=_batches,
         write_rows=partial(_write, 7, "\r\n"),
     ),
-    # This format is not recognised, because the content looks like Azure's. It is read with --from.
+    # This format has no `sniff`, because its files look like Azure's. The user must select it with --from.
     TraceFormat(
         name="inference-perf",
         title="inference-perf trace replay (Azure CSV)",
         extensions=(".csv",),
-        holds=LENGTHS,
-        needs=LENGTHS,
-        why={"arrival": "to the microsecond; it takes the first row as its zero", **_WHY},
+        aspects=LENGTHS,
+        required_aspects=LENGTHS,
+        remarks={"arrival": "to the microsecond; it takes the first row as its zero", **_WHY},
         info={"arrivals": "wall"},
         batches=_batches,
         write_rows=partial(_write, 6, "\n"),

@@ -1,11 +1,12 @@
 """The trace format `burstgpt`: CSV of seconds, model, token counts and the kind of log. Read and written.
 
-Files 1 and 2 have six columns, file 3 has eight; all eight are written. Fields and columns of a capture:
+Files 1 and 2 of the data set have six columns, file 3 has eight; all eight are written. The fields become
+these columns of a capture:
 
 - `Timestamp`: `arrival_ns`, from the trace's own zero. `Elapsed time`: `response_end_us`.
 - `Session ID`: `session`; empty on `API log` rows. `Log Type`: `route`.
-- `Response tokens` is 0 or empty for a failed request, which gets `outcome` upstream_error. `Total tokens` is
-  the sum of both counts.
+- `Response tokens` is 0 or empty for a failed request, whose `outcome` is upstream_error. `Total tokens` is
+  the sum of request and response tokens.
 
 Source: HPMLL/BurstGPT (CC-BY-4.0).
 """
@@ -23,14 +24,14 @@ from llmtap.traces.text import COUNT, SECONDS, SECONDS_US, TEXT, CsvColumn, csv_
 _COLUMNS: Final = (
     CsvColumn("Timestamp", SECONDS, "arrival_ns"),
     CsvColumn("Session ID", TEXT, "session", required=False),
-    CsvColumn("Elapsed time", SECONDS_US, "response_end_us", required=False, empty=True),
+    CsvColumn("Elapsed time", SECONDS_US, "response_end_us", required=False, allows_empty=True),
     CsvColumn("Model", TEXT, "model", required=False),
     CsvColumn("Request tokens", COUNT, "input_tokens"),
-    CsvColumn("Response tokens", COUNT, "output_tokens", empty=True),
-    CsvColumn("Total tokens", COUNT, "total", required=False, empty=True),
+    CsvColumn("Response tokens", COUNT, "output_tokens", allows_empty=True),
+    CsvColumn("Total tokens", COUNT, "total", required=False, allows_empty=True),
     CsvColumn("Log Type", TEXT, "route", required=False),
 )
-_WANTED: Final = tuple(c.column for c in _COLUMNS if c.column != "total")
+_CAPTURE_COLUMNS: Final = tuple(c.column for c in _COLUMNS if c.column != "total")
 
 
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
@@ -55,11 +56,11 @@ def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _write(writer: TraceWriter) -> None:
-    writer.batches = map(_failed_as_zero, writer.batches)
+    writer.batches = map(_with_zero_for_failed, writer.batches)
 
     def fields() -> Iterator[dict[str, list[Any]]]:
-        for batch in writer.rows_to_write(_WANTED, failed=True):
-            column = {name: batch.column(name).to_pylist() for name in _WANTED}
+        for batch in writer.rows_to_write(_CAPTURE_COLUMNS, failed=True):
+            column = {name: batch.column(name).to_pylist() for name in _CAPTURE_COLUMNS}
             column["total"] = list(map(add, column["input_tokens"], column["output_tokens"]))
             if not writer.is_own_format:
                 column["route"] = ["API log" if s is None else "Conversation log" for s in column["session"]]
@@ -68,8 +69,8 @@ def _write(writer: TraceWriter) -> None:
     write_csv(writer.out, _COLUMNS, fields())
 
 
-def _failed_as_zero(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Write 0 for the unknown token counts of failed requests."""
+def _with_zero_for_failed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with 0 in place of the unknown token counts of failed requests."""
     failed = pc.is_in(batch.column("outcome"), pa.array(FAILED))
     for name in ("input_tokens", "output_tokens"):
         column = batch.column(name)
@@ -81,9 +82,9 @@ FORMAT: Final = TraceFormat(
     name="burstgpt",
     title="BurstGPT trace (CSV)",
     extensions=(".csv",),
-    holds=LENGTHS | {"model", "session and turn", "end of the answer", "outcome and status"},
-    needs=LENGTHS,
-    why={
+    aspects=LENGTHS | {"model", "session and turn", "end of the answer", "outcome and status"},
+    required_aspects=LENGTHS,
+    remarks={
         "outcome and status": "only whether it failed: such a row has no response tokens",
         "session and turn": "the session; its turns are in the order of their times",
         "tenant": "its Log Type says only whether a request is part of a conversation",

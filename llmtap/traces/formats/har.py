@@ -3,10 +3,10 @@
 Entries that are LLM calls become rows of a capture, with request body, answer, usage and times; other entries
 are skipped and counted. The observer reads the answers, as it does for live traffic. `startedDateTime` is the
 arrival; the end of `wait` is the first byte, and the end of `receive` is the end of the answer. An entry
-without an answer (status 0, or no status), or with a redirection, is a failed request; one that was aborted
-or blocked counts as cancelled by the client. An entry that the browser answered from a cache has no times of
-a server and is left out. Headers of the request, cookies and queries are not read; headers of the answer are,
-and X-Request-Id is kept.
+without an answer (status 0, or no status), or with a redirection, is a failed request. A request that was
+aborted or blocked counts as cancelled by the client. An entry that the browser answered from a cache has no
+times of a server, and is skipped. Headers of the request, cookies and queries are not read. Headers of the
+answer are read, and X-Request-Id is kept.
 
 Source: HAR 1.2 (W3C draft, "HTTP Archive").
 """
@@ -27,9 +27,9 @@ from llmtap.traces import bodies
 from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceRow
 from llmtap.traces.text import start_of
 
-_SILENT: Final = " "
-"""Content to use for an entry that has none, so that the other fields of the entry can be read. Browsers save
-event streams without content."""
+_PLACEHOLDER_TEXT: Final = " "
+"""Content for an answer that was saved without content, so that the other fields of the entry can be read.
+Browsers save event streams without content."""
 _US_PER_S: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,7 +46,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
 
 
 def _row_of(entry: JsonObject, skipped: Counter[str]) -> TraceRow | None:
-    """Return the row of an entry. If it is not an LLM call, count it and return None."""
+    """Return the row of an entry. If the entry is no answered LLM call, count it and return None."""
     request, response = entry.get("request"), entry.get("response")
     if not isinstance(request, dict) or not isinstance(response, dict):
         skipped["have no request or no response: left out"] += 1
@@ -57,9 +57,9 @@ def _row_of(entry: JsonObject, skipped: Counter[str]) -> TraceRow | None:
     if (unsent := _unsent_reason(entry, response)) is not None:
         skipped[unsent] += 1
         return None
-    silent = not content.get("text")
-    if silent:
-        content["text"] = _SILENT
+    lacks_content = not content.get("text")
+    if lacks_content:
+        content["text"] = _PLACEHOLDER_TEXT
         content.pop("encoding", None)
     try:
         saved = read_saved(msgspec.json.encode({**entry, "request": request, "response": response}))
@@ -91,16 +91,17 @@ def _row_of(entry: JsonObject, skipped: Counter[str]) -> TraceRow | None:
         skipped["have no whole answer: read as failed or cancelled requests"] += 1
         row |= {"outcome": failure[0].value, "error": failure[1][:_ERROR_CHARS_MAX]}
     if not saved.status_known:
-        for name in _OF_ANSWERS:
+        for name in _ANSWER_COLUMNS:
             row.pop(name, None)
-    elif silent and failure is not None:
-        for name in _OF_CONTENT[1:]:
+    elif lacks_content and failure is not None:
+        for name in _CONTENT_COLUMNS[1:]:
             row.pop(name, None)
-    elif silent:
+    elif lacks_content:
         skipped["have no content: times and request are kept, the content of the answer is unknown"] += 1
-        # Without content, every answer looks like a broken stream. Remove this outcome, except for an HTTP
-        # error, whose status shows it.
-        for name in _OF_CONTENT if x.status is not None and x.status >= 400 else ("outcome", *_OF_CONTENT):
+        # Without content, every answer looks like a broken stream, so remove the outcome. An HTTP error keeps
+        # its outcome, because the status shows it.
+        is_error = x.status is not None and x.status >= 400
+        for name in _CONTENT_COLUMNS if is_error else ("outcome", *_CONTENT_COLUMNS):
             row.pop(name, None)
         row["stream"] = str(content.get("mimeType")).startswith("text/event-stream")
     else:
@@ -112,14 +113,15 @@ _ABORTED: Final = re.compile(r"ABORT|CANCEL|INTERRUPT|BLOCKED", re.IGNORECASE)
 _TIMED_OUT: Final = re.compile(r"TIMED_OUT|TIMEOUT", re.IGNORECASE)
 _FROM_CACHE: Final = ("_fromCache", "_fetchedViaServiceWorker", "_servedFromCache")
 _ERROR_CHARS_MAX: Final = 200
-_OF_CONTENT: Final = ("error", "no_token_reason", "dialect", "unparsed_events")
-"""Columns that depend on the content of a response."""
-_OF_ANSWERS: Final = (*_OF_CONTENT[1:], "stream", "head_us", "first_byte_us")
+_CONTENT_COLUMNS: Final = ("error", "no_token_reason", "dialect", "unparsed_events")
+"""Columns that depend on the content of an answer."""
+_ANSWER_COLUMNS: Final = (*_CONTENT_COLUMNS[1:], "stream", "head_us", "first_byte_us")
+"""Columns that are removed from the row of an entry without an answer."""
 
 
 def _unsent_reason(entry: JsonObject, response: JsonObject) -> str | None:
-    """Return a note if the response did not come from the server, such as one from a cache; else None."""
-    if any(place.get(name) for name in _FROM_CACHE for place in (entry, response)):
+    """Return a note if the response came from a cache and not from the server; else None."""
+    if any(part.get(name) for name in _FROM_CACHE for part in (entry, response)):
         return "were answered by the browser's cache or a service worker: left out"
     if response.get("status") in (304, "304"):
         return "were answered by the browser's cache or a service worker: left out"
@@ -143,7 +145,7 @@ def _failure_of(entry: JsonObject, status_known: bool, status: int | None) -> tu
 
 
 def _arrival_ns(date: Any) -> int | None:
-    """Return a date as ns since 1970; a date without a zone is UTC. None if it is no date after that."""
+    """Return a date (without a zone: UTC) as ns since 1970; None if it is not a date, or before 1970."""
     try:
         moment = datetime.fromisoformat(date)
     except (TypeError, ValueError):
@@ -165,9 +167,9 @@ def _request_columns(body: bytes) -> TraceRow:
 
 
 def _timeline_points(totals: dict[str, float]) -> TraceRow:
-    """Return the columns of the timeline, from the timings of an entry that are known (not -1).
+    """Return the columns of the timeline. `totals`: known timings of an entry, in seconds.
 
-    `ssl` is not added, because it is part of `connect` (HAR 1.2, "timings").
+    The timing `ssl` is not added, because it is part of `connect` (HAR 1.2, "timings").
     """
     before = sum(totals.get(name, 0.0) for name in ("blocked", "dns", "connect", "send"))
     row: TraceRow = {}
@@ -185,13 +187,12 @@ def _seconds_to_us(seconds: float) -> int:
 
 
 def answer_columns(explained: Explained) -> TraceRow:
-    """Return the outcome, the kind and the counts of a saved response as columns of
-    a capture, without times."""
-    (row,) = to_batch([explained.exchange], capture="", level="shape")[0].select(_ANSWER).to_pylist()
+    """Return outcome, kind and counts of a saved response as columns of a capture, without times."""
+    (row,) = to_batch([explained.exchange], capture="", level="shape")[0].select(_READ_COLUMNS).to_pylist()
     return dict(row)
 
 
-_ANSWER: Final = (
+_READ_COLUMNS: Final = (
     "response_model",
     "endpoint",
     "dialect",
@@ -244,7 +245,7 @@ FORMAT: Final = TraceFormat(
     name="har",
     title="HTTP Archive 1.2",
     extensions=(".har",),
-    holds=frozenset(ASPECTS)
+    aspects=frozenset(ASPECTS)
     - {"tenant", "session and turn", "think time", "prefix blocks", "first token", "times of events"},
     sniff=_sniff,
     info={"level": "full", "arrivals": "wall"},

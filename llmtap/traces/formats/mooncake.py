@@ -3,11 +3,10 @@
 JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}` with
 one id for each block of 512 tokens, including a partial last block. `guidellm` is the input of guidellm's
 `--profile kind=replay`: times in seconds, and an optional `duration` of the whole answer. A file with a
-`duration` is guidellm's. Otherwise the values of the times decide. If they may be seconds or milliseconds,
+`duration` is guidellm's. Otherwise the values of the times decide. If they can be seconds or milliseconds,
 both formats match, so that the user must choose one (`_possible_units`).
 
-`aiperf.py` also uses `block_columns` (columns of a capture for block ids that were read) and `BlockIds` (ids
-to write).
+`aiperf.py` also uses `BlockIds`, which returns the block ids to write.
 
 Source: kvcache-ai/Mooncake, FAST25-release/traces; guidellm 0.8.1.
 """
@@ -25,14 +24,15 @@ import pyarrow.compute as pc
 from llmtap.traces import format
 from llmtap.traces.text import Id, Number, TokenCount, decimal_text, first_objects, json_rows, number_ns
 
-SIZE: Final = 512
+BLOCK_TOKENS: Final = 512
 """Number of tokens in a block. The programs that read these files expect this number."""
 BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
 _FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids", "duration")
 _COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us")
-_MS: Final = 6
-"""Powers of ten between the unit of times and ns: for ms (Mooncake) and for s (guidellm)."""
-_SECONDS: Final = 9
+_MS_PLACES: Final = 6
+"""A millisecond, the unit of times in Mooncake's format, has 10**6 ns."""
+_SECOND_PLACES: Final = 9
+"""A second, the unit of times in guidellm's format, has 10**9 ns."""
 
 
 class _Row(msgspec.Struct):
@@ -44,10 +44,10 @@ class _Row(msgspec.Struct):
 
 
 def block_columns(ids: Sequence[Sequence[int] | None]) -> dict[str, list[Any]]:
-    """Return the columns of a capture for rows with these block ids."""
+    """Return the columns of a capture for rows with the given block ids (None: a row has no ids)."""
     return {
         "blocks": list(ids),
-        "block_size": [None if i is None else SIZE for i in ids],
+        "block_size": [None if i is None else BLOCK_TOKENS for i in ids],
         "block_unit": [None if i is None else "tokens" for i in ids],
     }
 
@@ -69,7 +69,7 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
         }
         bare += ids.count(None)
         broken += sum(_is_inconsistent(row.hash_ids, row.input_length) for row, _ in rows)
-        if places == _MS:
+        if places == _MS_PLACES:
             finer += sum(row.timestamp != row.timestamp // 1 for row, _ in rows)
         yield format.batch_of(len(rows), columns)
     if finer:
@@ -77,19 +77,19 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
     if bare:
         notes.append(f"{bare:,} rows have no hash_ids")
     if broken:
-        notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {SIZE} tokens")
+        notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {BLOCK_TOKENS} tokens")
 
 
 def _is_inconsistent(ids: Sequence[int] | None, tokens: int | None) -> bool:
-    """Return whether the number of block ids does not fit the number of prompt tokens."""
-    return ids is not None and tokens is not None and len(ids) != -(-tokens // SIZE)
+    """Return whether the number of block ids differs from the number of blocks that the prompt has."""
+    return ids is not None and tokens is not None and len(ids) != -(-tokens // BLOCK_TOKENS)
 
 
 def _write(places: int, writer: format.TraceWriter) -> None:
-    """Write a trace. Times in seconds are exact; times in milliseconds are rounded to whole ones, unless the
-    source has this format."""
+    """Write a trace. Times in seconds are exact. Times in milliseconds are rounded down to whole
+    milliseconds, unless the source has this format."""
     ids, cut = BlockIds(writer), 0
-    seconds = places == _SECONDS
+    seconds = places == _SECOND_PLACES
     whole_ns = 1 if seconds or writer.is_own_format else 10**places
     for batch in writer.rows_to_write((*_COLUMNS, *BLOCK_COLUMNS)):
         columns = [batch.column(name).to_pylist() for name in _COLUMNS]
@@ -114,64 +114,70 @@ class BlockIds:
     """Ids of prefix blocks for a file that is written.
 
     Salted hashes are replaced by small numbers, in the order of their first use; the map of all ids is in
-    memory. If the size of the blocks divides SIZE, n blocks are joined to one: every n-th id is written, and
-    the last. Blocks of other sizes are written unchanged. Rows with another number of ids than ceil(tokens /
-    SIZE) are counted.
+    memory. If BLOCK_TOKENS is n times the size of the source's blocks, n blocks are joined to one: of their
+    ids, every n-th id and the last id are written. Ids of blocks of other sizes are written unchanged. Rows
+    with another number of ids than ceil(tokens / BLOCK_TOKENS) are counted, because some readers reject them.
     """
 
     def __init__(self, writer: format.TraceWriter) -> None:
         self._writer = writer
         self._numbers: defaultdict[int, int] = defaultdict()
         self._numbers.default_factory = self._numbers.__len__
-        self.missing = 0
-        self._broken_rows = self._coarser_rows = 0
-        self._foreign: dict[tuple[int | None, str | None], None] = {}
-        """Block sizes and units that cannot be joined to SIZE."""
+        self.missing_rows = 0
+        """Number of rows without ids."""
+        self._inconsistent_rows = self._joined_rows = 0
+        self._other_kinds: dict[tuple[int | None, str | None], None] = {}
+        """Sizes and units of blocks that cannot be joined to blocks of BLOCK_TOKENS."""
 
     def ids_of_rows(self, batch: pa.RecordBatch) -> list[list[int] | None]:
-        """Return the block ids of each row; None if its blocks are not known."""
+        """Return the block ids of each row; None if the blocks of the row are not known."""
         lists = int_lists(batch.column("blocks"))
-        self._resize(batch, lists)
+        self._join_blocks(batch, lists)
         if self._writer.info.blocks == "salted":
             numbers = self._numbers
             lists = [None if ids is None else [numbers[i] for i in ids] for ids in lists]
-        self.missing += lists.count(None)
-        self._broken_rows += sum(map(_is_inconsistent, lists, batch.column("input_tokens").to_pylist()))
+        self.missing_rows += lists.count(None)
+        self._inconsistent_rows += sum(map(_is_inconsistent, lists, batch.column("input_tokens").to_pylist()))
         return lists
 
-    def _resize(self, batch: pa.RecordBatch, lists: list[list[int] | None]) -> None:
+    def _join_blocks(self, batch: pa.RecordBatch, lists: list[list[int] | None]) -> None:
+        """Replace the ids of rows with smaller blocks by those of blocks of BLOCK_TOKENS."""
         sizes, units = batch.column("block_size"), batch.column("block_unit")
-        fits = pc.and_(pc.equal(sizes, SIZE), pc.equal(units, "tokens"))
+        fits = pc.and_(pc.equal(sizes, BLOCK_TOKENS), pc.equal(units, "tokens"))
         if fits.true_count == len(fits):
             return
         known = zip(lists, sizes.to_pylist(), units.to_pylist(), strict=True)
         for row, (ids, size, unit) in enumerate(known):
-            if ids is None or (size == SIZE and unit == "tokens"):
+            if ids is None or (size == BLOCK_TOKENS and unit == "tokens"):
                 continue
-            if unit == "tokens" and size and SIZE % size == 0:
-                every = SIZE // size
-                lists[row] = ids[every - 1 :: every] + (ids[-1:] if len(ids) % every else [])
-                self._coarser_rows += 1
+            if unit == "tokens" and size and BLOCK_TOKENS % size == 0:
+                n = BLOCK_TOKENS // size
+                lists[row] = ids[n - 1 :: n] + (ids[-1:] if len(ids) % n else [])
+                self._joined_rows += 1
             else:
-                self._foreign[size, unit] = None
+                self._other_kinds[size, unit] = None
 
     def report(self) -> None:
-        ways, writer = [], self._writer
-        broken = f"rows have another number of ids than ceil(input_length / {SIZE})"
-        if self._coarser_rows:
-            ways.append(
-                f"{self._coarser_rows:,} rows had smaller blocks: of their ids every n-th, and the last"
+        """Add the counts to the report on the written trace."""
+        changes, writer = [], self._writer
+        inconsistent = f"rows have another number of ids than ceil(input_length / {BLOCK_TOKENS})"
+        if self._joined_rows:
+            changes.append(
+                f"{self._joined_rows:,} rows had smaller blocks: of their ids every n-th, and the last"
             )
-        if self._foreign:
-            sizes = " or ".join(f"{n or 0:,} {unit}" for n, unit in self._foreign)
-            ways.append(f"blocks of {sizes} go out as ids of {SIZE} tokens: {self._broken_rows:,} {broken}")
-        if any(unit == "bytes" for _, unit in self._foreign):
-            ways.append("with meter.tokenizer set, a capture's blocks are of tokens")
-        if ways:
-            writer.changed["prefix blocks"] = "; ".join(ways)
-        writer.note(self.missing, "rows have no prefix blocks, and are written without them")
-        if not self._foreign:
-            writer.note(self._broken_rows, broken)
+        if self._other_kinds:
+            sizes = " or ".join(f"{n or 0:,} {unit}" for n, unit in self._other_kinds)
+            changes.append(
+                f"blocks of {sizes} go out as ids of {BLOCK_TOKENS} tokens: "
+                f"{self._inconsistent_rows:,} {inconsistent}"
+            )
+        if any(unit == "bytes" for _, unit in self._other_kinds):
+            changes.append("with meter.tokenizer set, a capture's blocks are of tokens")
+        if changes:
+            writer.changed["prefix blocks"] = "; ".join(changes)
+        writer.note(self.missing_rows, "rows have no prefix blocks, and are written without them")
+        if not self._other_kinds:
+            writer.note(self._inconsistent_rows, inconsistent)
 
 
 def int_lists(column: pa.ListArray) -> list[list[int] | None]:
@@ -182,76 +188,78 @@ def int_lists(column: pa.ListArray) -> list[list[int] | None]:
 
 
 _BUSY_MS: Final = 10.0
-"""Mean distance of times that are whole numbers, below which they are probably not milliseconds: this would
-be more than 100 requests per second."""
+"""If the times are whole numbers with a smaller mean distance, they are possibly not milliseconds: the trace
+would have more than 100 requests per second."""
 _BUSY_FRACTIONS_MS: Final = 1.0
-"""The same limit for times with fractions: 1,000 requests per second, more than in any known trace."""
+"""If the times have fractions and a smaller mean distance, they are not milliseconds: the trace would have
+more than 1,000 requests per second, more than any known trace."""
 
 _EPOCH_S: Final = 1e9
-"""Smallest whole number that may be seconds since 1970. As milliseconds of a trace it
-would be eleven days."""
+"""Smallest whole number that is possibly a number of seconds since 1970. As milliseconds from the beginning
+of a trace, it would be eleven days."""
 
 
 def _sniff(places: int, head: bytes, name: str) -> bool:
-    """Return whether the first rows have only these fields, and times that may be in this unit."""
+    """Return whether the first rows have only fields of this format, and times that can be in its unit."""
     objects = first_objects(head)
     if not objects or not all({*_FIELDS[:3]} <= o.keys() <= {*_FIELDS} for o in objects):
         return False
     if any("duration" in o for o in objects):
-        return places == _SECONDS
+        return places == _SECOND_PLACES
     return places in _possible_units([o["timestamp"] for o in objects])
 
 
 def _possible_units(times: Sequence[object]) -> tuple[int, ...]:
-    """Return the possible units of times: both units if the values do not decide."""
+    """Return the possible units of times: both milliseconds and seconds if the values do not decide."""
     try:
         values = [float(t) for t in times if isinstance(t, int | float | str)]
     except (ValueError, OverflowError):
         values = []
     if len(values) < len(times):
-        return (_MS,)  # Some times are invalid: reading will report the line.
+        return (_MS_PLACES,)  # A time is invalid. The reader of one of the formats must report its line.
     distance = (max(values) - min(values)) / (len(values) - 1) if len(values) > 1 else None
     if all(value.is_integer() for value in values):
         is_busy = distance is not None and 0 < distance < _BUSY_MS
         in_doubt = is_busy or _EPOCH_S <= max(values) < _EPOCH_S * 100
-        return (_MS, _SECONDS) if in_doubt else (_MS,)
-    return (_SECONDS,) if distance is not None and distance < _BUSY_FRACTIONS_MS else (_MS, _SECONDS)
+        return (_MS_PLACES, _SECOND_PLACES) if in_doubt else (_MS_PLACES,)
+    is_busy = distance is not None and distance < _BUSY_FRACTIONS_MS
+    return (_SECOND_PLACES,) if is_busy else (_MS_PLACES, _SECOND_PLACES)
 
 
-_INFO: Final = {"blocks": "trace", "block_unit": "tokens", "block_size": SIZE}
+_INFO: Final = {"blocks": "trace", "block_unit": "tokens", "block_size": BLOCK_TOKENS}
 
 FORMATS: Final = (
     format.TraceFormat(
         name="mooncake",
         title="Mooncake trace (JSON Lines, milliseconds)",
         extensions=(".jsonl",),
-        holds=format.LENGTHS | {"prefix blocks"},
-        needs=format.LENGTHS,
-        why={
+        aspects=format.LENGTHS | {"prefix blocks"},
+        required_aspects=format.LENGTHS,
+        remarks={
             "arrival": "in whole milliseconds, from the first one",
             "prefix blocks": "blocks of 512 tokens; the ids of others go over, but readers that count them "
             "(guidellm) reject such rows",
             **format.NO_FAILED,
             "session and turn": "only shared blocks tell which requests belong together",
         },
-        sniff=partial(_sniff, _MS),
+        sniff=partial(_sniff, _MS_PLACES),
         info=_INFO,
-        batches=partial(_batches, _MS),
-        write_rows=partial(_write, _MS),
+        batches=partial(_batches, _MS_PLACES),
+        write_rows=partial(_write, _MS_PLACES),
     ),
     format.TraceFormat(
         name="guidellm",
         title="guidellm trace (JSON Lines, seconds)",
         extensions=(".jsonl",),
-        holds=format.LENGTHS | {"prefix blocks", "end of the answer"},
-        needs=format.LENGTHS,
-        why={
+        aspects=format.LENGTHS | {"prefix blocks", "end of the answer"},
+        required_aspects=format.LENGTHS,
+        remarks={
             "prefix blocks": "blocks of 512 tokens: it rejects rows whose number of ids is another",
             **format.NO_FAILED,
         },
-        sniff=partial(_sniff, _SECONDS),
+        sniff=partial(_sniff, _SECOND_PLACES),
         info=_INFO,
-        batches=partial(_batches, _SECONDS),
-        write_rows=partial(_write, _SECONDS),
+        batches=partial(_batches, _SECOND_PLACES),
+        write_rows=partial(_write, _SECOND_PLACES),
     ),
 )

@@ -24,12 +24,13 @@ _URLS: Final = {
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
 }
-"""URL by endpoint. A path must come before a shorter path that is its suffix."""
+"""URL by endpoint. The first match counts, so a path must come before its suffix."""
 _FALSE: Final = msgspec.Raw(b"false")
 _HOLDS: Final = ("request body", "message roles and sizes", "max_tokens", "model")
-_WANTED: Final = ("id", "method", "path", "endpoint", "request_body")
+_WRITTEN_COLUMNS: Final = ("id", "method", "path", "endpoint", "request_body")
 
 Members = dict[str, msgspec.Raw]
+"""Members of a JSON object, whose values are not decoded."""
 
 
 class _Request(msgspec.Struct):
@@ -51,7 +52,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
             raise error_of(exc, number) from None
         text = bytes(request.body).decode()
         path = request.url
-        if not path.startswith("/"):  # a whole URL
+        if not path.startswith("/"):  # The URL has a scheme and a host.
             path, _ = split_target(path.encode())
         body = read_object(text, f"line {number}: body")
         yield {
@@ -68,27 +69,27 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
 
 def _write(writer: TraceWriter) -> None:
     requests: list[tuple[str, Members]] = []
-    names: set[int] = set()  # Hashes of the ids, about 60 bytes per line.
+    names: set[int] = set()  # Hashes of the ids, which need less memory: about 60 bytes per line.
     renamed = unstreamed = 0
 
     def reasons(batch: pa.RecordBatch) -> list[str | None]:
-        results = [_request_of(row) for row in batch.select(_WANTED).to_pylist()]
+        results = [_request_of(row) for row in batch.select(_WRITTEN_COLUMNS).to_pylist()]
         requests[:] = [result for result in results if not isinstance(result, str)]
         return [result if isinstance(result, str) else None for result in results]
 
-    columns = (*_WANTED, *(name for aspect in _HOLDS for name in ASPECTS[aspect]))
+    columns = (*_WRITTEN_COLUMNS, *(name for aspect in _HOLDS for name in ASPECTS[aspect]))
     for batch in writer.rows_to_write(columns, ("request_body",), times="none", failed=True, reasons=reasons):
         ids, methods = (batch.column(name).to_pylist() for name in ("id", "method"))
         first = writer.rows - batch.num_rows
-        for n, (wanted, method, (url, body)) in enumerate(zip(ids, methods, requests, strict=True), first):
-            name = wanted or f"request-{n}"
+        for n, (id_, method, (url, body)) in enumerate(zip(ids, methods, requests, strict=True), first):
+            name = id_ or f"request-{n}"
             renamed += hash(name) in names
             while hash(name) in names:
                 name = f"{name}-{n}"
             names.add(hash(name))
             unstreamed += body.pop("stream", _FALSE) != _FALSE
             body.pop("stream_options", None)
-            # Remove white space: a line break in the body would end the line.
+            # Remove white space from the body, because a line break in it would end the line.
             text = msgspec.Raw(msgspec.json.format(msgspec.json.encode(body), indent=-1))
             line = {"custom_id": name, "method": method or "POST", "url": url, "body": text}
             writer.out.write(msgspec.json.encode(line) + b"\n")
@@ -110,7 +111,7 @@ def _request_of(row: TraceRow) -> tuple[str, Members] | str:
 def _sniff(head: bytes, name: str) -> bool:
     """Return whether the first line has the members of a request.
 
-    If the line is longer than `head` and cannot be decoded, search the names of the members in it.
+    If the line is longer than `head`, it cannot be decoded. Then search it for the names of the members.
     """
     text, members = start_of(head), ("custom_id", "url", "body")
     try:
@@ -124,9 +125,9 @@ FORMAT: Final = TraceFormat(
     name="openai-batch",
     title="OpenAI batch, requests (JSONL)",
     extensions=(".jsonl",),
-    holds=frozenset(_HOLDS),
-    needs=frozenset({"request body"}),
-    why=dict.fromkeys(
+    aspects=frozenset(_HOLDS),
+    required_aspects=frozenset({"request body"}),
+    remarks=dict.fromkeys(
         ("arrival", "think time", "end of the answer", "first token", "times of events"),
         "a batch has no times",
     )

@@ -1,12 +1,12 @@
 """The trace format `otlp`: OpenTelemetry GenAI spans, as written by the collector's file exporter. Read only.
 
 A span of an inference (`gen_ai.operation.name` is chat, text_completion or generate_content, or it is absent
-and the span has a count of tokens) is a row of a capture. A tool may also write such a span around its
-inferences, with the sum of their tokens, or around the attempts of one inference. Of spans within each other,
-only the innermost ones with a count of tokens are rows (`_without_containers`). The `session` is the id of
-the conversation, or the id of the trace if the span has a parent. A nested agent (`invoke_agent` within
-another) is a separate session; the `parent` of its first request is the latest request of the outer agent
-that ended before.
+and the span has a count of tokens) becomes a row of a capture. Some tools also write such a span around
+several inferences, with the sum of their tokens, or around the attempts of one inference. Of spans within
+each other, only the innermost spans with a count of tokens become rows (`_without_containers`). The `session`
+is the id of the conversation, or the id of the trace if the span has a parent. A nested agent (`invoke_agent`
+within another) is a separate session; the `parent` of its first request is the latest request of the outer
+agent that ended before it.
 
 All spans of a file are in memory, because agents' spans come after those of their requests.
 
@@ -30,8 +30,8 @@ from llmtap.traces.format import (
     FormatError,
     TraceFormat,
     TraceRow,
+    remove_late_token,
     unit_notes,
-    without_late_token,
 )
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, json_rows, start_of
 
@@ -50,13 +50,13 @@ _COUNTS: Final = {
     "max_tokens": ("gen_ai.request.max_tokens",),
     "status": ("http.response.status_code",),
 }
-_TOKENS: Final = _COUNTS["input_tokens"] + _COUNTS["output_tokens"]
+_TOKEN_NAMES: Final = _COUNTS["input_tokens"] + _COUNTS["output_tokens"]
 _COUNT_NAMES: Final = tuple(name for names in _COUNTS.values() for name in names)
-_FIRST: Final = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
+_TTFT_NAMES: Final = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
 """Attributes that have the TTFT in seconds."""
-_ERROR: Final = 2
-_Key = tuple[str, str]
-"""Id of the trace and of the span: span ids are unique only within a trace."""
+_STATUS_ERROR: Final = 2
+_SpanKey = tuple[str, str]
+"""Id of the trace and id of the span, because span ids are unique only within a trace."""
 
 
 class _Attribute(Struct):
@@ -91,15 +91,15 @@ class _Line(Struct, rename="camel"):
 
 
 def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
-    parents: dict[_Key, _Key] = {}
-    conversations: dict[_Key, str | None] = {}  # By span of an agent: the id of its conversation.
+    parents: dict[_SpanKey, _SpanKey] = {}
+    conversations: dict[_SpanKey, str | None] = {}  # Id of the conversation, by the span of its agent.
     spans: list[_Inference] = []
     others = repeated = unstarted = 0
     for line, number in json_rows(stream, _Line, notes, bytes_max=BODY_BYTES_MAX):
         for span in (s for r in line.resource_spans for scope in r.scope_spans for s in scope.spans):
             key = span.trace_id, span.span_id
             if key in parents:
-                repeated += 1  # An exporter may send a batch again.
+                repeated += 1  # Skip the span: an exporter can send a batch again.
                 continue
             values = {a.key: _attribute_value(a.value) for a in span.attributes}
             parents[key] = span.trace_id, span.parent_span_id
@@ -111,7 +111,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
                     _time_ns(t, number) for t in (span.start_time_unix_nano, span.end_time_unix_nano)
                 )
                 if start_ns == 0:
-                    unstarted += 1  # 0 is the default of the field: the time is not known.
+                    unstarted += 1  # Skip the span: 0 is the default of the field, so the time is not known.
                     continue
                 spans.append((start_ns, end_ns, span, values))
             else:
@@ -120,18 +120,18 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     containers = len(spans) - len(inferences)
     inferences.sort(key=lambda one: one[:2])
     late = uncounted = reversed_ = untimed = 0
-    ended: dict[str, list[tuple[int, str]]] = {}  # By session: sorted ends and ids of its requests.
+    ended: dict[str, list[tuple[int, str]]] = {}  # Sorted ends and ids of the requests of each session.
     for start_ns, end_ns, span, values in inferences:
         chain = _agents_of((span.trace_id, span.span_id), parents, conversations)
         named = (values.get("gen_ai.conversation.id"), *map(conversations.get, chain))
         base = next(filter(None, named), None) or (span.trace_id if span.parent_span_id else None)
         row = _row_of_span(start_ns, end_ns, span, values)
-        untimed += row["first_token_us"] is None and not values.keys().isdisjoint(_FIRST)
-        late += without_late_token(row)
+        untimed += row["first_token_us"] is None and not values.keys().isdisjoint(_TTFT_NAMES)
+        late += remove_late_token(row)
         uncounted += any(name in values and _attribute_count(values[name]) is None for name in _COUNT_NAMES)
         reversed_ += end_ns < start_ns
         if base is not None:
-            # Without the outermost agent, which is the conversation itself.
+            # A session's name is a path of agents, without the outermost, which is the conversation itself.
             path = [base, *(span_id for _, span_id in reversed(chain[:-1]))]
             sessions = ["/".join(path[: n + 1]) for n in range(len(path))]
             mine = ended.setdefault(sessions[-1], [])
@@ -162,42 +162,44 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
 
 
 _Inference = tuple[int, int, _Span, JsonObject]
-"""Start, end and span of an inference, and the attributes of the span."""
+"""Start and end of an inference in ns, its span, and the attributes of the span."""
 
 
 def _has_tokens(values: Mapping[str, Any]) -> bool:
-    return any(map(_attribute_count, map(values.get, _TOKENS)))
+    return any(map(_attribute_count, map(values.get, _TOKEN_NAMES)))
 
 
-def _without_containers(spans: Sequence[_Inference], parents: Mapping[_Key, _Key]) -> list[_Inference]:
-    """Return the innermost inferences that have a count of tokens; in a tree without counts, the innermost
-    ones.
+def _without_containers(
+    spans: Sequence[_Inference], parents: Mapping[_SpanKey, _SpanKey]
+) -> list[_Inference]:
+    """Return the innermost inferences that have a count of tokens. In a tree without counts, return the
+    innermost inferences.
 
-    A span around the attempts of one request may be the only one with a count. Then it is returned.
+    If a span around the attempts of one request is the only span with a count, this span is returned.
     """
     counted = {(span.trace_id, span.span_id): _has_tokens(values) for *_, span, values in spans}
-    around_counted: set[_Key] = set()
-    around: set[_Key] = set()
-    within_counted: set[_Key] = set()
-    outer = {key: [k for k in _ancestor_keys(key, parents) if k in counted] for key in counted}
-    for key, ancestors in outer.items():
+    around_counted: set[_SpanKey] = set()
+    around: set[_SpanKey] = set()
+    within_counted: set[_SpanKey] = set()
+    ancestors_of = {key: [k for k in _ancestor_keys(key, parents) if k in counted] for key in counted}
+    for key, ancestors in ancestors_of.items():
         around.update(ancestors)
         if counted[key]:
             around_counted.update(ancestors)
-    for key, ancestors in outer.items():
+    for key, ancestors in ancestors_of.items():
         if not counted[key] and any(counted[k] and k not in around_counted for k in ancestors):
             within_counted.add(key)
     containers = around_counted | within_counted | {key for key in around if not counted[key]}
     return [one for one in spans if (one[2].trace_id, one[2].span_id) not in containers]
 
 
-def _ancestor_keys(key: _Key, parents: Mapping[_Key, _Key]) -> Iterator[_Key]:
-    """Yield the spans around a span, the innermost first; stop if the spans form a circle."""
+def _ancestor_keys(key: _SpanKey, parents: Mapping[_SpanKey, _SpanKey]) -> Iterator[_SpanKey]:
+    """Yield the spans around a span, the innermost first. Stop if the spans form a circle."""
     visited = {key}
-    while (above := parents.get(key)) is not None and above[1] and above not in visited:
-        visited.add(above)
-        yield above
-        key = above
+    while (parent := parents.get(key)) is not None and parent[1] and parent not in visited:
+        visited.add(parent)
+        yield parent
+        key = parent
 
 
 def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) -> TraceRow:
@@ -207,7 +209,7 @@ def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) ->
         "arrival": start_ns // 1_000,
         "response_end_us": (end_ns - start_ns) // 1_000 if end_ns >= start_ns else None,
         "endpoint": _ENDPOINTS.get(values.get("gen_ai.operation.name", "")),
-        "outcome": "upstream_error" if span.status.code == _ERROR else "complete",
+        "outcome": "upstream_error" if span.status.code == _STATUS_ERROR else "complete",
     }
     for column, names in _TEXTS.items():
         row[column] = next((v for v in map(values.get, names) if isinstance(v, str)), None)
@@ -216,9 +218,10 @@ def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) ->
     for column, name in (("temperature", "gen_ai.request.temperature"), ("top_p", "gen_ai.request.top_p")):
         if isinstance(values.get(name), int | float):
             row[column] = float(values[name])
-    first = next((v for v in map(values.get, _FIRST) if isinstance(v, int | float) and 0 <= v < 1e9), None)
-    row["first_token_us"] = None if first is None else round(first * 1e6)
-    row["stream"] = bool(values.get("gen_ai.request.stream", first is not None))
+    ttfts = (v for v in map(values.get, _TTFT_NAMES) if isinstance(v, int | float) and 0 <= v < 1e9)
+    ttft_s = next(ttfts, None)
+    row["first_token_us"] = None if ttft_s is None else round(ttft_s * 1e6)
+    row["stream"] = bool(values.get("gen_ai.request.stream", ttft_s is not None))
     reasons = values.get("gen_ai.response.finish_reasons")
     if isinstance(reasons, list) and reasons:
         row["finish_reason"] = reasons[0] if isinstance(reasons[0], str) else compact_json(reasons[0])
@@ -226,18 +229,21 @@ def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) ->
 
 
 def _last_end_before(ends: Sequence[tuple[int, str]], start_ns: int) -> tuple[int, str] | None:
-    """Return the last of the sorted ends that is not after `start_ns`; None if there is none."""
+    """Return the last of the sorted ends (with the request's id) up to `start_ns`; None if there is none."""
     n = bisect_right(ends, start_ns, key=itemgetter(0))
     return ends[n - 1] if n else None
 
 
-def _agents_of(key: _Key, parents: Mapping[_Key, _Key], agents: Collection[_Key]) -> list[_Key]:
-    """Return those spans around a span that are agents, the innermost first."""
-    return [above for above in _ancestor_keys(key, parents) if above in agents]
+def _agents_of(
+    key: _SpanKey, parents: Mapping[_SpanKey, _SpanKey], agents: Collection[_SpanKey]
+) -> list[_SpanKey]:
+    """Return the agents among the spans around a span, the innermost first."""
+    return [ancestor for ancestor in _ancestor_keys(key, parents) if ancestor in agents]
 
 
 def _attribute_count(value: Any) -> int | None:
-    """Return an attribute as a count, or None. Some programs write counts as doubles or texts."""
+    """Return the value of an attribute as a count; None if it is not a whole number from 0 on. Some programs
+    write counts as doubles or texts."""
     if isinstance(value, str) and value.isdecimal() and len(value) <= _COUNT_DIGITS:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= COUNT_MAX:
@@ -249,7 +255,7 @@ _COUNT_DIGITS: Final = 18
 
 
 def _attribute_value(value: Mapping[str, Any]) -> Any:
-    """Return the value of an AnyValue of OTLP, in which 64-bit integers are texts in JSON."""
+    """Return the value of an AnyValue of OTLP. Its JSON encoding has 64-bit integers as texts."""
     for kind, inner in value.items():
         if kind == "intValue":
             return int(inner) if isinstance(inner, int) or str(inner).lstrip("-").isdecimal() else None
@@ -265,7 +271,9 @@ def _attribute_value(value: Mapping[str, Any]) -> Any:
 
 def _time_ns(text: int | str, line: int) -> int:
     if not str(text).isdecimal() or int(text) >= 1 << 63:
-        raise FormatError(f"line {line}: a time of a span is not a number of nanoseconds")
+        raise FormatError(
+            f"line {line}: startTimeUnixNano or endTimeUnixNano of a span: expected nanoseconds below 2^63"
+        )
     return int(text)
 
 
@@ -275,7 +283,7 @@ FORMAT: Final = TraceFormat(
     name="otlp",
     title="OpenTelemetry GenAI spans (OTLP JSON Lines)",
     extensions=(".jsonl", ".json"),
-    holds=LENGTHS
+    aspects=LENGTHS
     | {"model", "tenant", "max_tokens", "session and turn", "think time", "end of the answer", "first token"}
     | {"outcome and status"},
     sniff=lambda head, name: _BEGINNING.match(start_of(head)) is not None,

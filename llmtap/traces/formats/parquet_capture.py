@@ -1,9 +1,9 @@
 """The trace format `llmtap`: captures as Parquet in the columns of `capture/schema.py`, read and written.
 
-Reads one file or a stream, or with `read_many` a whole capture: a folder, a pattern or a URL. A file can have
-only one ledger (the counts of a capture's relays, for the integrity check). If the rows are from several
-captures, or from a format without a ledger, they are written without a ledger and without the names of the
-relays.
+The format reads one file or a stream; `read_files` reads a whole capture: a folder, a pattern or a URL. A
+file can have only one ledger (the counts of a capture's relays, for the integrity check). If the rows are
+from several captures, or from a format without a ledger, they are written without a ledger and without the
+names of the relays.
 """
 
 import shutil
@@ -24,22 +24,22 @@ from llmtap.version import __version__
 
 _MAGIC: Final = b"PAR1"
 _COUNTS: Final = ("input_tokens", "output_tokens")
-"""Counts that a capture which another program changed may have as negative numbers."""
+"""Columns that are checked for negative values, which a capture can have if another program changed it."""
 
 
 def _read(file: BinaryIO) -> format.TraceSource:
-    """Read a stream by means of a temporary copy, since Parquet is read from its end."""
-    copy: Any = tempfile.NamedTemporaryFile(suffix=".parquet")  # noqa: SIM115 (closed by its last row)
+    """Read a stream by means of a temporary copy, because Parquet is read from its end."""
+    copy: Any = tempfile.NamedTemporaryFile(suffix=".parquet")  # noqa: SIM115 (closed after the last batch)
     shutil.copyfileobj(file, copy)
     copy.flush()
 
-    def batches(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def closing_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with copy, _without_copy_name():
-            yield from given
+            yield from batches
 
     with _without_copy_name():
-        source, _ = read_many(copy.name)
-    source.batches = batches(source.batches)
+        source, _ = read_files(copy.name)
+    source.batches = closing_batches(source.batches)
     return source
 
 
@@ -52,13 +52,13 @@ def _without_copy_name() -> Iterator[None]:
         raise format.FormatError(exc.problem) from None
 
 
-def read_many(
+def read_files(
     where: str, progress: Callable[[int, int | None], None] | None = None
 ) -> tuple[format.TraceSource, int]:
     """Return the rows of a folder, a pattern or a URL as one source, and the total size of the files in
     bytes.
 
-    `progress`: function called with the bytes read so far and their total. Raises ConfigError or FormatError.
+    `progress`: called with the bytes read so far and the total size. Raises ConfigError or FormatError.
     """
     try:
         capture = read(where)
@@ -69,7 +69,7 @@ def read_many(
         raise format.FormatError(
             "some files count arrivals from 1970, others from the start of a trace: convert them separately"
         )
-    size = sum(file.bytes for file in capture.files)
+    size = sum(file.size_bytes for file in capture.files)
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows = 0
@@ -87,12 +87,12 @@ def read_many(
 
 def _write(writer: format.TraceWriter) -> None:
     info, numbered = writer.info, 0
-    whole = bool(info.capture)
+    is_one_capture = bool(info.capture)
 
     def rows() -> Iterator[pa.RecordBatch]:
         nonlocal numbered
         for batch in writer.batches:
-            if not whole:
+            if not is_one_capture:
                 known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
                 numbered += known.true_count
                 batch = format.replace_column(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
@@ -103,7 +103,7 @@ def _write(writer: format.TraceWriter) -> None:
         info,
         schema_version=VERSION,
         tap_version=info.tap_version or __version__,
-        ledger=info.ledger if whole else CaptureLedger(),
+        ledger=info.ledger if is_one_capture else CaptureLedger(),
     )
     writer.rows = write_parquet(writer.out, info, rows())
     writer.note(
@@ -117,7 +117,7 @@ FORMAT: Final = format.TraceFormat(
     name="llmtap",
     title="llmtap capture (Parquet)",
     extensions=(".parquet",),
-    holds=frozenset(format.ASPECTS),
+    aspects=frozenset(format.ASPECTS),
     sniff=lambda head, name: head.startswith(_MAGIC),
     open_source=_read,
     write_rows=_write,

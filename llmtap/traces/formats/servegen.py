@@ -2,11 +2,11 @@
 
 ServeGen returns objects `Request`; a file has their fields: `{"request_id": int, "timestamp": seconds,
 "data": {"input_tokens": int, "output_tokens": int, ...}}`. `reason_ratio` is the share of the output that is
-reasoning. `image_tokens`, `audio_tokens` and `video_tokens` are lists with the tokens of each input, and are
-input tokens beside `text_tokens`.
+reasoning. `image_tokens`, `audio_tokens` and `video_tokens` are lists with the number of tokens of each
+picture, sound or video; they are input tokens in addition to `text_tokens`.
 
-The files of its repository are not requests: `chunk-N-trace.csv` and `chunk-N-dataset.json` are the
-parameters of a client, from which ServeGen generates requests. They are recognised and refused with a hint.
+The files in ServeGen's repository are not requests: `chunk-N-trace.csv` and `chunk-N-dataset.json` are the
+parameters of a client, from which ServeGen generates requests. Such a file causes an error.
 
 Source: alibaba/ServeGen f891d11, servegen/construct.py.
 """
@@ -32,7 +32,8 @@ from llmtap.traces.text import (
     start_of,
 )
 
-_SECONDS: Final = 9
+_SECOND_PLACES: Final = 9
+"""A second has 10**9 ns."""
 _RATES_OF_CLIENT: Final = re.compile(rb"\d+,[\d.e+-]+,[\d.e+-]+,(Gamma|Weibull)?,[\d.e+-]+,[\d.e+-]+\r?\n")
 _LENGTHS_OF_CLIENT: Final = re.compile(rb'\{\s*"\d+":\s*\{\s*"\w+":\s*"\{')
 _FIRST_OF_ARRAY: Final = re.compile(
@@ -62,8 +63,8 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     begin = start_of(buffered.peek(_FIRST_BYTES))
     if _is_client(begin):
         raise FormatError(
-            "has the parameters of a ServeGen client, not requests: generate a workload with ServeGen, and"
-            " write its requests as JSON Lines"
+            "the file has the parameters of a ServeGen client, not requests: generate a workload with "
+            "ServeGen, and write its requests as JSON Lines"
         )
     is_array = begin.startswith(b"[")
     requests = _array_rows(buffered) if is_array else json_rows(buffered, _Request, notes)
@@ -75,10 +76,10 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
             raise FormatError(f"{where}: data.input_tokens: is missing")
         ratio = data.reason_ratio
         if ratio is not None and not 0 <= ratio <= 1:
-            raise FormatError(f"{where}: data.reason_ratio: expected a share from 0 to 1")
+            raise FormatError(f"{where}: data.reason_ratio: expected a share from 0 to 1, got {ratio:g}")
         yield {
             "id": None if request.request_id is None else str(request.request_id),
-            "arrival_ns": number_ns(request.timestamp, _SECONDS, number, "timestamp"),
+            "arrival_ns": number_ns(request.timestamp, _SECOND_PLACES, number, "timestamp"),
             "input_tokens": sum([*texts, *data.image_tokens, *data.audio_tokens, *data.video_tokens]),
             "output_tokens": data.output_tokens,
             "images": len(data.image_tokens) or None,
@@ -119,7 +120,7 @@ FORMAT: Final = TraceFormat(
     name="servegen",
     title="ServeGen requests (JSON Lines or JSON)",
     extensions=(".jsonl", ".json"),
-    holds=LENGTHS,
+    aspects=LENGTHS,
     sniff=_sniff,
     info={"arrivals": "trace"},
     rows=_rows,

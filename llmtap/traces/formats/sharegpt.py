@@ -1,12 +1,12 @@
 """The trace format `sharegpt`: JSON conversations as arrays of turns, without times and token counts.
 
 `[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. When it is read,
-each answer becomes a row, and the row's request has all turns before the answer. A conversation may have a
-`system` text, which becomes the first message, and `tools` (a list, or its JSON text), which become those of
-the request. A `function_call` with its answers (`observation`, `tool`) becomes tool calls with ids, because
-servers refuse the answer to a call that they cannot find. A file with one conversation a line (JSON Lines) is
-read, too. When it is written, each session becomes one conversation; if a session branches, each branch
-becomes a separate conversation.
+each answer becomes a row, and the row's request has all turns before the answer. A conversation can have a
+`system` text, which becomes the first message, and `tools` (a list, or its JSON text), which become the tools
+of the request. A `function_call` with its answers (`observation`, `tool`) becomes tool calls with ids,
+because servers refuse an answer whose call they cannot find. A file with one conversation per line (JSON
+Lines) is read, too. When the format is written, each session becomes one conversation; if a session branches,
+each branch becomes a separate conversation.
 
 Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """
@@ -44,8 +44,10 @@ _ROLES: Final = {
 }
 """Role by the name of a speaker, in the known copies of ShareGPT's data."""
 _SPEAKERS: Final = {"user": "human", "assistant": "gpt", "system": "system", "developer": "system"}
+"""Name of the speaker that is written, by role."""
 
 Messages = list[tuple[str, str]]
+"""Role and text of each message."""
 
 
 class _Turn(msgspec.Struct):
@@ -61,15 +63,16 @@ class _Conversation(msgspec.Struct):
     tools: Any = None
 
 
-_KNOWN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_Conversation))
-_KNOWN_OF_TURN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_Turn))
+_CONVERSATION_FIELDS: Final = frozenset(f.encode_name for f in msgspec.structs.fields(_Conversation))
+_TURN_FIELDS: Final = frozenset(f.encode_name for f in msgspec.structs.fields(_Turn))
 _UNKNOWN_NAMES_MAX: Final = 20
+"""Maximum number of unknown field names that are counted."""
 _FIRST_BYTES: Final = 1_024
-"""Number of bytes that show whether the file is an array: white space may come before it."""
+"""Number of first bytes that show whether the file is an array, even after some white space."""
 _FIRST_LINE: Final = re.compile(rb'\{\s*(?:"id"\s*:\s*(?:"[^"]*"|\d+)\s*,\s*)?"conversations"\s*:\s*\[')
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- read conversations
 
 
 def _elements(file: BinaryIO) -> Iterator[Any]:
@@ -88,7 +91,7 @@ def _elements(file: BinaryIO) -> Iterator[Any]:
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     without_answer = without_question = strange = silent = toolless = loose = repeated = 0
     unknown: Counter[str] = Counter()
-    names: set[int] = set()  # Hashes of the names, about 60 bytes per conversation.
+    names: set[int] = set()  # Hashes of the names, which need less memory: about 60 bytes per conversation.
     for number, element in enumerate(_elements(file)):
         try:
             talk = msgspec.convert(_with_turn_objects(element), _Conversation)
@@ -146,20 +149,20 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
 
 
 def _chat_messages(turns: list[_Turn]) -> list[JsonObject]:
-    """Return the turns as messages of a chat request. Calls of functions become tool calls if as many answers
-    of tools follow them directly."""
+    """Return the turns as messages of a chat request. Calls of functions become tool calls if the same number
+    of tool answers follows them directly."""
     messages: list[JsonObject] = [
         {"role": _ROLES.get(turn.speaker.lower(), turn.speaker), "content": turn.value} for turn in turns
     ]
-    for place, turn in enumerate(turns):
+    for index, turn in enumerate(turns):
         if turn.speaker.lower() != "function_call":
             continue
         calls = _calls_of(turn.value)
-        answers = list(takewhile(lambda message: message["role"] == "tool", messages[place + 1 :]))
+        answers = list(takewhile(lambda message: message["role"] == "tool", messages[index + 1 :]))
         if calls and len(calls) == len(answers):
-            # Some chat templates require ids of exactly nine letters and digits.
-            ids = [f"call{place + n:05}" for n in range(len(calls))]
-            messages[place] = {
+            # Use ids of exactly nine letters and digits, because some chat templates require them.
+            ids = [f"call{index + n:05}" for n in range(len(calls))]
+            messages[index] = {
                 "role": "assistant",
                 "content": None,
                 "tool_calls": [
@@ -173,7 +176,7 @@ def _chat_messages(turns: list[_Turn]) -> list[JsonObject]:
 
 
 def _calls_of(text: str) -> list[JsonObject]:
-    """Return the calls of functions in a turn, with arguments as JSON text; [] if it has another form."""
+    """Return the function calls in a turn, with arguments as JSON text; [] if it has another form."""
     try:
         value = msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -189,8 +192,7 @@ def _calls_of(text: str) -> list[JsonObject]:
 
 
 def _with_turn_objects(element: Any) -> Any:
-    """Return a conversation with its turns as objects. In some copies of the data, the
-    turns are JSON texts."""
+    """Return a conversation with turns as objects. In some copies of the data, turns are JSON texts."""
     turns = element.get("conversations") if isinstance(element, dict) else None
     if not isinstance(turns, list) or not any(isinstance(turn, str) for turn in turns):
         return element
@@ -199,13 +201,13 @@ def _with_turn_objects(element: Any) -> Any:
 
 
 def _unknown_names(element: JsonObject) -> set[str]:
-    """Return the names of fields, of a conversation or its turns, that this module does not read."""
-    of_turns = (turn.keys() - _KNOWN_OF_TURN for turn in element["conversations"] if isinstance(turn, dict))
-    return (element.keys() - _KNOWN).union(*of_turns)
+    """Return the names of the fields, of a conversation and its turns, that this module does not read."""
+    of_turns = (turn.keys() - _TURN_FIELDS for turn in element["conversations"] if isinstance(turn, dict))
+    return (element.keys() - _CONVERSATION_FIELDS).union(*of_turns)
 
 
 def _tools_of(tools: Any) -> list[Any] | None:
-    """Return tools in the form of a chat request; None if there are none, or if they have another form."""
+    """Return tools in the form of a chat request; None without tools, or if they have another form."""
     if isinstance(tools, str):
         try:
             tools = msgspec.json.decode(tools)
@@ -219,9 +221,9 @@ def _tools_of(tools: Any) -> list[Any] | None:
     ]
 
 
-# ---------------------------------------------------------------- writing
+# ---------------------------------------------------------------- write conversations
 
-_WANTED: Final = ("capture", "session", "turn", "id", "request_body", "response_text")
+_WRITTEN_COLUMNS: Final = ("capture", "session", "turn", "id", "request_body", "response_text")
 
 
 def _write(writer: TraceWriter) -> None:
@@ -233,9 +235,9 @@ def _write(writer: TraceWriter) -> None:
         return [None if messages else "request without messages" for messages in parsed]
 
     def turns() -> Iterator[tuple[object, int, bytes]]:
-        wanted = (*_WANTED, "message_roles")
-        for batch in writer.rows_to_write(wanted, _WANTED[-2:], times="none", failed=True, reasons=reasons):
-            columns = (batch.column(name).to_pylist() for name in _WANTED)
+        selected, needs = (*_WRITTEN_COLUMNS, "message_roles"), _WRITTEN_COLUMNS[-2:]
+        for batch in writer.rows_to_write(selected, needs, times="none", failed=True, reasons=reasons):
+            columns = (batch.column(name).to_pylist() for name in _WRITTEN_COLUMNS)
             rows = enumerate(zip(*columns, prompts, strict=True), writer.rows - batch.num_rows)
             for n, (capture, session, turn, name, _, answer, messages) in rows:
                 # A row without a session is a separate conversation, with the row number as its key.
@@ -266,7 +268,7 @@ def _write(writer: TraceWriter) -> None:
 
 
 def _speaker_of(role: str, role_after: str) -> str:
-    """Return the name of a speaker. A turn of the model before an answer of a tool is a call."""
+    """Return the name of a speaker. A turn of the model before a tool's answer is a function call."""
     if role == "assistant" and role_after == "tool":
         return "function_call"
     return _SPEAKERS.get(role, role)
@@ -285,22 +287,21 @@ _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).d
 def _session_branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]:
     """Yield the name and the messages of each conversation in a session.
 
-    A prompt that repeats the messages before it continues the conversation; an edited or repeated question
-    begins another one.
+    A prompt that repeats all messages so far continues the conversation. An edited or repeated question
+    begins another conversation.
     """
     history: Messages = []
     name: str | None = None
     for record in records:
         name, messages, answer = _decode_record(record)
-        if history and not _continues(history, messages):
+        if history and not _is_continuation(history, messages):
             yield name, history
         history = [*messages, ("assistant", answer)]
     yield name, history
 
 
-def _continues(history: Messages, messages: Messages) -> bool:
-    """Return whether a prompt repeats the history. The turns of the model may
-    differ: clients shorten them."""
+def _is_continuation(history: Messages, messages: Messages) -> bool:
+    """Return whether a prompt repeats the history. Texts of the model can differ: clients shorten them."""
     return len(messages) > len(history) and all(
         a[0] == b[0] and (a[1] == b[1] or a[0] == "assistant")
         for a, b in zip(history, messages, strict=False)
@@ -321,9 +322,9 @@ FORMAT: Final = TraceFormat(
     name="sharegpt",
     title="ShareGPT conversations (JSON)",
     extensions=(".json",),
-    holds=frozenset({"session and turn", "message roles and sizes", "request body", "response text"}),
-    needs=frozenset({"request body", "response text"}),
-    why={
+    aspects=frozenset({"session and turn", "message roles and sizes", "request body", "response text"}),
+    required_aspects=frozenset({"request body", "response text"}),
+    remarks={
         "model": "it has no field for it",
         "arrival": _NO_TIME,
         "think time": _NO_TIME,

@@ -3,12 +3,14 @@
 `tracelab`: JSON Lines, one call of a model per line. `input_tokens_total` is the number of all tokens of the
 prompt, of which `prefix_tokens` came from the provider's cache. `timing_events` are entries of an agent's
 log, in order. The last input (a user's message or a tool's result) before the first output is the arrival;
-the last output (reasoning, text, a tool call) is the end of the answer. The log gets a block when the block
-is complete, so the time of the first token is not known. Sessions and rounds may repeat; all rows are read.
+the last output (reasoning, text, a tool call) is the end of the answer. An agent logs a block when the block
+is complete, so the time of the first token is not known. A file can have a session or a round more than once;
+all rows are read.
 
 `tracelab-replay`: CSV, one round per line. `prefix_len` is the number of tokens that the context keeps,
-`input_len` the number of new ones; `tool_wait_after_ms` is the time before the next round of the session. A
-session may have an `arrival_time` in ms, by default 0; later rounds have no arrival.
+`input_len` is the number of new tokens, and `tool_wait_after_ms` is the time before the next round of the
+session. The first round of a session can have an `arrival_time` in ms (default: 0); later rounds have no
+arrival.
 
 Source: uw-syfi/TraceLab 0b8a262, README.md, artifacts/utils/DB_SCHEMA.md and replay/README.md.
 """
@@ -29,6 +31,7 @@ from llmtap.traces.text import (
     CsvColumn,
     CsvKind,
     TokenCount,
+    clip_value,
     csv_header,
     first_objects,
     json_rows,
@@ -83,7 +86,7 @@ class _Round(Struct):
 def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     timeless = endless = with_tools = count = 0
     for one, number in json_rows(stream, _Round, notes, bytes_max=BODY_BYTES_MAX):
-        arrival_ns, end_ns = _output_times(one.timing_events, number)
+        arrival_ns, end_ns = _arrival_and_end_ns(one.timing_events, number)
         timeless += arrival_ns is None
         endless += arrival_ns is not None and end_ns is None
         with_tools += bool(one.tools)
@@ -112,17 +115,18 @@ def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     notes += [f"{n:,} {what}" for n, what in reported if n]
 
 
-def _output_times(events: list[_Event], number: int) -> tuple[int | None, int | None]:
-    """Return the time of the last input before the first output, and the time of the last output."""
+def _arrival_and_end_ns(events: list[_Event], number: int) -> tuple[int | None, int | None]:
+    """Return the time of the last input before the first output, and the time of the last output. None for a
+    time that is not known. `number`: line number, for errors."""
     arrival_ns = end_ns = None
     for i, event in enumerate(events):
         if event.timestamp is None or event.event_type not in _INPUTS | _OUTPUTS:
             continue
-        at_ns = _date_ns(event.timestamp, f"line {number}: timing_events[{i}].timestamp")
+        time_ns = _date_ns(event.timestamp, f"line {number}: timing_events[{i}].timestamp")
         if event.event_type in _OUTPUTS:
-            end_ns = at_ns if end_ns is None else max(end_ns, at_ns)
+            end_ns = time_ns if end_ns is None else max(end_ns, time_ns)
         elif end_ns is None:
-            arrival_ns = at_ns
+            arrival_ns = time_ns
     if arrival_ns is not None and end_ns is not None and end_ns < arrival_ns:
         end_ns = None
     return arrival_ns, end_ns
@@ -132,7 +136,8 @@ def _date_ns(date: str, where: str) -> int:
     try:
         moment = datetime.fromisoformat(date)
     except ValueError:
-        raise FormatError(f"{where}: expected a date such as 2026-06-01T05:40:20.151Z") from None
+        got = clip_value(date)
+        raise FormatError(f"{where}: expected a date such as 2026-06-01T05:40:20.151Z, got {got}") from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     ns = (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
     if ns < 0:
@@ -147,48 +152,50 @@ def _is_rounds(head: bytes, name: str) -> bool:
     keys = ("session_id", "round_index", "timing_events", "input_tokens_total")
     if objects := first_objects(head):
         return all({*keys} <= one.keys() for one in objects)
-    # The first line may be longer than `head`, so that it cannot be decoded: search the names of the fields.
+    # A first line that is longer than `head` cannot be decoded, so search it for the names of the fields.
     return b"\n" not in text and all(f'"{key}"'.encode() in text for key in keys[:2])
 
 
 _MS: Final = CsvKind(
     SECONDS_US.pattern, "milliseconds, with at most nine digits after the point", SECONDS_US.parse, str
 )
-"""Kind of a column with a number of milliseconds; its values are converted to ns."""
+"""Kind of a column with milliseconds, which are read as ns: by the same digits as seconds are read as us."""
 _COLUMNS: Final = (
     CsvColumn("session_id", TEXT, "session", required=False),
     CsvColumn("id", TEXT, "other_session", required=False),
-    CsvColumn("arrival_time", _MS, "arrival_ns", required=False, empty=True),
+    CsvColumn("arrival_time", _MS, "arrival_ns", required=False, allows_empty=True),
     CsvColumn("round_idx", COUNT, "turn"),
     CsvColumn("prefix_len", COUNT, "prefix"),
     CsvColumn("input_len", COUNT, "appended"),
     CsvColumn("output_len", COUNT, "output_tokens"),
-    CsvColumn("tool_wait_after_ms", _MS, "wait_ns", empty=True),
+    CsvColumn("tool_wait_after_ms", _MS, "wait_ns", allows_empty=True),
 )
 
 
 def _replay_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    waits_ns: dict[str, int] = {}
-    """By session: the wait after its latest round, in ns."""
-    turns: dict[str, int] = {}
+    waits_ns: dict[str, int] = {}  # Wait after the latest round of each session.
+    turns: dict[str, int] = {}  # Turn of the latest round of each session.
     number = 0
     for rows, columns in read_csv(stream, _COLUMNS, notes):
         values = {name: column.to_pylist() for name, column in columns.items()}
         sessions = values.get("session") or values.get("other_session")
         if sessions is None:
             raise FormatError("line 1: session_id: the column is missing")
-        given = values.get("arrival_ns") or [None] * rows
+        session_arrivals_ns = values.get("arrival_ns") or [None] * rows
         arrivals, think_us = [], []
-        for session, turn, at_ns, wait_ns in zip(
-            sessions, values["turn"], given, values["wait_ns"], strict=True
+        for session, turn, arrival_ns, wait_ns in zip(
+            sessions, values["turn"], session_arrivals_ns, values["wait_ns"], strict=True
         ):
             number += 1
             if turn < turns.get(session, 0):
-                raise FormatError(f"row {number}: round_idx: the rounds of a session must be in their order")
+                raise FormatError(
+                    f"row {number}: round_idx: {turn} follows {turns[session]} of the same session; the "
+                    "rounds of a session must be in ascending order"
+                )
             turns[session] = turn
-            before_ns = waits_ns.get(session)
-            arrivals.append((at_ns or 0) if before_ns is None else None)
-            think_us.append(None if before_ns is None else before_ns // 1_000)
+            wait_before_ns = waits_ns.get(session)
+            arrivals.append((arrival_ns or 0) if wait_before_ns is None else None)
+            think_us.append(None if wait_before_ns is None else wait_before_ns // 1_000)
             waits_ns[session] = wait_ns or 0
         yield batch_of(
             rows,
@@ -211,8 +218,8 @@ FORMATS: Final = (
         name="tracelab",
         title="TraceLab rounds of coding agents (JSON Lines)",
         extensions=(".jsonl",),
-        holds=_HOLDS | {"model", "end of the answer"},
-        why={"first token": "the log has the times of complete blocks"},
+        aspects=_HOLDS | {"model", "end of the answer"},
+        remarks={"first token": "the log has the times of complete blocks"},
         sniff=_is_rounds,
         info={"arrivals": "wall"},
         rows=_round_rows,
@@ -221,7 +228,7 @@ FORMATS: Final = (
         name="tracelab-replay",
         title="TraceLab replay table (CSV)",
         extensions=(".csv",),
-        holds=_HOLDS | {"think time"},
+        aspects=_HOLDS | {"think time"},
         sniff=lambda head, name: {c.name for c in _COLUMNS if c.required} <= csv_header(head),
         batches=_replay_batches,
     ),

@@ -1,7 +1,7 @@
 """The trace format `vllm-custom`: prompts of vLLM's `bench serve`, JSON Lines, read and written.
 
-A line is `{"prompt": str, "output_tokens": int}`; the count may be missing. llmtap adds `label`, which vLLM
-ignores: `should-refuse` or `should-answer`.
+A line is `{"prompt": str, "output_tokens": int}`, or without `output_tokens`. llmtap adds the expected answer
+as `label`, which vLLM ignores: `should-refuse` or `should-answer`.
 
 Source: vLLM's benchmark.
 """
@@ -26,7 +26,7 @@ class _Row(msgspec.Struct, omit_defaults=True):
 
 
 def prompt_columns(prompt: str, max_tokens: int | None) -> TraceRow:
-    """Return the columns of a capture for a request with one message of a user."""
+    """Return the columns of a capture for a request that has one user message."""
     body: JsonObject = {"messages": [{"role": "user", "content": prompt}]}
     if max_tokens:
         body["max_tokens"] = int(max_tokens)
@@ -42,7 +42,8 @@ def _read(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
 def _prompt_of(body: str) -> tuple[str, bool, bool]:
     """Return the texts of a request's messages, joined by empty lines, and two flags.
 
-    The first flag: several messages were joined. The second: the request had parts that are not text.
+    First flag: whether several messages were joined. Second flag: whether the request has tools, or parts
+    that are not text, which are left out.
     """
     try:
         request = read_object(body, "request")
@@ -50,8 +51,8 @@ def _prompt_of(body: str) -> tuple[str, bool, bool]:
         request = {}
     messages = messages_of(request) or []
     types = part_types(request.get("messages"))
-    more = bool(request.get("tools")) or any(kind not in ("text", "input_text") for kind in types)
-    return "\n\n".join(text for _, text in messages if text), len(messages) > 1, more
+    has_others = bool(request.get("tools")) or any(kind not in ("text", "input_text") for kind in types)
+    return "\n\n".join(text for _, text in messages if text), len(messages) > 1, has_others
 
 
 def _write(writer: TraceWriter) -> None:
@@ -63,7 +64,7 @@ def _write(writer: TraceWriter) -> None:
         parsed = [_prompt_of(body) for body in batch.column("request_body").to_pylist()]
         prompts[:] = [prompt for prompt, _, _ in parsed if prompt]
         joined += sum(several for prompt, several, _ in parsed if prompt)
-        reduced += sum(more for prompt, _, more in parsed if prompt)
+        reduced += sum(has_others for prompt, _, has_others in parsed if prompt)
         return [None if prompt else "no text in the body" for prompt, _, _ in parsed]
 
     columns = ("request_body", "output_tokens", "label")
@@ -81,9 +82,9 @@ FORMAT: Final = TraceFormat(
     name="vllm-custom",
     title="vLLM bench, custom prompts (JSON Lines)",
     extensions=(".jsonl",),
-    holds=frozenset({"output tokens", "request body", "label"}),
-    needs=frozenset({"request body"}),
-    why={
+    aspects=frozenset({"output tokens", "request body", "label"}),
+    required_aspects=frozenset({"request body"}),
+    remarks={
         "request body": "one text: of several messages those of all, joined by empty lines, without roles",
         "arrival": "vLLM sends custom prompts by a rate of its own",
         "input tokens": "counted anew by the tokenizer of the benchmark",

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from llmtap.capture.tokenizer import TIKTOKEN, Encode, open_tiktoken, open_tokenizer_file
+from llmtap.capture.tokenizer import TIKTOKEN_PREFIX, Encode, open_tiktoken, open_tokenizer_file
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S
@@ -58,8 +58,8 @@ def open_tokenizer(text: str, place: str) -> Tokenizer:
     """Open a tokenizer by name or path. Raises ConfigError naming `place`."""
     if text == OWN:
         return OwnTokenizer()
-    if text.startswith(TIKTOKEN):
-        return _Tiktoken(text, open_tiktoken(text.removeprefix(TIKTOKEN), place))
+    if text.startswith(TIKTOKEN_PREFIX):
+        return _Tiktoken(text, open_tiktoken(text.removeprefix(TIKTOKEN_PREFIX), place))
     path = Path(text)
     return _HuggingFace(path / "tokenizer.json" if path.is_dir() else path, place)
 

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.capture.privacy.sessions import CHAIN_BYTES, BlockHasher, Keys, Sessions, chain
+from llmtap.capture.privacy.sessions import (
+    DIGEST_BYTES,
+    BlockHasher,
+    ConversationKeys,
+    Sessions,
+    conversation_digests,
+)
 from llmtap.exchange.exchange import Exchange, RequestShape, Timeline, Turn
 from llmtap.exchange.prompt import PromptMessage, PromptShape, read_prompt
 
@@ -39,7 +45,7 @@ class Client:
     def __init__(self, **options: Any) -> None:
         options.setdefault("headers", ("X-Session-Id",))
         options.setdefault("fields", ("session_id", "metadata.session_id"))
-        options.setdefault("named", True)
+        options.setdefault("hash_names", True)
         self.sessions = Sessions(SALT, **options)
         self.seq = 0
 
@@ -56,11 +62,11 @@ class Client:
         x.status = status
         return x
 
-    def keys(self, *messages: Message, header: str | None = None, **body: Any) -> Keys:
+    def keys(self, *messages: Message, header: str | None = None, **body: Any) -> ConversationKeys:
         if messages:
             body["messages"] = list(messages)
         headers = [] if header is None else [(b"x-session-id", header.encode())]
-        return self.sessions.keys(headers, read_prompt(json.dumps(body).encode(), None))
+        return self.sessions.request_keys(headers, read_prompt(json.dumps(body).encode(), None))
 
     def send(self, at_s: float, until_s: float | None, *messages: Message, header: str | None = None,
              body: dict[str, Any] | None = None, **about: Any) -> Turn:  # fmt: skip
@@ -93,7 +99,9 @@ def test_a_subagents_first_request_follows_the_request_that_started_it() -> None
     def send(at_s: float, **about: str) -> Turn:
         headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in about.items()]
         prompt = read_prompt(json.dumps({"messages": [user(f"{at_s}")]}).encode(), None)
-        turn = client.sessions.turn(client.exchange(at_s, at_s + 1), client.sessions.keys(headers, prompt))
+        turn = client.sessions.turn(
+            client.exchange(at_s, at_s + 1), client.sessions.request_keys(headers, prompt)
+        )
         assert turn is not None
         return turn
 
@@ -204,7 +212,7 @@ def test_tenants_never_meet() -> None:
     ],
 )
 def test_tools_are_told_from_people(messages: list[Message], by: str) -> None:
-    assert Client().keys(*messages).by == by
+    assert Client().keys(*messages).author == by
 
 
 def test_an_explicit_id_names_its_session_by_a_keyed_hash() -> None:
@@ -214,7 +222,7 @@ def test_an_explicit_id_names_its_session_by_a_keyed_hash() -> None:
     assert one.source == two.source == "explicit"
     assert two == Turn(one.session, "explicit", 1, "r0-1", 2 * S, "human")
     assert Client().send(9, 9, header="conversation-7").session == one.session, "the same salt, the same name"
-    unnamed = [Client(named=False).send(0, 1, HELLO, header="conversation-7").session for _ in range(2)]
+    unnamed = [Client(hash_names=False).send(0, 1, HELLO, header="conversation-7").session for _ in range(2)]
     assert len({one.session, *unnamed}) == 3, "at the level none it tells nothing"
 
 
@@ -228,12 +236,15 @@ def test_an_explicit_id_names_its_session_by_a_keyed_hash() -> None:
 )  # fmt: skip
 def test_headers_come_before_fields_and_each_in_its_order(header: Any, body: Any, same_as: str) -> None:
     client = Client()
-    assert client.keys(HELLO, header=header, **body).named == client.keys(HELLO, header=same_as).named
+    assert (
+        client.keys(HELLO, header=header, **body).session_name
+        == client.keys(HELLO, header=same_as).session_name
+    )
 
 
 @pytest.mark.parametrize("value", ["", None, True, {"id": "x"}, ["x"], 1.5])
 def test_what_is_no_name_names_nothing(value: Any) -> None:
-    assert Client().keys(HELLO, session_id=value, metadata="x").named is None
+    assert Client().keys(HELLO, session_id=value, metadata="x").session_name is None
 
 
 def test_within_a_named_session_the_chain_finds_the_parent_and_else_the_latest_that_ended() -> None:
@@ -250,7 +261,7 @@ def test_within_a_named_session_the_chain_finds_the_parent_and_else_the_latest_t
 def test_without_messages_there_is_no_session_unless_it_is_named() -> None:
     client = Client()
     assert client.sessions.turn(client.exchange(0, 1), client.keys(prompt="Once")) is None
-    assert client.sessions.turn(client.exchange(0, 1), client.sessions.keys([], None)) is None
+    assert client.sessions.turn(client.exchange(0, 1), client.sessions.request_keys([], None)) is None
     assert len(client.sessions) == 0
     named = client.send(0, 1, header="x", body={"prompt": "Once"})
     assert (named.number, named.by) == (0, None)
@@ -352,7 +363,7 @@ def words(text: str) -> list[int]:
 
 
 def by_bytes(size: int = SIZE, salt: bytes = SALT) -> BlockHasher:
-    return BlockHasher(salt, size=size, unit="bytes")
+    return BlockHasher(salt, block_size=size, unit="bytes")
 
 
 def prompt(*messages: tuple[str, Any], tools: bytes = b"") -> PromptShape:
@@ -407,7 +418,7 @@ def test_ids_agree_exactly_as_far_as_whole_blocks_do(a: Any, b: Any, common: int
 
 
 def test_tokens_are_cut_and_counted_and_ids_need_no_tokenizer() -> None:
-    hasher = BlockHasher(SALT, size=2, unit="tokens", tokenize=words)
+    hasher = BlockHasher(SALT, block_size=2, unit="tokens", tokenize=words)
     text = hasher.blocks(prompt(("user", "a b c"), ("assistant", "d e")))
     given_ids = hasher.blocks(prompt(("user", array("I", words("a b c"))), ("assistant", "d e")))
     assert text is not None and text == given_ids
@@ -423,9 +434,9 @@ def test_a_tokenizer_that_cannot_is_counted_and_nothing_is_hashed(broken: str) -
             raise RuntimeError("no such piece")
         return [-1] if broken == "negative" else [1]
 
-    hasher = BlockHasher(SALT, size=2, unit="tokens", tokenize=tokenize)
+    hasher = BlockHasher(SALT, block_size=2, unit="tokens", tokenize=tokenize)
     assert hasher.blocks(prompt(("user", "a" * ((1 << 20) + 1) if broken == "long" else "a"))) is None
-    assert hasher.skipped == 1
+    assert hasher.skipped_prompts == 1
 
 
 def test_another_salt_shares_nothing_and_no_salt_is_shown() -> None:
@@ -452,10 +463,13 @@ def test_an_id_is_the_keyed_hash_of_the_one_before_and_of_lengths_content_and_ma
 
 @given(_MESSAGES, _MESSAGES)
 def test_a_conversations_chain_begins_with_that_of_its_beginning(messages: Any, more: Any) -> None:
-    short, long = chain(prompt(*messages), SALT), chain(prompt(*messages, *more), SALT)
+    short, long = (
+        conversation_digests(prompt(*messages), SALT),
+        conversation_digests(prompt(*messages, *more), SALT),
+    )
     assert long[: len(short)] == short
     assert len(long) == len(messages) + len(more)
-    assert all(len(digest) == CHAIN_BYTES for digest in long)
+    assert all(len(digest) == DIGEST_BYTES for digest in long)
 
 
 @pytest.mark.parametrize(
@@ -468,14 +482,14 @@ def test_a_conversations_chain_begins_with_that_of_its_beginning(messages: Any, 
     ],
 )
 def test_another_conversation_has_another_chain(a: PromptShape, b: PromptShape) -> None:
-    assert chain(a, SALT)[-1] != chain(b, SALT)[-1]
+    assert conversation_digests(a, SALT)[-1] != conversation_digests(b, SALT)[-1]
 
 
 def test_thinking_that_a_client_drops_later_changes_no_chain() -> None:
     def conversation(*messages: Any) -> list[bytes]:
         read = read_prompt(json.dumps({"messages": messages}).encode(), "chat.completions")
         assert read is not None
-        return chain(read, SALT)
+        return conversation_digests(read, SALT)
 
     user = {"role": "user", "content": "hi"}
     kept = conversation(user, {"role": "assistant", "content": "ho", "reasoning_content": "hm"}, user)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.capture.read.integrity import check, latest_ledger
+from llmtap.capture.read.integrity import check_integrity, latest_ledger
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import exchanges_of, to_batch
 from tests.support.storage.captures import ledger
@@ -71,7 +71,7 @@ CASES: list[tuple[str, list[CaptureLedger], list[list[int]], dict[str, object]]]
 def test_what_is_missing_and_what_explains_it(
     words: list[CaptureLedger], rows: list[list[int]], expected: dict[str, object]
 ) -> None:
-    checked = check(map(info, words), [batch(*seqs) for seqs in rows])
+    checked = check_integrity(map(info, words), [batch(*seqs) for seqs in rows])
     told = checked.to_dict()
     (capture,) = told["captures"]  # type: ignore[misc]
     (relay,) = capture["relays"]
@@ -81,7 +81,9 @@ def test_what_is_missing_and_what_explains_it(
 def test_relays_and_captures_are_told_apart() -> None:
     infos = [info(ledger(2)), info(ledger(2, relay="run.1.1")), info(ledger(3, relay="b.0.1"), "c2")]
     rows = [batch(1, 2), batch(2, relay="run.1.1"), batch(1, 2, 3, relay="b.0.1", capture="c2")]
-    found = [(c.capture, [(r.relay, r.missing) for r in c.relays]) for c in check(infos, rows).captures]
+    found = [
+        (c.capture, [(r.relay, r.missing) for r in c.relays]) for c in check_integrity(infos, rows).captures
+    ]
     assert found == [("c1", [("run.0.1", 0), ("run.1.1", 1)]), ("c2", [("b.0.1", 0)])]
 
 
@@ -97,23 +99,25 @@ def test_the_last_word_holds_in_whatever_order_files_are_given() -> None:
 @pytest.mark.parametrize(("lost", "exact"), [(0, True), (1, False)])
 def test_lost_packets_make_the_count_inexact(lost: int, exact: bool) -> None:
     count = RelayCount(2, packets={"captured": 9, "lost": lost})
-    checked = check([info(CaptureLedger({"run.0.1": count}, {}, "m"))], [batch(1, 2)])
+    checked = check_integrity([info(CaptureLedger({"run.0.1": count}, {}, "m"))], [batch(1, 2)])
     assert checked.captures[0].exact is exact
 
 
 def test_damage_and_an_orderly_end_are_told() -> None:
     infos = [info(ledger(1), damaged={"batches": 1, "bytes": 70}), info(ledger(1, closed=True))]
-    (capture,) = check(infos, [batch(1)]).captures
+    (capture,) = check_integrity(infos, [batch(1)]).captures
     assert (capture.damaged, capture.closed) == ({"batches": 1, "bytes": 70}, True)
-    assert not check(infos[:1], [batch(1)]).captures[0].closed
+    assert not check_integrity(infos[:1], [batch(1)]).captures[0].closed
 
 
 def test_only_the_end_of_the_last_file_is_the_end() -> None:
     files = [info(ledger(1, closed=True), began_ns=1), info(ledger(1, meter="m2"), began_ns=2)]
-    assert not check(files, [batch(1)]).captures[0].closed
-    assert not check(files[::-1], [batch(1)]).captures[0].closed
+    assert not check_integrity(files, [batch(1)]).captures[0].closed
+    assert not check_integrity(files[::-1], [batch(1)]).captures[0].closed
     assert (
-        check([*files, info(ledger(1, meter="m3", closed=True), began_ns=3)], [batch(1)]).captures[0].closed
+        check_integrity([*files, info(ledger(1, meter="m3", closed=True), began_ns=3)], [batch(1)])
+        .captures[0]
+        .closed
     )
 
 
@@ -121,12 +125,12 @@ def test_a_meter_that_gave_way_may_write_its_last_file_after_the_other_has_begun
     gave_way = [info(ledger(1, meter="m1"), began_ns=1), info(ledger(1, meter="m1"), began_ns=3)]
     for closed in (False, True):
         files = [*gave_way, info(ledger(1, meter="m2", closed=closed), began_ns=2)]
-        assert check(files, [batch(1)]).captures[0].closed is closed
+        assert check_integrity(files, [batch(1)]).captures[0].closed is closed
 
 
 def test_of_a_trace_without_relays_nothing_is_said() -> None:
     nulls = pa.RecordBatch.from_arrays([pa.nulls(3, field.type) for field in SCHEMA], schema=SCHEMA)
-    checked = check([CaptureInfo(source="mooncake")], [nulls])
+    checked = check_integrity([CaptureInfo(source="mooncake")], [nulls])
     assert (checked.captures, checked.unnumbered, checked.ok) == ([], 3, True)
 
 
@@ -139,7 +143,7 @@ def test_numbers_add_up(
 ) -> None:
     word = ledger(opened, dropped={"overflow": dropped}, unsettled=unsettled, not_kept={"disk": lost})
     parts = [batch(*seqs[i : i + cut]) for i in range(0, len(seqs), cut)]
-    (capture,) = check([info(word)], parts).captures
+    (capture,) = check_integrity([info(word)], parts).captures
     (relay,) = capture.relays
     missing = {n for first, last in relay.ranges for n in range(first, last + 1)}
     known = max([opened, *seqs])
@@ -158,8 +162,8 @@ def test_responses_of_a_session_share_a_number_and_are_no_duplicates() -> None:
     rows = to_batch(exchanges, capture="c1", level="shape")[0]
     assert rows.column("seq").to_pylist() == [1, 2, 2, 2, 3]
     assert [x.id for x in exchanges_of(rows)] == [x.id for x in exchanges]
-    told = check([info(ledger(3))], [rows])
+    told = check_integrity([info(ledger(3))], [rows])
     assert (told.ok, told.captures[0].duplicates, told.captures[0].missing) == (True, 0, 0)
     assert told.unnumbered == 0
-    twice = check([info(ledger(3))], [rows, rows])
+    twice = check_integrity([info(ledger(3))], [rows, rows])
     assert twice.captures[0].duplicates == 3

@@ -137,8 +137,8 @@ BROKEN = [
     (replaced(b"\n"), "cannot be read as Parquet"),
     (replaced(b"PAR1" * 99), "cannot be read as Parquet"),
     (other_table(None), "not a capture of llmtap"),
-    (other_table({META_KEY: b"{"}), "metadata is invalid"),
-    (other_table({META_KEY: b'{"level":7}'}), "metadata is invalid"),
+    (other_table({META_KEY: b"{"}), "invalid llmtap metadata"),
+    (other_table({META_KEY: b'{"level":7}'}), "invalid llmtap metadata"),
 ]
 
 

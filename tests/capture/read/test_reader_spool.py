@@ -65,7 +65,7 @@ def running(tmp_path: Path) -> Iterator[Store]:
 
 def test_a_running_capture_is_read_with_what_was_written_a_moment_ago(running: Store, tmp_path: Path) -> None:
     folder = tmp_path / "cap"
-    with pytest.raises(CaptureError, match="no Parquet file found, and the spool is empty"):
+    with pytest.raises(CaptureError, match="has no Parquet file, and its spool is empty"):
         read(folder)
     append(running, batch(1, 2, 3), CaptureLedger({"run.0.1": RelayCount(4, unsettled=1)}, {}, "m"))
     capture = read(folder)

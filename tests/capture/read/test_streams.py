@@ -71,7 +71,7 @@ def test_a_new_file_is_there_when_it_is_whole(ending: str, tmp_path: Path) -> No
     with new_file(str(target), replace=False) as out:
         out.stream.write(DATA)
         assert not target.exists()
-    assert out.bytes == target.stat().st_size
+    assert out.bytes_written == target.stat().st_size
     with open_input(str(target), 10) as file:
         assert file.stream.read() == DATA
     assert (target.read_bytes() == DATA) == (not ending)

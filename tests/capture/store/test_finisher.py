@@ -20,13 +20,13 @@ def folder(tmp_path):
 def test_only_what_we_may_have_made_is_counted_and_deleted_the_oldest_first(folder):
     files = LocalFiles(folder, "c1")
     files.list_folder()
-    assert files.bytes == 10
+    assert files.total_bytes == 10
     assert files.delete_oldest()
     assert sorted(os.listdir(folder)) == sorted((NEW, *OTHERS))
     assert files.delete_oldest()
     assert not files.delete_oldest()
     assert sorted(os.listdir(folder)) == sorted(OTHERS)
-    assert (files.bytes, files.deleted, files.deleted_rows) == (0, 2, 0), "no rows are in them"
+    assert (files.total_bytes, files.deleted_files, files.deleted_rows) == (0, 2, 0), "no rows are in them"
 
 
 def test_a_file_that_comes_while_somebody_looks_is_counted_once(folder, monkeypatch):
@@ -43,9 +43,9 @@ def test_a_file_that_comes_while_somebody_looks_is_counted_once(folder, monkeypa
     with monkeypatch.context() as coming:
         coming.setattr(os, "scandir", slow)
         files.list_folder()
-    assert files.bytes == 17
+    assert files.total_bytes == 17
     files.list_folder()
-    assert files.bytes == 17
+    assert files.total_bytes == 17
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["gone", "remote"])
@@ -53,4 +53,4 @@ def test_without_a_local_folder_there_are_no_files(tmp_path, there):
     files = LocalFiles(tmp_path / "gone" if there else None, "c1")
     files.add(OLD, 5)
     files.list_folder()
-    assert (files.bytes, files.delete_oldest()) == (0, False)
+    assert (files.total_bytes, files.delete_oldest()) == (0, False)

@@ -88,7 +88,7 @@ def test_statistics_hold_what_one_filters_by_and_no_text(tmp_path):
 def test_rows_keep_their_order_and_row_groups_stay_small(tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     batches = _batches(*[10] * 12)
-    monkeypatch.setattr(parquet, "GROUP_BYTES", 4 * batches[0].nbytes)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 4 * batches[0].nbytes)
     read = 0
 
     def counted():
@@ -223,5 +223,5 @@ def test_a_store_that_pyarrow_knows_by_itself_takes_files_too(tmp_path):
     for content in (b"12345", b"again"):
         made.write_bytes(content)
         place.put(made, "x.parquet")
-        with place.store().open_input_file("folder/x.parquet") as file:
+        with place.filesystem().open_input_file("folder/x.parquet") as file:
             assert file.read() == content

@@ -18,7 +18,11 @@ from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Token
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from tests.support.traffic.exchanges import US, WALL_NS, any_exchange, streamed
 
-POINTS = [column.place[1] for column in COLUMNS if column.conversion is Conversion.OFFSET and column.place[0]]
+POINTS = [
+    column.part_and_name[1]
+    for column in COLUMNS
+    if column.conversion is Conversion.OFFSET and column.part_and_name[0]
+]
 SAME = ["arrival_wall_ns", "path", "refusal", "guardrail", "usage", "server_timing", "text"]
 SAME += [
     column.path for column in COLUMNS if column.conversion is Conversion.SAME and column.path.isidentifier()
@@ -182,7 +186,7 @@ def test_an_exchange_that_cannot_be_a_row_costs_no_other() -> None:
     batch, failed = to_batch([streamed(1), broken, streamed(3)], capture="c1", level="shape")
     assert batch.column("seq").to_pylist() == [1, 3]
     (error,) = failed
-    assert "not as long" in str(error)
+    assert "but the log has 3 events" in str(error)
 
 
 # ---------------------------------------------------------------- privacy

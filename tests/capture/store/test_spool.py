@@ -20,7 +20,7 @@ from llmtap.capture.schema import (
     RelayCount,
 )
 from llmtap.capture.store import spool as spools
-from llmtap.capture.store.spool import LOCK, SpoolWriter, read_spool, take_back
+from llmtap.capture.store.spool import LOCK_FILE, SpoolWriter, read_spool, recover_aside_spools
 from tests.support.storage import capture_rows
 
 _INFO = CaptureInfo(capture="c1", level="shape", config="f00d")
@@ -30,13 +30,13 @@ _SIZES = (3, 1, 7, 2, 5)
 def _write(path, sizes=_SIZES, *, notes=()):
     """A spool of batches of these sizes; the batches, and where each frame ends (the head's end first)."""
     writer = SpoolWriter(path, _INFO)
-    ends, batches, start = [writer.bytes], [], 1
+    ends, batches, start = [writer.size_bytes], [], 1
     for i, n in enumerate(sizes):
         batch = capture_rows.batch(n, seed=i, start=start, tokens=4)
         start += n
         writer.append(batch, notes[i] if i < len(notes) else None)
         batches.append(batch)
-        ends.append(writer.bytes)
+        ends.append(writer.size_bytes)
     writer.close()
     assert path.stat().st_size == ends[-1]
     return batches, ends
@@ -181,7 +181,7 @@ def test_a_failed_write_leaves_the_file_as_it_was_and_may_be_tried_again(tmp_pat
     writer = SpoolWriter(path, _INFO)
     first, second = capture_rows.batch(2, seed=1, tokens=4), capture_rows.batch(3, seed=2, start=3, tokens=4)
     writer.append(first)
-    end = writer.bytes
+    end = writer.size_bytes
     real = os.pwrite
     calls = []
 
@@ -199,7 +199,7 @@ def test_a_failed_write_leaves_the_file_as_it_was_and_may_be_tried_again(tmp_pat
         broken.setattr(spools.os, where, short if where == "pwrite" else unsure)
         with pytest.raises(OSError, match=os.strerror(code)):
             writer.append(second, CaptureLedger(meter="m"), sync=True)
-    assert path.stat().st_size == end == writer.bytes
+    assert path.stat().st_size == end == writer.size_bytes
     assert (writer.rows, writer.batches, writer.notes) == (2, 1, 0)
     writer.append(second, sync=True)
     writer.close()
@@ -210,7 +210,7 @@ def test_a_failed_write_leaves_the_file_as_it_was_and_may_be_tried_again(tmp_pat
 
 def laid(folder: Path, *names: str) -> Path:
     folder.mkdir(parents=True)
-    for name in (LOCK, *names):
+    for name in (LOCK_FILE, *names):
         (folder / name).write_text(name)
     return folder
 
@@ -219,18 +219,18 @@ def test_what_the_dead_left_is_taken_back_and_the_living_keep_theirs(tmp_path: P
     dead = laid(tmp_path / "aside-1", "llmtap-1.spool", "llmtap-2.spool")
     living = laid(tmp_path / "aside-2", "llmtap-3.spool")
     odd = laid(tmp_path / "aside-3", "llmtap-4.spool", "of-somebody-else")
-    held = os.open(living / LOCK, os.O_RDONLY)
+    held = os.open(living / LOCK_FILE, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        take_back(tmp_path)
+        recover_aside_spools(tmp_path)
         assert {path.name for path in tmp_path.glob("*.spool")} == {
             "llmtap-1.spool", "llmtap-2.spool", "llmtap-4.spool",
         }  # fmt: skip
         assert not dead.exists()
         assert (living / "llmtap-3.spool").exists()
-        assert {path.name for path in odd.iterdir()} == {LOCK, "of-somebody-else"}
+        assert {path.name for path in odd.iterdir()} == {LOCK_FILE, "of-somebody-else"}
     finally:
         os.close(held)
-    take_back(tmp_path)
+    recover_aside_spools(tmp_path)
     assert (tmp_path / "llmtap-3.spool").read_text() == "llmtap-3.spool"
     assert not living.exists()

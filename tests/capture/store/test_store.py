@@ -21,7 +21,7 @@ from llmtap.capture.store.finisher import Finisher
 from llmtap.capture.store.spool import read_spool
 from llmtap.capture.store.store import (
     Store,
-    check,
+    check_folders,
     spool_folder,
 )
 from llmtap.clock import ManualClock, SystemClock
@@ -200,7 +200,7 @@ def test_a_second_store_on_the_same_spool_is_told_and_may_follow(tmp_path):
     first = store(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     second = Store(options(tmp_path), INFO, SystemClock())
-    for refused in (second.open, lambda: check(options(tmp_path))):
+    for refused in (second.open, lambda: check_folders(options(tmp_path))):
         with pytest.raises(
             ConfigError, match=r"capture\.to: another llmtap process writes its capture into .*\.spool"
         ):
@@ -208,7 +208,7 @@ def test_a_second_store_on_the_same_spool_is_told_and_may_follow(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
     append(first, thin(1))
     first.close(10)
-    check(options(tmp_path))
+    check_folders(options(tmp_path))
     second.open()
     append(second, thin(6))
     second.close(10)
@@ -224,7 +224,7 @@ def test_a_supervisor_may_look_at_settings_anew_while_its_own_meter_captures(tmp
     )  # fmt: skip
     try:
         assert meter.stdout.readline() == b"\n"
-        check(options(tmp_path))
+        check_folders(options(tmp_path))
         with pytest.raises(ConfigError, match="another llmtap process writes"):
             store(tmp_path)
     finally:
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_is_told_at_the_start_by_key_path_and_reason(tmp
     (tmp_path / "file").touch()
     bad = str(tmp_path / "file" / "in")
     chosen = options(tmp_path / "ok", spool=bad) if key == "spool" else options(bad)
-    for refused in (lambda: check(chosen), Store(chosen, INFO, SystemClock()).open):
+    for refused in (lambda: check_folders(chosen), Store(chosen, INFO, SystemClock()).open):
         with pytest.raises(ConfigError) as caught:
             refused()
         assert caught.value.place == f"capture.{key}"

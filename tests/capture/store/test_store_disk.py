@@ -8,7 +8,7 @@ import pytest
 
 from llmtap.capture.schema import CaptureLedger
 from llmtap.capture.store import finisher
-from llmtap.capture.store.store import check
+from llmtap.capture.store.store import check_folders
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes
 from tests.support.storage.stores import NOTHING, append, fat, numbers, options, store, thin
@@ -111,7 +111,7 @@ def test_a_disk_that_we_fill_pauses_capture_and_every_row_taken_is_in_the_files(
 def test_a_full_disk_at_the_start_is_no_error_of_the_user(disk):
     (disk / "cap" / ".spool").mkdir(parents=True)
     _fill(disk / "filler")
-    check(options(disk / "cap"))
+    check_folders(options(disk / "cap"))
     at = store(disk / "cap")
     assert not at.append(thin(1), NOTHING)
     assert at.problem == "disk_full"
@@ -123,7 +123,7 @@ def test_a_full_disk_at_the_start_is_no_error_of_the_user(disk):
 
 def test_a_read_only_folder_is_told_at_the_start(disk):
     _mode(disk, "ro")
-    for refused in (lambda: check(options(disk / "cap")), lambda: store(disk / "cap")):
+    for refused in (lambda: check_folders(options(disk / "cap")), lambda: store(disk / "cap")):
         with pytest.raises(ConfigError, match="Read-only file system") as caught:
             refused()
         assert caught.value.place == "capture.to"

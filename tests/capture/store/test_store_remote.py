@@ -74,7 +74,7 @@ def test_a_file_of_many_parts_arrives_whole(server, wire, tmp_path):
     made.write_bytes(bytes(range(256)) * (25 << 12))
     place.put(made, "big")
     assert isinstance(place, RemotePlace)
-    with place.store().open_input_file("bucket/parts/big") as file:
+    with place.filesystem().open_input_file("bucket/parts/big") as file:
         assert file.read() == made.read_bytes()
 
 

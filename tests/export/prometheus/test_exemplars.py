@@ -6,7 +6,7 @@ from prometheus_client.samples import Exemplar
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.trace_context import TraceParent
-from llmtap.export.prometheus.exposition import Exemplars, Exposition, by_series
+from llmtap.export.prometheus.exposition import Exemplars, Exposition, group_by_series
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.export.telemetry import PARENT, SPAN, TRACE, chat
@@ -50,8 +50,8 @@ def test_their_number_has_a_bound_and_the_newest_stay() -> None:
     kept = Exemplars(exemplars_max=3)
     parent = TraceParent(TRACE, SPAN, 1)
     for i, value in enumerate([5, 15, 25, 5, 35]):
-        kept.note(("x", ("t",), value // 10), value, parent, i)
-    found = by_series(kept.freeze())["x"][("t",)]
+        kept.add(("x", ("t",), value // 10), value, parent, i)
+    found = group_by_series(kept.freeze())["x"][("t",)]
     assert {bucket: exemplar.value for bucket, exemplar in found.items()} == {0: 5, 2: 25, 3: 35}
     longest = "".join(text for pair in found[0].labels.items() for text in pair)
     assert len(longest) <= 128

@@ -47,9 +47,9 @@ def theirs(found: dict[tuple[str, str], tuple[list[int], int]]) -> CollectorRegi
 
 def ours(found: dict[tuple[str, str], tuple[list[int], int]], *, openmetrics: bool) -> str:
     writer = TextWriter(openmetrics=openmetrics)
-    writer.histogram(FAMILY, [(values, counts, total) for values, (counts, total) in found.items()])
-    writer.counter(COUNTER, [(values, total) for values, (_, total) in found.items()])
-    return writer.bytes().decode() + ("# EOF\n" if openmetrics else "")
+    writer.write_histogram(FAMILY, [(values, counts, total) for values, (counts, total) in found.items()])
+    writer.write_counter(COUNTER, [(values, total) for values, (_, total) in found.items()])
+    return writer.content().decode() + ("# EOF\n" if openmetrics else "")
 
 
 def samples(families: object) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from llmtap.capture.privacy.sessions import BlockHasher
-from llmtap.capture.privacy.text_blocks import text_blocks
+from llmtap.capture.privacy.text_blocks import text_block_hashes
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.prompt import read_prompt
@@ -23,7 +23,7 @@ KEY: Final = b"k" * 32
 WALL_NS: Final = 1_700_000_000_000_000_000
 SEND_NS: Final = 20 * US
 """A relay takes so long to write what it has read."""
-_HASHER: Final = BlockHasher(KEY, size=16, unit="bytes")
+_HASHER: Final = BlockHasher(KEY, block_size=16, unit="bytes")
 _OK: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -49,7 +49,7 @@ def _hash_prompt(x: Exchange, head: RequestHead, body: bytes) -> bool:
         x.shape = prompt.shape
         blocks = _HASHER.blocks(prompt)
         assert blocks is not None
-        x.shape.blocks, x.shape.block_size, x.shape.block_unit = blocks.ids, _HASHER.size, _HASHER.unit
+        x.shape.blocks, x.shape.block_size, x.shape.block_unit = blocks.ids, _HASHER.block_size, _HASHER.unit
     return True
 
 
@@ -85,7 +85,7 @@ def observed(
     if outcome != "client_cancelled":
         observer.response_end(at(end_ns))
     x = observer.finish(at(end_ns), outcome, status, None, 0, uncertainty_ns, len(body), 1)
-    x.text_blocks = text_blocks((x.text and x.text.response_text) or "", KEY)
+    x.text_blocks = text_block_hashes((x.text and x.text.response_text) or "", KEY)
     x.text = None
     return x
 

@@ -133,7 +133,7 @@ def test_spans_are_rows_and_agents_their_tree() -> None:
 
 
 def test_a_time_that_is_none_is_named() -> None:
-    with pytest.raises(FormatError, match="line 2: a time of a span"):
+    with pytest.raises(FormatError, match="line 2: startTimeUnixNano"):
         read(OTLP, line() + line({**chat("a", "", 1, 2), "startTimeUnixNano": "soon"}))
 
 

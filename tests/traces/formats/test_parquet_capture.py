@@ -15,7 +15,7 @@ from llmtap.capture.read.reader import read as open_capture
 from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import FormatError, TraceSource, batch_of
-from llmtap.traces.formats.parquet_capture import FORMAT, read_many
+from llmtap.traces.formats.parquet_capture import FORMAT, read_files
 
 read, write = FORMAT.read, FORMAT.write
 
@@ -74,7 +74,7 @@ def test_many_files_follow_each_other(tmp_path: Path) -> None:
         (tmp_path / f"llmtap-{i}.parquet").write_bytes(written(batch_of(1, {"arrival_ns": [i]}), info=info))
     (tmp_path / ".spool").mkdir()
     (tmp_path / ".spool" / "llmtap-9.parquet").write_bytes(b"not yet")
-    source, size = read_many(str(tmp_path))
+    source, size = read_files(str(tmp_path))
     assert [row["arrival_ns"] for row in rows_of(source)] == [0, 1, 2]
     assert (source.info.level, source.info.capture, source.info.source) == ("full", "c", "")
     assert size == sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
@@ -82,17 +82,17 @@ def test_many_files_follow_each_other(tmp_path: Path) -> None:
 
 def test_many_files_that_do_not_fit_together_are_told(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no Parquet file"):
-        read_many(str(tmp_path))
+        read_files(str(tmp_path))
     for name in ("wall", "trace"):
         info = CaptureInfo(arrivals=name)
         (tmp_path / f"{name}.parquet").write_bytes(written(batch_of(1, {}), info=info))
     with pytest.raises(FormatError, match="convert them separately"):
-        read_many(str(tmp_path))
+        read_files(str(tmp_path))
     newer = tmp_path / "newer"
     newer.mkdir()
     write_parquet(newer / "a.parquet", CaptureInfo(schema_version=VERSION + 1), [batch_of(1, {})])
     with pytest.raises(FormatError, match="schema version"):
-        read_many(str(newer))
+        read_files(str(newer))
 
 
 def capture(folder: Path, name: str, numbers: list[int], opened: int) -> None:
@@ -104,7 +104,7 @@ def capture(folder: Path, name: str, numbers: list[int], opened: int) -> None:
 
 
 def converted(where: Path, target: Path) -> list[str]:
-    source, _ = read_many(str(where))
+    source, _ = read_files(str(where))
     with target.open("wb") as out:
         return write(out, source.info, source.batches).notes
 
@@ -137,7 +137,7 @@ def test_it_is_told_how_much_of_many_files_is_read(tmp_path: Path) -> None:
     for name in "ab":
         capture(tmp_path, name, [1, 2], 2)
     seen: list[tuple[int, int | None]] = []
-    source, size = read_many(str(tmp_path), lambda done, total: seen.append((done, total)))
+    source, size = read_files(str(tmp_path), lambda done, total: seen.append((done, total)))
     assert len(list(source.batches)) == 2
     assert seen == [(size // 2, size), (size, size)]
 
