@@ -300,8 +300,8 @@ class Summary:
             experience = experience_of(x, m, self.objectives)
             if experience is not None:
                 for name, share in (
-                    ("fluidity_index_doc", experience.fluidity.doc),
-                    ("fluidity_index_code", experience.fluidity.code),
+                    ("fluidity_index_doc", experience.fluidity.index_of_doc),
+                    ("fluidity_index_code", experience.fluidity.index_of_code),
                     ("qoe_area_step", experience.qoe_area_step),
                 ):
                     _histogram_in(metrics, name).record(round(share * 1e9))

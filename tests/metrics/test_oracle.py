@@ -114,9 +114,9 @@ def check_request(given: dict[str, Any], expected: dict[str, Any], v: int, bound
         same(Benefit(alpha, v).tokens(n, value), expected["benefit_seconds"][name])
         same(Benefit(alpha, v, "tokens").tokens(n, value), expected["benefit_tokens_(l/V)"][name])
     counted = fluidity(times, arrival, bounds["ttft"], bounds["tbt"])
-    assert [counted.missed, counted.deadlines] == expected["fluidity_code_missed_total"]
-    same(counted.code, expected["fluidity_index_code"])
-    same(counted.doc, expected["fluidity_index_doc"])
+    assert [counted.missed_deadlines, counted.deadlines] == expected["fluidity_code_missed_total"]
+    same(counted.index_of_code, expected["fluidity_index_code"])
+    same(counted.index_of_doc, expected["fluidity_index_doc"])
     same(qoe_area_step(times, arrival, bounds["ttft"], v), expected["qoe_area_step"])
 
 
