@@ -314,7 +314,7 @@ class Experiments:
         """Export the units again, since the units that were exported before `clear` could not be written."""
         self._is_rest = False
         for arm in self._arms.values():
-            arm.sample.keep_units()
+            arm.sample.save_units_again()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
         """Add the packed experiment of another meter. Return texts on the parts that could not be added.
