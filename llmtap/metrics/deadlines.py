@@ -91,7 +91,7 @@ class Benefit:
         """
         if output_tokens is None or idle_ns is None:
             return None
-        cost = parse_idle_cost(self.f).of(idle_ns / 1e9, self.reader_ns_per_token / 1e9, output_tokens)
+        cost = parse_idle_cost(self.f).cost(idle_ns / 1e9, self.reader_ns_per_token / 1e9, output_tokens)
         return None if cost is None else output_tokens - self.alpha * cost
 
     @property

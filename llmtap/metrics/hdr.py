@@ -185,7 +185,7 @@ def read_log(lines: Iterable[str], ns_per_unit: int) -> dict[str, Histogram]:
         histogram = merged.setdefault(tag, Histogram())
         try:
             for value, count in values(match[3]):
-                histogram.record_times(round(value * ns_per_unit), count)
+                histogram.record_copies(round(value * ns_per_unit), count)
         except ValueError as exc:
             raise ValueError(f"line {number}: {exc}") from None
     return merged
