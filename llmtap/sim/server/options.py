@@ -271,7 +271,7 @@ def load_engine(
     if kind.iterates and servers != 1:
         raise ConfigError(
             "--servers",
-            f"expected 1, got {servers}: {scheduler} has one server; only schedulers of whole batches have more",
+            f"expected 1, got {servers}: only schedulers of whole batches have more, not {scheduler}",
         )
     return EngineOptions(scheduler, ServingSetup(readings=chosen, serving=served), servers)
 
