@@ -105,8 +105,7 @@ ROUTERS: Final[dict[str, Callable[[Requests, int, int], Router]]] = {
     "least-loaded": LeastLoaded,
     "prefix-aware": PrefixAware,
 }
-"""Constructors of routers by name. Arguments: requests, number of servers, KV memory of a server in
-tokens."""
+"""Constructors of routers by name; arguments: requests, number of servers, KV tokens of a server."""
 DEFAULT_ROUTER: Final = "round-robin"
 
 
