@@ -131,15 +131,13 @@ class IterationState:
     preemptions: int = 0
     """Number of preemptions: a request can be preempted several times."""
     preempted: int = 0
-    """Number of requests preempted at least once; `recovered`: number of these that were served to the
-    end."""
+    """Number of requests preempted at least once; `recovered`: of these, served to the end."""
     recovered: int = 0
     preempted_tokens: int = 0
     """Number of tokens whose KV was discarded by preemption; `swapped_tokens`: swapped out by preemption."""
     swapped_tokens: int = 0
     prefix_queries: int = 0
-    """Number of prompt tokens searched in the prefix cache; `prefix_hits`: number of these that were
-    found."""
+    """Number of prompt tokens searched in the prefix cache; `prefix_hits`: of these, found."""
     prefix_hits: int = 0
 
 

@@ -225,14 +225,12 @@ def read_model_options(settings: Mapping[str, str]) -> ModelOptions:
     readings = read_options(ModelOptions, settings, "reading")
     if readings.safe_gb <= 0:
         raise ValueError(
-            f"memory_gb: expected more than model_gb + margin_gb = {readings.model_gb + readings.margin_gb:g},"
-            f" to leave memory for the KV cache, got {readings.memory_gb:g}"
+            "memory_gb: expected more than model_gb + margin_gb"
+            f" ({readings.model_gb + readings.margin_gb:g}), for a KV cache, got {readings.memory_gb:g}"
         )
     edges = readings.bin_edges
     if edges and (edges[0] < 0 or any(low >= high for low, high in pairwise(edges))):
-        raise ValueError(
-            f"bin_edges: expected ascending numbers of 0 or more, got {','.join(map(str, edges))!r}"
-        )
+        raise ValueError(f"bin_edges: expected ascending numbers >= 0, got {','.join(map(str, edges))!r}")
     return readings
 
 

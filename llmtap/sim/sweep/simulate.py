@@ -147,8 +147,7 @@ class SimulationResult:
         return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds: the fields of `SimulatedRun`; if measured, also those of a
-        `Summary`.
+        """Return public JSON in seconds: the fields of `SimulatedRun` and, if measured, of a `Summary`.
 
         `metrics.e2e`, and for whole batches `metrics.ttft`, are computed from exact values, not from
         histograms.
