@@ -230,7 +230,7 @@ def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytes
         ({"gold": slo(burn={"3d": 1.0})}, "slo.gold.burn", "no alarm"),
         ({"a": slo(), "b": slo()}, "slo.b.tenants", "slo.a"),
         ({"a": slo(tenants=("x",)), "b": slo(tenants=("x",))}, "slo.b.tenants", "slo.a already"),
-        ({"a": slo(tenants=("*",)), "b": slo(tenants=("chat-*",))}, "slo.b.tenants", "never applies"),
+        ({"a": slo(tenants=("*",)), "b": slo(tenants=("chat-*",))}, "slo.b.tenants", "has no effect"),
         ({"so so": slo()}, "slo.so so", "not a valid name"),
     ],
 )

@@ -214,7 +214,7 @@ def test_starvation(ietf: dict[str, Any]) -> None:
         found = starvation(waits)
         assert found.median == expected[name]["median"]
         assert found.threshold == expected[name]["threshold_5x"]
-        assert found.starved == expected[name]["starved_strict"]
+        assert found.starved_requests == expected[name]["starved_strict"]
         assert found.rate == expected[name]["rate_strict"]
     pooled = percentile(sorted(w for waits in given.values() for w in waits), 0.5)
     for name, waits in given.items():

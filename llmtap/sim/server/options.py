@@ -235,7 +235,9 @@ def load_engine(
         return None
     if scheduler not in SCHEDULERS:
         known = (FIXED, *SCHEDULERS)
-        raise ConfigError("--scheduler", f"unknown scheduler {scheduler!r}", nearest_hint(scheduler, known))
+        raise ConfigError(
+            "--scheduler", f"no scheduler is called {scheduler!r}", nearest_hint(scheduler, known)
+        )
     for key in values:
         if key.rpartition(".")[2] in _SCHEDULE_NAMES:
             raise ConfigError(

@@ -57,7 +57,7 @@ class Results:
         except BlockingIOError:
             self._file.close()
             raise ConfigError(
-                _PLACE, f"another run of llmtap sim writes to {path}", "name another file"
+                _PLACE, f"{path} is being written by another run", "name another file"
             ) from None
         except ConfigError:
             self._file.close()

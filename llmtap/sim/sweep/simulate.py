@@ -474,15 +474,11 @@ def simulate(
     if is_measured is None:
         is_measured = kind.iterates or exchanges_needed
     elif not is_measured and exchanges_needed:
-        raise ValueError(
-            "objectives, a capture and a followed request need exchanges, but `enabled` is False"
-        )
+        raise ValueError("objectives, a capture and a followed request need exchanges, but measuring is off")
     if readings.failed == "dropped":
         requests = requests.select_rows([row for row, made in enumerate(requests.output) if made])
         if not requests:
-            raise ValueError(
-                "no requests are left: all have no output tokens, and failed=dropped removes them"
-            )
+            raise ValueError("no request has output tokens, and failed=dropped removes the others")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
     engine: AnyEngine
     if router is None:
