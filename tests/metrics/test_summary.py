@@ -11,8 +11,8 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import (
-    NO_TOKEN_REASONS,
     ENDPOINTS_MAX,
+    NO_TOKEN_REASONS,
     Summary,
     clock_disagreement,
     no_token_reason,
