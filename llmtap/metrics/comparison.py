@@ -97,7 +97,7 @@ def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
     above, below = placements(x, y - middle)
     va, vb = float(above.var(ddof=1)) / len(x), float(below.var(ddof=1)) / len(y)
     error = sqrt(va + vb)
-    if error == 0:  # The ranks have no variance, so the interval is a point.
+    if error == 0:  # All placements are equal, so the interval is a point.
         return Shift(middle, middle, middle)
     df = (va + vb) ** 2 / (va**2 / (len(x) - 1) + vb**2 / (len(y) - 1))
     reach = float(stats.t.ppf((1 + level) / 2, df)) * error

@@ -42,7 +42,7 @@ SAMPLE_UNITS: Final = 512
 SAMPLE_VALUES: Final = 128
 """Maximum number of values of each sampled unit in memory."""
 EVENTS_MIN: Final = 20
-"""Minimum number of events in both arms together to approximate the difference of shares as normal."""
+"""Minimum sum of the events in two arms, to use the normal approximation for the difference of shares."""
 
 
 _SUMS: Final = (

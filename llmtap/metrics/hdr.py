@@ -32,7 +32,7 @@ _BYTES_MAX: Final = 4 << 20
 """Maximum size of the decompressed counts in bytes, against decompression bombs. An ordinary histogram has at
 most 38,000 buckets with nine bytes each."""
 _HEAD: Final = Struct(">iiiiqqd")
-"""Cookie, length of the payload, normalizing offset, significant digits, lowest and highest value, ratio."""
+"""Header of the counts: cookie, length of the payload, offset, significant digits, lowest, highest, ratio."""
 _COMPRESSED: Final = Struct(">ii")
 """Header of the compressed data: cookie, length of the data."""
 _LINE: Final = re.compile(r"(?:Tag=([^,\s]*),)?[\d.]+,([\d.]+),[\d.]+,(HIST[A-Za-z0-9+/=]+)")
@@ -148,7 +148,7 @@ def _decode(text: str) -> tuple[_Buckets, bytes]:
     if not 1 <= digits <= 5 or not 1 <= lowest <= highest // 2:
         raise ValueError(
             f"the HdrHistogram has {digits} significant digits and the range {lowest} to {highest}; expected"
-            " 1 to 5 digits, and a range from 1 or more to at least twice that"
+            " 1 to 5 digits, a lowest value >= 1, and a highest value of at least twice the lowest"
         )
     if size != len(raw) - _COMPRESSED.size or not inflater.eof or length != len(body) - _HEAD.size:
         raise ValueError("the HdrHistogram is longer or shorter than its header declares")

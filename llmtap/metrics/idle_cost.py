@@ -75,7 +75,7 @@ def parse_idle_cost(text: str) -> IdleCost:
         )
     try:
         if not _CHARACTERS.fullmatch(expression):
-            raise ValueError
+            raise ValueError  # It is caught below, like the errors of `ast.parse`.
         tree = ast.parse(expression, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ValueError(f"{text!r} is not a valid idle cost; {_HINT}") from None
@@ -144,10 +144,12 @@ def _check(idle_cost: IdleCost) -> None:
     """Raise ValueError if f is not finite or below 0 for one of _SAMPLES: a wait must not be a benefit."""
     for l_s, v_s, n in _SAMPLES:
         cost = idle_cost.cost(l_s, v_s, n)
-        at = f"for l = {l_s:g}, V = {v_s:g}, n = {n:g}"
+        arguments = f"for l = {l_s:g}, V = {v_s:g}, n = {n:g}"
         if cost is None:
             raise ValueError(
-                f"{idle_cost.text!r} has no finite value {at}; for example, never divide by l alone"
+                f"{idle_cost.text!r} has no finite value {arguments}; do not divide by l, which can be 0"
             )
         if cost < 0:
-            raise ValueError(f"{idle_cost.text!r} is {cost:g} {at}, but must be 0 or more; use max(0, ...)")
+            raise ValueError(
+                f"{idle_cost.text!r} is {cost:g} {arguments}, but must be 0 or more; use max(0, ...)"
+            )

@@ -192,7 +192,7 @@ MODE_VALUES_MIN: Final = 10
 """Minimum number of values that a mode has above the level of the valleys beside it."""
 MODE_ERRORS_MIN: Final = 4.0
 """Number of standard errors by which the values of a mode must exceed the level of the valleys beside it: a
-smaller excess may be random."""
+smaller excess is possibly random."""
 _ALMOST: Final = 1 - 1e-9
 """Factor slightly below 1 for the depth of a valley, so that rounding does not change a comparison."""
 TAIL_SHARE: Final = 0.1

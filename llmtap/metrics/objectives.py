@@ -273,7 +273,7 @@ def _is_token_stream(x: Exchange) -> bool:
 
 
 def _counts_output(x: Exchange) -> bool:
-    """Return whether the usage has output tokens beside reasoning: these are output, even without text."""
+    """Return whether the usage has more output tokens than reasoning tokens: then there was some output."""
     return (x.tokens.output or 0) > (x.tokens.reasoning or 0)
 
 
@@ -545,9 +545,7 @@ def _bounded_stamps(
     x: Exchange, m: Measured, objectives: Objectives
 ) -> tuple[list[int], int, int, int] | None:
     """Return the times of the tokens, the time of submission, and the bounds of the first and later gaps.
-
-    None as for `experience_of`.
-    """
+    None as for `experience_of`."""
     bounds = dict(objectives.bounds)
     ttft_ns = bounds.get("ttft", bounds.get("ttft_any"))
     tbt_ns = bounds.get("tbc_max", bounds.get("tpot"))

@@ -68,12 +68,12 @@ STANDARD_ALARMS: Final = tuple(
 
 
 def error_ratio(good: int, counted: int) -> float | None:
-    """Return the share of bad exchanges among the `counted` ones; None if none counted."""
+    """Return the share of bad exchanges among the `counted` exchanges; None if `counted` is 0."""
     return None if counted == 0 else (counted - good) / counted
 
 
 def error_budget(objective: float) -> float:
-    """Return the share of exchanges that may be bad: 1 - objective, rounded to remove errors of floats."""
+    """Return the share of exchanges that are allowed to be bad: 1 - objective, without errors of floats."""
     return round(1 - objective, 12)
 
 
@@ -92,9 +92,8 @@ def burn_rate_max(objective: float) -> float:
 
 def reachable(objective: float, factor: float) -> bool:
     """Return whether a burn rate above `factor` is possible: factor (1 - objective) < 1."""
-    return (
-        factor * (1 - objective) < 1 - 1e-9
-    )  # 1e-9 is for errors of floats: 14.4 x (1 / 14.4) may be below 1.
+    # 1e-9 allows for errors of floats: 14.4 x 0.0694... can be slightly below 1, which it equals.
+    return factor * (1 - objective) < 1 - 1e-9
 
 
 def check_objective(objective: float, place: str) -> None:
@@ -114,7 +113,7 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
         raise ConfigError(
             place,
             f"a burn rate above {factor:g} is impossible with the target {objective:g}: "
-            f"with every exchange bad it is 1 / (1 - {objective:g}) = {factor_max:.4g}",
+            f"if every exchange is bad, the rate is 1 / (1 - {objective:g}) = {factor_max:.4g}",
             f"use a factor below {factor_max:.4g}, or a target above {1 - 1 / factor:.4g}"
             if factor > 1
             else f"use a factor below {factor_max:.4g}",
@@ -228,7 +227,7 @@ class SloClass:
 
     @property
     def budget(self) -> float:
-        """Error budget: share of exchanges that may be bad."""
+        """Error budget: share of exchanges that are allowed to be bad."""
         return error_budget(self.target)
 
     def with_tickets(self) -> "SloClass":
@@ -254,29 +253,29 @@ class TenantClasses:
         self.by_tenant: dict[str, SloClass] = {}
         """Classes by the tenants that the configuration names, without patterns."""
         self._patterns: list[tuple[Callable[[str], object], SloClass]] = []
-        self._default: SloClass | None = None
-        self._cached: dict[str, SloClass | None] = {}
+        self._default_class: SloClass | None = None
+        self._class_cache: dict[str, SloClass | None] = {}
         for slo in classes:
             for tenant in slo.tenants:
                 if any(sign in tenant for sign in _WILDCARDS):
                     self._patterns.append((re.compile(fnmatch.translate(tenant)).match, slo))
                 else:
                     self.by_tenant[tenant] = slo
-            if not slo.tenants and self._default is None:
-                self._default = slo
+            if not slo.tenants and self._default_class is None:
+                self._default_class = slo
 
     def of(self, tenant: str) -> SloClass | None:
         """Return the class of a tenant; None if it is in no class."""
         try:
-            return self._cached[tenant]
+            return self._class_cache[tenant]
         except KeyError:
             pass
         chosen = self.by_tenant.get(tenant)
         if chosen is None:
-            chosen = next((slo for match, slo in self._patterns if match(tenant)), self._default)
-        if len(self._cached) >= TENANTS_CACHED_MAX:
-            self._cached.clear()
-        self._cached[tenant] = chosen
+            chosen = next((slo for match, slo in self._patterns if match(tenant)), self._default_class)
+        if len(self._class_cache) >= TENANTS_CACHED_MAX:
+            self._class_cache.clear()
+        self._class_cache[tenant] = chosen
         return chosen
 
 

@@ -90,10 +90,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
-    """Return the standard deviation of a population (divisor n) or sample (divisor n - 1).
-
-    None with too few values.
-    """
+    """Return the standard deviation of a population (divisor n) or sample (n - 1); None if n is too small."""
     n = len(values)
     if n < (2 if sample else 1):
         return None
@@ -125,9 +122,7 @@ def marks(n: int, shares: Mapping[str, float] = SHARES) -> list[str]:
 
 def parse_percentiles(text: str, place: str) -> dict[str, float]:
     """Parse percentiles such as `25,75,99.5`. Return their shares (0.25) by name (`p25`, `p75`, `p995`).
-
-    Raises ConfigError naming `place`.
-    """
+    Raises ConfigError naming `place`."""
     shares = {}
     for word in text.replace(",", " ").split():
         number = float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else 0.0
@@ -250,10 +245,8 @@ def multinomial_e_log(
 
 
 def events_e_log(counts: Sequence[float], shares: Sequence[float]) -> float:
-    """Return the logarithm of the mean of the e-values of `multinomial_e_log` for EVENT_PRIOR_WEIGHTS.
-
-    The mean of e-values is an e-value, too.
-    """
+    """Return the logarithm of the mean of the e-values of `multinomial_e_log` for EVENT_PRIOR_WEIGHTS: the
+    mean of e-values is an e-value, too."""
     logs = [multinomial_e_log(counts, shares, weight) for weight in EVENT_PRIOR_WEIGHTS]
     largest = max(logs)
     return largest + log(sum(exp(e - largest) for e in logs) / len(logs))
@@ -369,7 +362,7 @@ class Punctuality:
 
 
 def arrival_figures(times_ns: Sequence[int], *, rate_rps: float | None = None) -> ArrivalFigures:
-    """Return the figures of arrivals at these times, which may be in any order.
+    """Return the figures of arrivals at these times, which can be in any order.
 
     `rate_rps`: rate of the exponential distribution to which the gaps are compared; None: rate of the gaps.
     """

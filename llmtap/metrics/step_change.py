@@ -246,6 +246,7 @@ class SavedDetector(Struct, array_like=True):
     """For each cell: its prompt length, its load, and its index in `_Day.cells`."""
     level: float
     reference: float
+    """Level at the time when S was 0 for the last time; `level`: current level."""
     sum: float
     """The statistic S of the test."""
     candidate: StepChange

@@ -169,7 +169,7 @@ TPOT_DIFFERENCE_MIN: Final = 0.01
 """Minimum relative difference of the means of `tpot` and `tpot_to_end` for which both are reported."""
 _COUNTERS: Final = (
     "_counts", "_itl_policies", "_itl_samples", "_labels", "_no_token", "_outcomes", "_readings",
-    "_refusals", "_sources", "_tokens",
+    "_refusals", "_token_sources", "_tokens",
 )  # fmt: skip
 
 
@@ -239,7 +239,7 @@ class Summary:
         self._readings: Counter[str] = Counter()
         self._without_dialect = AnswersWithoutDialect()
         self._refusals: Counter[str] = Counter()
-        self._sources: Counter[str] = Counter()
+        self._token_sources: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._burst_hold_max_ns: int | None = None
         self._uncertainty_ns = 0
@@ -345,7 +345,7 @@ class Summary:
 
     def _add_tokens(self, x: Exchange) -> None:
         if x.tokens.output is not None:
-            self._sources[x.tokens.source.word] += 1
+            self._token_sources[x.tokens.source.word] += 1
         for name, n in zip(_TOKENS, _token_counts(x.tokens), strict=True):
             if n is not None:
                 self._tokens[name] += n
@@ -514,8 +514,10 @@ class Summary:
                 "input_per_second": _rate_of(self._tokens["input"], seconds)
                 if "input" in self._tokens
                 else None,
-                "output_per_second": _rate_of(self._tokens["output"], seconds) if self._sources else None,
-                "source": dict(sorted(self._sources.items())),
+                "output_per_second": _rate_of(self._tokens["output"], seconds)
+                if self._token_sources
+                else None,
+                "source": dict(sorted(self._token_sources.items())),
                 "cancelled": self._counts.get("cancelled_tokens"),
                 "after_cancel": self._counts.get("cancelled_tokens_after"),
             },

@@ -32,7 +32,7 @@ _HALVINGS: Final = 60
 
 
 class SurvivalCounts:
-    """Number of durations in each cell of a grid: of those that `ended` by the event, and of `censored` ones.
+    """Number of durations in each cell of a grid: `ended` by the event, and `censored` durations.
 
     `edges`: lower edges of the cells, ascending; the last cell has no upper edge. Durations below the first
     edge are not counted.
@@ -76,7 +76,7 @@ class SurvivalPoint:
     """Estimated survival at one edge of the grid, with the limits `low` and `high` of the confidence band."""
 
     duration: int
-    """The edge."""
+    """The edge of the grid."""
     n: int
     """Number of durations that reached this edge."""
     share: float

@@ -65,8 +65,8 @@ class BatchSize:
         b_max = limit if readings.controller_limit == "bin" else readings.b_max
         self._b_max = b_max
         self._b_min = b_min = min(readings.b_min, limit)
-        self._alpha, self._delta = readings.alpha_step, readings.delta_step
-        self._weight = readings.alpha_ema
+        self._alpha_step, self._delta_step = readings.alpha_step, readings.delta_step
+        self._newest_weight = readings.alpha_ema
         self.low: float = b_min
         self.high: float = b_max
         """`low` and `high`: ends of an interval of batch sizes; its middle is the size by the token SLA."""
@@ -83,7 +83,7 @@ class BatchSize:
         self._moves_per_batch = readings.sla_step == "batch"
         self._slow_ns = readings.token_sla + readings.eps
         self._fast_ns = readings.token_sla - readings.eps
-        self._half_band = (self._alpha if readings.band == "alpha" else self._delta) / 2
+        self._half_band = (self._alpha_step if readings.band == "alpha" else self._delta_step) / 2
         self._has_guards = readings.guards == "authors"
 
     def next_size(self) -> int:
@@ -102,7 +102,7 @@ class BatchSize:
 
     def learn(self, step_ns: float, size: int, inputs: float, outputs: float) -> None:
         """Update the averages from a finished batch. `inputs`, `outputs`: mean tokens of its requests."""
-        new, old = self._weight, 1 - self._weight
+        new, old = self._newest_weight, 1 - self._newest_weight
         self.tau_ns = new * step_ns + old * self.tau_ns
         self.b_avg = size if self.b_avg is None else new * size + old * self.b_avg
         self._inputs_mean = new * inputs + old * self._inputs_mean
@@ -118,13 +118,13 @@ class BatchSize:
         b_avg = int(self.b_avg) if self._has_guards else self.b_avg
         low, high = self.low, self.high
         if self.tau_ns > self._slow_ns:
-            self.high = max(b_avg, low + self._alpha)
-            self.low = max(low - self._delta, self._b_min)
+            self.high = max(b_avg, low + self._alpha_step)
+            self.low = max(low - self._delta_step, self._b_min)
             if self._has_guards:
                 self.high = min(high, self.high)
         elif self.tau_ns < self._fast_ns:
-            self.low = min(b_avg, high - self._alpha)
-            self.high = min(high + self._delta, self._b_max)
+            self.low = min(b_avg, high - self._alpha_step)
+            self.high = min(high + self._delta_step, self._b_max)
             if self._has_guards:
                 self.low = max(low, self.low)
         else:
@@ -137,7 +137,7 @@ class BatchSize:
 _LAST_EDGE: Final = 4_096
 """Assumed upper edge of the last bin, which has none, to compute the mean length of its requests."""
 _FIRST_REQUESTS: Final = 1_000
-"""Number of requests, the first ones, from whose lengths the bins are computed with `edges=first-1000`."""
+"""Number of the first requests from whose lengths the bins are computed, with `edges=first-1000`."""
 
 
 class Bins:
@@ -164,10 +164,8 @@ class Bins:
 
 
 def equal_mass_bins(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bins:
-    """Return bins with equal numbers of requests (multi-bin paper, Algorithm 3).
-
-    Their edges are linear quantiles of the lengths, rounded down.
-    """
+    """Return bins with equal numbers of requests (multi-bin paper, Algorithm 3): their edges are linear
+    quantiles of the lengths, rounded down."""
     known = list(lengths)
     if readings.edges == "first-1000":
         known = known[:_FIRST_REQUESTS]

@@ -62,7 +62,7 @@ class Memory:
         return self.blocks_for(tokens - len(names) * self.named_tokens) + len(names) * self._blocks_per_name
 
     def blocks_needed(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """Return the number of blocks that `hold` would take beyond those that are held already."""
+        """Return the number of blocks that `hold` would take; blocks that are held already do not count."""
         holders = self._holders
         shared = sum(name in holders for name in names) if names else 0
         return self.blocks_without_cache(tokens, names) - shared * self._blocks_per_name
@@ -172,8 +172,8 @@ class WaitingQueue:
 
     def remove(self, request: int) -> None:
         self._waiting_requests.remove(request)
-        heap, here = self._heap, self._waiting_requests
-        while heap and heap[0][1] not in here:
+        heap, waiting = self._heap, self._waiting_requests
+        while heap and heap[0][1] not in waiting:
             heappop(heap)
 
     def head(self) -> int | None:
@@ -394,7 +394,7 @@ class Roster:
     def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
         """Return the tokens that an iteration made, and the requests that it finished.
 
-        Requests with a complete prompt begin to decode; finished ones release their memory.
+        Requests with a complete prompt begin to decode; finished requests release their memory.
         """
         tokens: Sequence[int] = ()
         finished: list[int] = []

@@ -55,7 +55,7 @@ class DeliveredText:
     block_after: int | None = None
     """Number of tokens after which the output filter blocks the answer; None: never."""
     ends_separately: bool = False
-    """Whether a call of `on_choice_end` ends the choice, not its last token: it ends with its batch."""
+    """Whether a call of `on_choice_end`, at the end of its batch, ends the choice, not its last token."""
 
 
 class Delivery:
@@ -209,11 +209,10 @@ class Delivery:
 
 
 def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
-    """Yield due times of tokens, in ns after the request was accepted, without end.
+    """Yield the due times of an endless sequence of tokens, in ns after the request was accepted.
 
-    Without jitter, token i is due at `ttft + i * itl` after the request, so that a late token does not delay
-    the later ones. `chance`: random generator of this answer only, so that answers do not depend on each
-    other.
+    Without jitter, token i is due at `ttft + i * itl`, so that a late token does not delay later tokens.
+    `chance`: random generator of this answer only, so that answers do not depend on each other.
     """
     ttft_ns = round(options.ttft * _random_factor(options.spread, chance))
     itl_ns = round(options.itl * _random_factor(options.spread, chance))
@@ -320,7 +319,7 @@ class EngineSource:
         return sum(known) if known else None
 
     def submit(self, now_ns: int, arrival_ns: int) -> None:
-        """Submit the choices to the engine. `arrival_ns`: end of the input filter, when they arrive there."""
+        """Submit the choices, which arrive at the engine at `arrival_ns`, the end of the input filter."""
         self._engine.submit(now_ns, arrival_ns, self.tickets)
 
     def advance(self, now_ns: int) -> None:

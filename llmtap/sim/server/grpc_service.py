@@ -162,7 +162,7 @@ class _MessagePipe:
 
 
 class GrpcService:
-    """Server of both services. Call `start` and `stop` within the event loop that serves the calls."""
+    """Server of vLLM's and SGLang's services. Call `start` and `stop` in the event loop that serves calls."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception

@@ -251,7 +251,9 @@ class SimulatedRealtimeSession(SimulatedSession):
                     self._add_item(event.item)
                 case "response.create":
                     if self._running_response() is not None:
-                        raise BadRequest("a response is running; wait until it has ended, or cancel it")
+                        raise BadRequest(
+                            "response.create: a response is running; wait for its end, or cancel it"
+                        )
                     self._queue_response(event, now_ns)
                 case "response.cancel":
                     if (running := self._running_response()) is None or running[1].sender is None:

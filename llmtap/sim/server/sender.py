@@ -32,7 +32,7 @@ BUFFER_CHECK_NS: Final = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestFaults:
-    """Faults and guardrails of one request, as drawn at random; None: it does not have this one."""
+    """Faults and guardrails of one request, as drawn at random; None: the request has no such fault."""
 
     fault: FaultKind | None = None
     refusal: RefusalKind | None = None
@@ -76,10 +76,7 @@ class ServerJob:
         return min(self.delivery.next_ns(), self.source.next_ns)
 
     def complete(self, first_ns: int, last_ns: int) -> None:
-        """Set the durations and the cached tokens that the end of an answer reports.
-
-        `first_ns`, `last_ns`: times of the first and the last token.
-        """
+        """Set the fields that the end of an answer reports, from the times of its first and last token."""
         answer, accepted_ns = self.answer, self.truth.accepted_ns
         answer.prompt_ns, answer.output_ns = first_ns - accepted_ns, last_ns - first_ns
         answer.cached_tokens = self.source.cached_tokens

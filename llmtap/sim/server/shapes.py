@@ -53,7 +53,7 @@ class SimulatedRequest:
     token_ids: bool = False
     """Whether the chunks have the ids of their tokens (vLLM)."""
     use_prefix_cache: bool = True
-    """Whether the engine may take blocks of the prompt from its prefix cache, if it has one."""
+    """Whether the engine is allowed to take blocks of the prompt from its prefix cache, if it has a cache."""
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):

@@ -93,7 +93,7 @@ class TruthPage(msgspec.Struct, frozen=True):
 
 
 class TruthLog:
-    """Newest requests in memory; all requests in a file, if one is named."""
+    """Log of the newest requests in memory, and of all requests in a file, if one is given."""
 
     def __init__(self, clock: Clock, file: Path | None = None) -> None:
         self.anchor = WallAnchor.sample(clock)

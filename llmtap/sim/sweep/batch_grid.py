@@ -53,9 +53,14 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
         )
     alpha, beta, beta_gamma = solved
     if beta <= 0:
-        raise GridError("the model does not fit this grid: longer batches are not slower")
+        raise GridError(
+            f"the model does not fit this grid: by its fit, a token takes {beta:.3g} s, not above 0"
+        )
     if alpha < 0 or beta_gamma < -beta:
-        raise GridError("the model does not fit this grid: some batches would have a negative duration")
+        raise GridError(
+            "the model does not fit this grid: by its fit, some batches have a negative duration (alpha"
+            f" {alpha:.3g} s, gamma {beta_gamma / beta:.3g})"
+        )
     fitted = [alpha + beta * length + beta_gamma * share for _, length, share in rows]
     model = LatencyModel(alpha * 1e9, beta * 1e9, beta_gamma / beta)
     return BatchFit(

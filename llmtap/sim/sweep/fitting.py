@@ -54,7 +54,7 @@ from llmtap.traces.registry import open_trace
 GAPS_MAX: Final = 200_000
 """Maximum number of gaps that are used: enough for three constants. Of more gaps, every n-th is used."""
 GAPS_MIN: Final = 30
-"""Minimum number of gaps to fit the decode part to gaps."""
+"""Minimum number of gaps to fit the decode part to gaps instead of whole answers."""
 ANSWERS_MIN: Final = 8
 """Minimum number of whole answers for a fit."""
 TOKENS_MIN: Final = 8
@@ -263,7 +263,7 @@ def _gap_points(rows: Sequence[RequestTimes], load: EngineLoad, at_least: int = 
     """Return the gaps between tokens that began when no request waited or was in prefill.
 
     The constants of the columns are `beta`, `step` (beta gamma) and, if all tokens have times, `context`.
-    None if there are fewer gaps than `at_least`, or if a fit needs different numbers of running requests.
+    None if there are fewer gaps than `at_least`, or too few different numbers of running requests.
     """
     stride = -(-sum(max(0, len(row.times_ns) - 1) for row in rows) // GAPS_MAX) or 1
     shares, contexts, durations_ns = [], [], []

@@ -27,7 +27,7 @@ class SimulatedWindow(msgspec.Struct, frozen=True):
 
 
 class SimulatedLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of arriving and of ended requests."""
+    """Rates of arriving and of ended requests. `mode` is `open`: arrivals do not depend on answers."""
 
     mode: str = "open"
     offered_rps: float | None

@@ -50,7 +50,7 @@ class Results:
         try:
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 raise ConfigError(
-                    _PLACE, f"{path} is not a regular file, which results need to be read again"
+                    _PLACE, f"{path} is not a regular file, so its results could not be read again"
                 )
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()

@@ -288,10 +288,7 @@ _SETTINGS_WITH_COLUMN: Final = frozenset(
 
 
 def _varied_columns(runs: Sequence[_Run]) -> dict[str, list[Any]]:
-    """Return a column for each setting that differs between the runs, and that has no column in `_COLUMNS`.
-
-    Durations are in ms.
-    """
+    """Return a column (times in ms) for each setting that differs between the runs, except `_COLUMNS`."""
     columns: dict[str, list[Any]] = {}
     settings = [settings_of(run) for run in runs]
     for name in dict.fromkeys(name for one in settings for name in one):
