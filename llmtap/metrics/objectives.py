@@ -87,7 +87,7 @@ STREAMED_BOUNDS: Final = frozenset(BOUNDS) - {"ttfb", "e2e", "e2e_scheduled"}
 """Bounds that apply to streams only."""
 
 _WAITS: Final = frozenset({"ttft", "ttft_any", "ttfb", "e2e", "user_idle"})
-"""Bounds on times since submission. A running exchange without the figure breaks the bound by its age."""
+"""Bounds on times since submission: a running exchange breaks them by waiting for longer than the bound."""
 _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
 """Bounds on figures that never decrease during a stream, so that a broken bound stays broken."""
 _VLLM_BOUNDS: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}

@@ -92,7 +92,7 @@ def burn_rate_max(objective: float) -> float:
 
 def reachable(objective: float, factor: float) -> bool:
     """Return whether a burn rate above `factor` is possible: factor (1 - objective) < 1."""
-    # 1e-9 allows for errors of floats: 14.4 x 0.0694... can be slightly below 1, which it equals.
+    # 1e-9 allows for errors of floats: 14.4 x 0.0694... is 1, but its float can be slightly below 1.
     return factor * (1 - objective) < 1 - 1e-9
 
 

@@ -74,7 +74,7 @@ LASTING_NS: Final = 90 * NS_PER_S
 BLOCK_SHARE: Final = 0.9
 """Maximum that a block adds to S, as a share of the threshold: a spike in one long block is not a step."""
 _K: Final = log(RISE) / 2
-"""k of the test (see the module docstring)."""
+"""Allowance k of the CUSUM test: half of the logarithm of RISE."""
 _LOAD_NS: Final = 60 * NS_PER_S
 """Period over which the load is measured."""
 _SHORT_PROMPT: Final = 256

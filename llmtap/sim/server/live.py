@@ -103,7 +103,7 @@ class ServedRequests:
 
 
 class LiveEngine:
-    """A simulated engine in real time. The caller passes the current time to every method."""
+    """A simulated engine in real time. The caller passes the current time to its methods."""
 
     def __init__(
         self,

@@ -331,6 +331,6 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
     change = msgspec.structs.replace
     try:
         changed = {t: change(getattr(options, t), **values) for t, values in tables.items()}
-    except ValueError as exc:  # Each value is valid, but not their combination.
+    except ValueError as exc:  # Each value is valid, but their combination is not.
         raise ValueError(f"{', '.join(header for header, _ in set_headers)}: {exc}") from None
     return change(options, **own_values, **changed)

@@ -203,8 +203,8 @@ class Reception:
         if request.max_tokens is not None and request.max_tokens < 1:
             raise BadRequest(f"max_tokens: expected 1 or more, got {request.max_tokens}")
         self._count += 1
-        # The answer to a request with a seed depends only on the seeds and the request, so that it can be
-        # repeated. Without a seed in the request, it also depends on the number of the request.
+        # If the request has a seed, the answer depends only on this seed, the server's seed and the request,
+        # so that it can be repeated. Otherwise, it also depends on the number of the request.
         key = f"{options.seed}/" + (f"seed {request.seed}" if request.seed is not None else f"{self._count}")
         chance = random.Random(key)
         faults = draw_faults(options, chance)
