@@ -478,7 +478,7 @@ def simulate(
     if readings.failed == "dropped":
         requests = requests.select_rows([row for row, made in enumerate(requests.output) if made])
         if not requests:
-            raise ValueError("no request has output tokens, and failed=dropped removes the others")
+            raise ValueError("no requests are left: none has output tokens, and failed=dropped is set")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
     engine: AnyEngine
     if router is None:
