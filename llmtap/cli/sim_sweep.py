@@ -393,7 +393,7 @@ def show_presets() -> None:
     rows = []
     for name, preset in PRESETS.items():
         axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
-        about = f"{preset.about} (TRACE: {preset.trace})" if preset.trace else preset.about
+        about = f"{preset.description} (TRACE: {preset.trace})" if preset.trace else preset.description
         rows.append([name, about, preset.source, axes])
     print_table(Table(["preset", "about", "source", "axes"], rows))
     print()

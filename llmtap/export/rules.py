@@ -78,7 +78,7 @@ def missing_alarms(slo: SloClass) -> list[str]:
     """Return a sentence for each alarm that is omitted because it can never fire."""
     highest = burn_rate_max(slo.target)
     sentences = []
-    for alarm in slo.unreachable:
+    for alarm in slo.unreachable_alarms:
         long, short = window_name(alarm.long_ns), window_name(alarm.short_ns)
         instead = (
             f'; burn = {{ "{long}" = N }} sets one below {highest:.4g}' if alarm.severity == "page" else ""

@@ -322,7 +322,7 @@ class Experiments:
         """Include the units in the next export again, because the export before `clear` was not written."""
         self._units_are_exported = False
         for arm in self._arms.values():
-            arm.sample.keep_units()
+            arm.sample.save_units_again()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
         """Add the packed experiment of another meter. Return a text for each part that could not be added.

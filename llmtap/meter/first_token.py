@@ -111,7 +111,7 @@ def _part_document(verdict: PhaseVerdict) -> dict[str, object]:
         "title": verdict.phase.title,
         "meaning": verdict.phase.meaning,
         "start": verdict.start_ns / NS_PER_S,
-        "seconds": _seconds(verdict.ns),
+        "seconds": _seconds(verdict.duration_ns),
         "n": verdict.n,
         "median": _seconds(verdict.median_ns),
         "usual": _seconds(verdict.usual_ns),

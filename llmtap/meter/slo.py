@@ -95,7 +95,7 @@ class SloBook:
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
         self._total_counts: _Counts = {}
         for slo in self.classes.values():
-            for alarm in slo.unreachable:
+            for alarm in slo.unreachable_alarms:
                 log.warning(
                     "event=alarm_unreachable slo=%s target=%g burn_rate=%g burn_rate_max=%.4g hint=%r",
                     slo.name,
@@ -108,7 +108,7 @@ class SloBook:
     @property
     def tenants(self) -> list[str]:
         """Tenants that the classes name."""
-        return list(self._tenant_classes.named)
+        return list(self._tenant_classes.by_tenant)
 
     def judge(self, x: Exchange, m: Measured, slo: SloClass | None, tenant: str) -> bool | None:
         """Return whether the exchange met its objectives; None if it is not counted.
@@ -231,7 +231,7 @@ def _class_to_dict(
         for tenant in tenants
     }
     alarms: list[dict[str, object]] = []
-    for alarm in (*slo.alarms, *slo.unreachable):
+    for alarm in (*slo.alarms, *slo.unreachable_alarms):
         of_class = _alarm_to_dict(slo, alarm, all_of)
         alarms.append(of_class)
         if not slo.per_tenant:

@@ -1,9 +1,9 @@
-"""Catalogue of the metrics of an exchange: one row declares a metric; all else loops over the rows.
+"""Catalogue of the metrics of an exchange (`METRICS`), one row for each.
 
-To add a metric, add its row here, and compute its field of `latency.Measured`; DEFINITIONS.md has the
-formula. Summaries, `/metrics`, OTLP, experiments, the tables of `bench`, reports, and the dashboard follow.
-Metrics of several values of an exchange (`pooled`) are recorded where they are computed, in `summary.py`
-and in the exposition.
+To add a metric, add its row here, compute its field of `latency.Measured`, and add its formula to
+DEFINITIONS.md. Summaries, `/metrics`, OTLP, experiments, the tables of `bench`, reports, and the dashboard
+loop over the rows. If an exchange has several values of a metric (`pooled`), `summary.py` and the exposition
+record them.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,15 @@ from typing import Any, Final
 
 
 class Unit(Enum):
+    """Unit of a metric in public JSON."""
+
     SECONDS = "s"
     TOKENS = "tokens"
     SHARE = "share"
 
 
 class Answers(Enum):
-    """Answers for which a metric is summarised."""
+    """Answers of which a summary has the metric."""
 
     ALL = "all"
     ENDED_WELL = "ended well"
@@ -28,7 +30,7 @@ class Answers(Enum):
 
 
 class Surface(Flag):
-    """Places that show a part of the metrics. The JSON of a summary has all metrics."""
+    """Tables and views that show a part of the metrics. The JSON of a summary has all metrics."""
 
     TABLE = auto()
     """The table of latencies on a terminal."""
@@ -37,13 +39,13 @@ class Surface(Flag):
     FACTS = auto()
     """The figures of one exchange on the dashboard."""
     LIVE = auto()
-    """The live feed."""
+    """The live feed of the dashboard."""
     EXPERIMENT = auto()
     """The comparison of arms."""
     COMPARISON = auto()
     """The comparison of two replays."""
     BENCH = auto()
-    """A column for each request of `bench`."""
+    """The table of requests of `bench`, with a column for each metric."""
 
 
 _NOWHERE: Final = Surface(0)
@@ -52,11 +54,10 @@ _EVERYWHERE: Final = ~_NOWHERE
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Histogram on `/metrics`, with the labels tenant, model, arm and its own.
+    """Histogram on `/metrics`, with the labels tenant, model and arm, and possibly `label` and `reading`.
 
-    `edges`: kind of its bucket edges (`meter.histogram_edges`). The bounds of the objectives in `exact_for`
-    become edges, too. `reading`: the histogram has the label `reading`, which separates inferred times from
-    others.
+    `edges`: kind of its bucket edges (`meter.histogram_edges`). Bounds of the objectives named in `exact_for`
+    are added as edges, so that the share of requests within them is exact.
     """
 
     key: str
@@ -65,8 +66,9 @@ class Family:
     edges: str
     exact_for: tuple[str, ...] = ()
     label: str | None = None
-    """Label that distinguishes the metrics of one histogram."""
+    """Name of the label that distinguishes the metrics of one histogram; None: it has one metric."""
     reading: bool = True
+    """Whether it has the label `reading`, which separates times that were inferred from other times."""
 
 
 TTFT: Final = Family(
@@ -143,7 +145,7 @@ IDLE_READING: Final = Family(
 
 @dataclass(frozen=True, slots=True)
 class Otlp:
-    """Histogram of OpenTelemetry."""
+    """Name and description of a metric's histogram in OpenTelemetry."""
 
     name: str
     description: str
@@ -151,28 +153,29 @@ class Otlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric of an exchange."""
+    """Declaration of a metric of an exchange: its names, its unit, and the views that show it."""
 
     name: str
-    """Name in JSON. The field of `latency.Measured` is this name, with `_ns` if it is a time."""
+    """Name in public JSON."""
     title: str
     """Name in tables."""
     answers: Answers = Answers.STREAMS
     unit: Unit = Unit.SECONDS
     pooled: bool = False
-    """Whether the JSON of an exchange omits the metric, because an exchange has many values of it, or none
-    without objectives."""
+    """Whether an exchange's JSON omits the metric, because an exchange has several values of it, or because
+    the metric needs objectives."""
     surfaces: Surface = _NOWHERE
     family: Family | None = None
     label: str | None = None
-    """Value of the histogram's label."""
+    """Value of this metric for `Family.label`."""
     otlp: Otlp | None = None
     judged_as: str | None = None
-    """Metric of a replay whose validity is that of this one; None: this one. Empty: always valid."""
+    """Metric whose validity in a replay is also the validity of this one; None: this metric has its own
+    verdict; empty: it is always valid."""
 
     @property
     def field(self) -> str:
-        """Field of `latency.Measured`: ns or tokens."""
+        """Name of the field of `latency.Measured` with the values: in ns, or in the metric's unit."""
         return f"{self.name}_ns" if self.unit is Unit.SECONDS else self.name
 
 
@@ -280,15 +283,15 @@ METRICS: Final = (
 )
 """All metrics, in the order of tables."""
 OF_AN_EXCHANGE: Final = tuple(metric for metric in METRICS if not metric.pooled)
-"""Metrics that have one value in each exchange."""
+"""Metrics of which an exchange has at most one value."""
 FAMILIES: Final = tuple(dict.fromkeys(metric.family for metric in METRICS if metric.family is not None))
 
 
 def shown_on(surface: Surface) -> tuple[Metric, ...]:
-    """Return the metrics that a surface shows, in the order of tables."""
+    """Return the metrics that this table or view shows, in the order of tables."""
     return tuple(metric for metric in METRICS if surface in metric.surfaces)
 
 
 def values_of(metrics: tuple[Metric, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a fast function that reads two or more metrics from `latency.Measured`."""
+    """Return a fast function that returns the values of two or more metrics of a `latency.Measured`."""
     return attrgetter(*(metric.field for metric in metrics))

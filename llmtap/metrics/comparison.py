@@ -1,11 +1,12 @@
 """Statistical tests of two samples of latencies, with the size of the difference and its interval.
 
-For `llmtap bench`: functions from two sequences of values to a `Comparison`. `compare_paired`: the same
-requests sent to both. `compare_unpaired`: different requests, one run each. `compare_quantile`: either.
-`compare_runs`: at least three runs of each (IETF 6.3). `a` is the base; a difference is b - a.
-`adjusted_p_values` corrects p-values of many comparisons. Also simple ratios of two figures (`reduction`,
-`increase`, `cache_hit_rate`). Arms of a running experiment are compared in `experiment.py`. The
-Hodges-Lehmann shift is found by counting differences, not listing them: 10,000 values have 50 to 100 million.
+For `llmtap bench`: the functions compare the values of two systems, a (the base) and b, and return a
+`Comparison`; a difference is b - a. `compare_paired` is for the same requests to both systems, and
+`compare_unpaired` for one run of each system with different requests; `compare_quantile` is for both cases.
+`compare_runs` is for at least three runs of each system (IETF 6.3). `adjusted_p_values` corrects the p-values
+of many comparisons. `reduction`, `increase` and `cache_hit_rate` are ratios of two figures. Arms of a running
+experiment are compared in `experiment.py`. The Hodges-Lehmann shift is found by counting pairs of values
+instead of listing them, because 10,000 values have 50 to 100 million pairs.
 
 Source: IETF draft, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
 3.3 and 4.2; Brunner and Munzel 2000.
@@ -26,27 +27,26 @@ Values = NDArray[np.float64]
 
 
 def reduction(base: float | None, other: float | None) -> float | None:
-    """Return (base - other) / base, a share, such as the TTFT reduction by a cache. None if a figure is None
-    or the base is 0."""
+    """Return (base - other) / base, such as the relative reduction of TTFT by a cache. None if a figure is
+    None, or if the base is 0."""
     if base is None or other is None or not base:
         return None
     return (base - other) / base
 
 
 def increase(base: float | None, other: float | None) -> float | None:
-    """Return (other - base) / base, a share, such as the throughput improvement by a cache."""
+    """Return (other - base) / base, such as the relative increase of throughput by a cache."""
     less = reduction(base, other)
     return None if less is None else -less
 
 
 def difference(base: float | None, other: float | None) -> float | None:
-    """Return other - base in the figures' unit, such as the overhead of an input filter on TTFT; None if one
-    is None."""
+    """Return other - base, such as the time that an input filter adds to TTFT; None if a figure is None."""
     return None if base is None or other is None else other - base
 
 
 def overhead(base: Sequence[float | None], other: Sequence[float | None]) -> list[float | None]:
-    """Return the `difference` of each figure of a row of percentiles."""
+    """Return the `difference` of each pair of figures in two rows, such as rows of percentiles."""
     return [difference(b, o) for b, o in zip(base, other, strict=True)]
 
 
@@ -59,12 +59,12 @@ EXACT_MAX: Final = 50
 """Maximum number of pairs for which the distribution of signed ranks is computed exactly, as in SciPy. For
 more pairs, the normal approximation is used."""
 HALVINGS: Final = 60
-"""Number of bisections of the range of all differences: enough for the precision of a float."""
+"""Number of bisections of the range of all sums (`_PairSums.kth`): enough for the precision of a float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """How much the second sample lies above the first, in the unit of the values."""
+    """Distance of the second sample from the first, in the unit of the values, with its interval."""
 
     value: float
     low: float
@@ -72,44 +72,45 @@ class Shift:
 
 
 def paired_shift(differences: Values, level: float) -> Shift | None:
-    """Return the shift of pairs, by their differences; None with too few for `level` (6 pairs for 95 %).
+    """Return the shift of pairs from their differences; None with too few pairs for `level` (6 for 95 %).
 
-    The interval holds the shifts that the signed-rank test would not reject.
+    The interval contains the shifts that the signed-rank test would not reject.
     """
     n = len(differences)
     outside = _signed_rank_outside(n, (1 - level) / 2)
     if outside < 0:
         return None
     x = np.sort(differences)
-    steps = _PairSums(x, x, once=True)
-    return Shift(steps.median() / 2, steps.kth(outside + 1) / 2, steps.kth(steps.total - outside) / 2)
+    sums = _PairSums(x, x, once=True)
+    return Shift(sums.median() / 2, sums.kth(outside + 1) / 2, sums.kth(sums.total - outside) / 2)
 
 
 def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
-    """Return the shift of two independent samples of at least two values each; equal spread is not assumed.
+    """Return the shift of two independent samples of at least two values each; their spreads can differ.
 
-    The interval of P(b > a), by Student's t, gives the ranks of two differences b_i - a_j among all of them:
-    these are the ends of the interval of the shift.
+    The ends of the shift's interval are two of all differences b_i - a_j. Their ranks follow from the
+    interval of P(b > a), by Student's t.
     """
     x, y = np.sort(a), np.sort(b)
-    steps = _PairSums(y, -x[::-1], once=False)
-    middle = steps.median()
+    differences = _PairSums(y, -x[::-1], once=False)
+    middle = differences.median()
     above, below = placements(x, y - middle)
     va, vb = float(above.var(ddof=1)) / len(x), float(below.var(ddof=1)) / len(y)
     error = sqrt(va + vb)
-    if error == 0:  # all values within each sample are equal
+    if error == 0:  # All placements are equal, so the interval is a point.
         return Shift(middle, middle, middle)
     df = (va + vb) ** 2 / (va**2 / (len(x) - 1) + vb**2 / (len(y) - 1))
     reach = float(stats.t.ppf((1 + level) / 2, df)) * error
-    low = max(1, floor(steps.total * (0.5 - reach)))
-    high = min(steps.total, ceil(steps.total * (0.5 + reach)) + 1)
-    return Shift(middle, steps.kth(low), steps.kth(high))
+    low = max(1, floor(differences.total * (0.5 - reach)))
+    high = min(differences.total, ceil(differences.total * (0.5 + reach)) + 1)
+    return Shift(middle, differences.kth(low), differences.kth(high))
 
 
 def placements(a: Values, b: Values) -> tuple[Values, Values]:
-    """Return for each value of `a` the share of `b` above it, for each of `b` the share of `a` below it.
+    """Return the share of `b` above each value of `a`, and the share of `a` below each value of `b`.
 
-    Both samples ascending; ties count half. The mean of either is the probability that b exceeds a.
+    Both samples must ascend; equal values count half. The mean of either result is the probability that b
+    exceeds a.
     """
 
     def below(values: Values, others: Values) -> Values:
@@ -124,7 +125,7 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
 
 
 class _PairSums:
-    """All sums x_i + y_j of two ascending arrays, by rank; with `once` (x is y), those of i <= j only."""
+    """All sums x_i + y_j of two ascending arrays, by rank; with `once` (if x is y), only sums with i <= j."""
 
     def __init__(self, x: Values, y: Values, *, once: bool) -> None:
         self._x, self._y, self._counts_pairs_once = x, y, once
@@ -136,7 +137,7 @@ class _PairSums:
         return upper if self.total % 2 else (self.kth(self.total // 2) + upper) / 2
 
     def kth(self, k: int) -> float:
-        """Return the k-th smallest sum, from 1, by bisection."""
+        """Return the k-th smallest sum (k counts from 1), by bisection."""
         low, high = float(self._x[0] + self._y[0]), float(self._x[-1] + self._y[-1])
         if self._count(low) >= k:
             return low
@@ -146,7 +147,7 @@ class _PairSums:
                 high = middle
             else:
                 low = middle
-        # Return the exact sum that the search approached, so that a difference of 0 is exactly 0.
+        # Return the largest sum up to `high`, not `high` itself, so that a difference of 0 is exactly 0.
         places = np.searchsorted(self._y, high - self._x, "right") - 1
         in_range = places >= 0
         return float((self._x[in_range] + self._y[places[in_range]]).max())
@@ -160,28 +161,28 @@ class _PairSums:
 
 @lru_cache(1_024)
 def _signed_rank_outside(n: int, tail: float) -> int:
-    """Return the largest sum of positive ranks with cumulative probability of at most `tail`.
+    """Return the largest s with P(sum of positive ranks <= s) of at most `tail`, for n pairs without shift.
 
-    For n pairs without a shift; -1 if even 0 is more likely.
+    -1 if even P(sum = 0) is above `tail`.
     """
     if n > EXACT_MAX:
         spread = sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return floor(n * (n + 1) / 4 + float(stats.norm.ppf(tail)) * spread - 0.5)
     chances = np.ones(1)
-    for rank in range(1, n + 1):  # each rank has a positive or a negative sign
+    for rank in range(1, n + 1):  # Each rank adds `rank` or 0 to the sum, each with probability 1/2.
         chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
     return int(np.searchsorted(np.cumsum(chances), tail, "right")) - 1
 
 
 BATCH_VALUES_MAX: Final = 1 << 20
 """Maximum number of values that are resampled at a time: 8 MB."""
-EACH_MIN: Final = 10
-"""Number of values in each sample that an unpaired test needs for its approximation."""
+UNPAIRED_VALUES_MIN: Final = 10
+"""Minimum number of values in each sample of an unpaired test, so that its approximation is valid."""
 BEYOND_MIN: Final = 5
-"""Number of values on each side of a quantile, in each sample, that a bootstrap needs: 10 values for P50, 500
-for P99."""
+"""Minimum number of values on each side of a quantile, in each sample, for a bootstrap. So P50 needs 10
+values, and P99 needs 500."""
 RUNS_MIN: Final = 3
-"""Number of independent runs that each system needs (IETF draft, 6.3)."""
+"""Minimum number of independent runs of each system (IETF draft, 6.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +191,19 @@ class Comparison:
 
     n: int
     m: int
-    """`n` and `m`: numbers of values in the samples a and b; in `compare_runs`, numbers of runs."""
+    """`n` and `m`: number of values in the samples a and b; in `compare_runs`, number of runs."""
     a: float
     b: float
     """`a` and `b`: figure of each sample: its median, its quantile, or the mean over its runs."""
     difference: float
-    """Difference of b from a; for rank tests a shift, which is not the difference of the medians."""
+    """Difference b - a; for rank tests the shift, which can differ from the difference of the medians."""
     low: float
     high: float
+    """`low` and `high`: limits of the confidence interval of `difference`."""
     p: float
-    """Probability of this difference or a larger one if there is no real difference."""
+    """Probability of this or a larger difference, if the systems do not differ."""
     effect: float
-    """Effect size without a unit, positive if b is greater."""
+    """Effect size without a unit, above 0 if b is greater; `effect_name` is the name of the statistic."""
     effect_name: str
     paired: bool
     method: str
@@ -216,10 +218,11 @@ class Comparison:
 def compare_paired(
     a: Sequence[float], b: Sequence[float], *, level: float = 0.95, seed: int = 0
 ) -> Comparison | None:
-    """Signed-rank test, Hodges-Lehmann shift and rank-biserial correlation of pairs a_i, b_i.
+    """Compare pairs a_i, b_i by signed-rank test, Hodges-Lehmann shift and rank-biserial correlation.
 
-    None with too few pairs for `level` (6 for 95 %). Equal pairs count for no difference (Pratt). Up to 50
-    pairs p is exact, with ties by 9,999 random signs. Source: Wilcoxon 1945; Pratt 1959; Kerby 2014.
+    None with too few pairs for `level` (6 for 95 %). Pairs with a_i = b_i count for neither side (Pratt). For
+    up to 50 pairs, p is exact; with ties, it is computed from 9,999 random signs. Source: Wilcoxon 1945;
+    Pratt 1959; Kerby 2014.
     """
     assert len(a) == len(b)
     x, y = _sample_array(a), _sample_array(b)
@@ -229,7 +232,7 @@ def compare_paired(
         return None
     p, effect = 1.0, 0.0
     if differences.any():
-        # Pairs without a difference have ranks, too (Pratt), but no sign.
+        # Pairs without a difference get ranks, as Pratt proposes, but their sign is 0.
         signed = np.sign(differences) * stats.rankdata(np.abs(differences))
         effect = float(signed.sum() / np.abs(signed).sum())
         if len(x) <= EXACT_MAX and len(np.unique(np.abs(differences))) < len(x):
@@ -237,20 +240,20 @@ def compare_paired(
         else:
             p = float(stats.wilcoxon(differences, zero_method="pratt").pvalue)
     method = "Wilcoxon's signed ranks, Hodges-Lehmann shift"
-    return _of_shift(x, y, shift, p, effect, "rank-biserial correlation", True, method)
+    return _rank_comparison(x, y, shift, p, effect, "rank-biserial correlation", True, method)
 
 
-def _of_shift(
+def _rank_comparison(
     x: Values, y: Values, shift: Shift, p: float, effect: float, effect_name: str, paired: bool, method: str
 ) -> Comparison:
-    """Return the result of a rank test whose difference is this shift."""
+    """Return the result of a rank test; its difference is the shift."""
     medians = float(np.median(x)), float(np.median(y))
     ends = shift.value, shift.low, shift.high
     return Comparison(len(x), len(y), *medians, *ends, p, effect, effect_name, paired, method)
 
 
 def _sign_flips_p(signed: Values, seed: int) -> float:
-    """Return p of signed ranks with ties, from all signs, or 9,999 random ones."""
+    """Return the p-value of signed ranks with ties, from all combinations of signs, or 9,999 random ones."""
 
     def total(values: Values, axis: int) -> Values:
         summed: Values = values.sum(axis=axis)
@@ -268,14 +271,13 @@ def _sign_flips_p(signed: Values, seed: int) -> float:
 
 
 def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0.95) -> Comparison | None:
-    """Brunner-Munzel test, Hodges-Lehmann shift and Cliff's delta of independent samples.
+    """Compare independent samples by Brunner-Munzel test, Hodges-Lehmann shift and Cliff's delta.
 
-    None below 10 values each.
-
-    Mann-Whitney's test would report a more variable system as a slower one, so it is used only for samples
-    that do not overlap. Source: Brunner and Munzel 2000; Cliff 1993.
+    None if a sample has fewer than 10 values. Mann and Whitney's test is used only for samples that do not
+    overlap, since it can report a system with a larger variance as a slower one. Source: Brunner and Munzel
+    2000; Cliff 1993.
     """
-    if min(len(a), len(b)) < EACH_MIN:
+    if min(len(a), len(b)) < UNPAIRED_VALUES_MIN:
         return None
     x, y = _sample_array(a), _sample_array(b)
     shift = unpaired_shift(x, y, level)
@@ -283,15 +285,15 @@ def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0
     delta = 2 * float(below.mean()) - 1
     method = "Brunner and Munzel, Hodges-Lehmann shift"
     if x.min() == y.max() and x.max() == y.min():
-        p = 1.0  # all values are equal
+        p = 1.0  # All values are equal, for which the test is not defined.
     else:
         with catch_warnings(), np.errstate(all="ignore"):
-            simplefilter("ignore")  # SciPy warns about samples without overlap, which are handled below
+            simplefilter("ignore")  # SciPy warns about samples without overlap; the code below handles these.
             p = float(stats.brunnermunzel(x, y).pvalue)
         if abs(delta) == 1 or not isfinite(p):
             p = float(stats.mannwhitneyu(x, y, method="asymptotic").pvalue)
             method = "Mann and Whitney (no overlap), Hodges-Lehmann shift"
-    return _of_shift(x, y, shift, p, delta, "Cliff's delta", False, method)
+    return _rank_comparison(x, y, shift, p, delta, "Cliff's delta", False, method)
 
 
 def compare_quantile(
@@ -304,10 +306,11 @@ def compare_quantile(
     resamples: int = 2_000,
     seed: int = 0,
 ) -> Comparison | None:
-    """Compare the p-th quantiles of two samples by bootstrap (pairs together if they are `paired`).
+    """Compare the p-th quantiles of two samples by bootstrap; with `paired`, pairs are resampled together.
 
-    None below 5 values beyond the quantile in each. p is the level at which the interval would just reach 0,
-    at least 2 / (resamples + 1). Source: Efron and Tibshirani 1993, 13; Wilcox 1995.
+    None if a sample has fewer than 5 values beyond the quantile. `Comparison.p` is 1 minus the level at which
+    the interval would end at 0, and at least 2 / (resamples + 1). Source: Efron and Tibshirani 1993, 13;
+    Wilcox 1995.
     """
     assert not paired or len(a) == len(b)
     fewest = min(len(a), len(b))
@@ -320,7 +323,7 @@ def compare_quantile(
         return difference
 
     with catch_warnings():
-        simplefilter("ignore")  # SciPy warns about samples without variance, whose interval is a point
+        simplefilter("ignore")  # SciPy warns about samples without variance, although a point is correct.
         drawn = stats.bootstrap(
             (x, y),
             quantile_difference,
@@ -355,9 +358,10 @@ def compare_quantile(
 def compare_runs(
     a_runs: Sequence[float], b_runs: Sequence[float], *, level: float = 0.95
 ) -> Comparison | None:
-    """Welch's t and Hedges' g of one figure of each run; None below three runs of each.
+    """Compare one figure of each run by Welch's t and Hedges' g; None with fewer than three runs of a system.
 
-    Runs without any spread (an engine in virtual time) give p 0 or 1. Source: Welch 1947; Hedges 1981.
+    If the runs of each system are equal (an engine in virtual time), p is 0 or 1. Source: Welch 1947; Hedges
+    1981.
     """
     n, m = len(a_runs), len(b_runs)
     if min(n, m) < RUNS_MIN:
@@ -382,9 +386,9 @@ def compare_runs(
 
 
 def adjusted_p_values(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> list[float]:
-    """Return the p-values of comparisons made at once, corrected, in their order.
+    """Return the p-values of several comparisons, corrected for their number, in the same order.
 
-    `holm` limits the probability of any false finding; `bh` the expected share of false findings. Source:
+    `holm` limits the probability of any false finding, `bh` the expected share of false findings. Source:
     Holm 1979; Benjamini and Hochberg 1995.
     """
     if not ps:

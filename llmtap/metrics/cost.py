@@ -1,9 +1,9 @@
 """Cost of answers by a configured price, and energy from samples of power.
 
-`cost_of` takes a `Price`, a window and its tokens; `energy_of` takes times and W, and returns joules.
-Summaries, monitoring and benchmarks call them. GPU time is the whole window times the number of GPUs. Power
-is interpolated between samples (trapezoids) up to `GAP_NS_MAX` apart; time without a sample is left out and
-reported.
+`cost_of` computes the cost of a time window from a `Price` and the window's tokens; `energy_of` computes
+joules from samples of power in W. Summaries, monitoring and benchmarks call them. GPU time is the whole
+window times the number of GPUs. Power is interpolated between samples (trapezoids) up to `GAP_NS_MAX` apart.
+Longer gaps count as missing time, which is reported.
 
 Source: chapter on SLO metrics; IETF draft, 5.2.4.2 and 6.2; exo-bench's methodology, "System Metrics".
 """
@@ -27,37 +27,37 @@ class Price:
     def __post_init__(self) -> None:
         amounts = (self.gpus, self.per_gpu_hour, self.per_million_input, self.per_million_output)
         if min(amounts) < 0:
-            raise ValueError(f"prices and the number of GPUs must not be negative, got {min(amounts):g}")
+            raise ValueError(f"a price or the number of GPUs is {min(amounts):g}; it must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of the answers of a window. A field is None if its divisor is 0 or unknown."""
+    """Cost of the answers in a time window, in units of `currency`. A ratio is None without a divisor."""
 
     currency: str
     spent: float
     gpu_seconds: float
     per_output_token: float | None
     per_good_token: float | None
-    """All costs divided by the tokens of answers that met their objectives."""
+    """Whole cost / number of output tokens of answers that met their objectives."""
     per_gpu_second: float | None
     output_tokens_per_gpu_second: float | None
     output_tokens_per_unit: float | None
-    """Output tokens per unit of the currency: tok/s over currency/h, times 3,600 (the draft's
-    "tokens per dollar-hour" is tok/s over currency/h, without the 3,600)."""
+    """Output tokens per unit of the currency. (The IETF draft's "tokens per dollar-hour" is the tokens per
+    second / the cost per hour, which is this value / 3,600.)"""
 
 
 def tokens_per_gpu_second(output_tokens: int, seconds: float, gpus: int) -> float | None:
-    """Return output tokens per second and GPU; None without GPUs or time. Source: IETF draft, 5.2.4.2."""
+    """Return output tokens / (seconds x GPUs); None without GPUs or time. Source: IETF draft, 5.2.4.2."""
     return _ratio_of(output_tokens, seconds * gpus)
 
 
 def cost_of(
     price: Price, seconds: float, output_tokens: int, good_tokens: int | None, input_tokens: int = 0
 ) -> Cost:
-    """Return the cost of a window of `seconds` with these tokens.
+    """Return the cost of a time window of `seconds` with these tokens.
 
-    `good_tokens` are those of answers that met their objectives, None without objectives.
+    `good_tokens`: output tokens of answers that met their objectives; None without objectives.
     """
     gpu_seconds = seconds * price.gpus
     spent = gpu_seconds * price.per_gpu_hour / 3_600
@@ -79,14 +79,15 @@ def _ratio_of(amount: float, by: float) -> float | None:
 
 
 GAP_NS_MAX: Final = 3_000_000_000
-"""Maximum gap in which power is known. Three samples at 1 Hz: one may fail, and one may be late."""
+"""Maximum time between two samples for which power is interpolated: at 1 Hz, one can fail and one be late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
+    """Energy in a part of a time window: in `known_ns`, for which samples exist, but not in `missing_ns`."""
+
     joules: float
     known_ns: int
-    """Part of the window that samples cover."""
     missing_ns: int = 0
 
 
@@ -98,13 +99,14 @@ def energy_of(
     to_ns: int | None = None,
     gap_ns_max: int = GAP_NS_MAX,
 ) -> Energy | None:
-    """Return the energy between two moments, by default those of the first and the last sample.
+    """Return the energy from `from_ns` to `to_ns`, by default from the first to the last sample.
 
-    `times_ns` ascends; a sample of None failed and is ignored. Between two samples the power changes
-    linearly; a gap above `gap_ns_max` is left out. The first sample also counts for `gap_ns_max` before it,
-    and the last one for as long after it. None if no sample is near enough to the window.
+    `times_ns`: times of the samples, ascending. `power_w`: power of each sample; None: the sample failed.
+    Power is interpolated linearly between two samples; a gap above `gap_ns_max` is missing time. The first
+    sample also counts for `gap_ns_max` before it, and the last one for `gap_ns_max` after it. None if no part
+    of the window is known.
     """
-    assert len(times_ns) == len(power_w), "a power for each time"
+    assert len(times_ns) == len(power_w), "each time needs a value of power"
     known = [(t_ns, power) for t_ns, power in zip(times_ns, power_w, strict=True) if power is not None]
     if not known:
         return None
@@ -118,7 +120,7 @@ def energy_of(
     ]
     joules, known_ns = 0.0, 0
     for t_ns, watt, u_ns, next_w in lines:
-        assert t_ns <= u_ns, "samples are in order of time"
+        assert t_ns <= u_ns, "the times of the samples do not ascend"
         begin_ns, end_ns = max(t_ns, from_ns), min(u_ns, to_ns)
         if begin_ns >= end_ns or u_ns - t_ns > gap_ns_max:
             continue
@@ -132,8 +134,7 @@ def energy_of(
 
 
 def average_power_w(windows: Iterable[Energy]) -> float | None:
-    """Return all joules / all known seconds, in W, so that longer windows weigh more; None if no
-    power is known."""
+    """Return all joules / all known seconds of several windows, in W; None if no power is known."""
     joules, known_ns = 0.0, 0
     for window in windows:
         joules += window.joules
@@ -142,5 +143,5 @@ def average_power_w(windows: Iterable[Energy]) -> float | None:
 
 
 def joules_per_token(joules: float | None, tokens: int | None) -> float | None:
-    """Return energy / tokens of the same window; None if either is unknown or there was no token."""
+    """Return the energy per token of a window; None without tokens, or if either argument is unknown."""
     return None if joules is None or not tokens else joules / tokens

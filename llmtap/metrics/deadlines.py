@@ -1,12 +1,13 @@
 """Model of a reader who waits for tokens: deadlines, user idle latency (total wait), benefit of an answer.
 
-`user_idle_ns` takes the times of the tokens; `Benefit` holds the reader's speed and the other parameters, and
-turns output tokens and wait into a value in tokens. `latency.py` computes both for each exchange. The latency
-bounds of an SLO are in `objectives.py`.
+`user_idle_ns` computes the wait from the times of the tokens. `Benefit` holds the reader's speed and the
+other parameters, and computes the value of an answer in tokens from its output tokens and the wait.
+`latency.py` computes wait and value for each exchange. The latency bounds of an SLO are in `objectives.py`.
 
-The paper does not say from where deadlines count: `origin_ns` (submit, or the first token's timestamp) and
-`grace_tokens` do. The default, submit and 0, is the time that a simulated reader has nothing to read;
-`grace_tokens=1` is the paper's V i. V is the ns that the reader needs for a token.
+The paper does not define the start of the deadlines; here, `origin_ns` (time of submission, or of the first
+token) and `grace_tokens` do. By default (submission and 0), the result is the total time in which the reader
+has nothing to read. With `grace_tokens=1`, token i is due at V i, as in the paper; V is the reader's ns per
+token.
 
 Source: smooth goodput paper, eq. 4, 6, 7 and 8.
 """
@@ -20,7 +21,7 @@ from typing import Final
 from llmtap.metrics.idle_cost import parse_idle_cost
 
 READER_NS_PER_TOKEN: Final = 50_000_000
-"""V of the smooth goodput paper, eq. 4: a reader of 20 tokens per second (5.1)."""
+"""Default time that a reader needs for a token, 1/20 s: V of the smooth goodput paper (eq. 4; 5.1)."""
 ALPHA: Final = 5.0
 """Weight of a second of waiting against one token (smooth goodput paper, 5.1)."""
 
@@ -34,11 +35,11 @@ def user_idle_ns(
     grace_tokens: int = 0,
     clamped: bool = True,
 ) -> int | None:
-    """Return the time in ns that a reader who needs V per token has nothing to read, from `origin_ns` on.
+    """Return the total time in ns, from `origin_ns` on, in which the reader has nothing to read.
 
-    max over tokens i of (t_i - origin - V (i - 1)), never below 0 when `clamped`. `tokens`: tokens of each
-    chunk, one number or one for each. None without an origin or output. Source: smooth goodput paper, eq. 4
-    and 6.
+    It is the maximum over all tokens i of (t_i - origin - V (i - 1)), where V is `reader_ns_per_token`; with
+    `clamped`, at least 0. `tokens`: number of tokens in each chunk, or one number for all chunks. None
+    without an origin or without output. Source: smooth goodput paper, eq. 4 and 6.
     """
     if origin_ns is None or not times_ns:
         return None
@@ -55,47 +56,47 @@ def user_idle_ns(
 
 @dataclass(frozen=True, slots=True)
 class Benefit:
-    """Reader and parameters of eq. 7, which are reported with every figure that depends on them."""
+    """Value of an answer for a reader: n - alpha f(l), with n output tokens and a wait of l (eq. 7)."""
 
     alpha: float = ALPHA
-    """Weight of f against one token."""
+    """Number of tokens that one unit of the cost f(l) outweighs."""
     reader_ns_per_token: int = READER_NS_PER_TOKEN
-    """V: ns that the reader needs for a token."""
+    """V: time in ns that the reader needs for a token."""
     f: str = "seconds"
-    """Name of f(l) in `idle_cost.IDLE_COSTS`, or an expression of l, V and n."""
+    """Cost f(l) of a wait: a name in `idle_cost.IDLE_COSTS`, or an expression with l, V and n."""
     grace_tokens: int = 0
-    """Number of tokens whose reading time is added to all deadlines; with 1 token i is due at V i (eq. 4)."""
+    """Number of tokens whose reading time is added to all deadlines; 1: token i is due at V i (eq. 4)."""
 
     def __post_init__(self) -> None:
         if self.reader_ns_per_token <= 0:
-            raise ValueError(f"the time per token must be above 0, got {self.reader_ns_per_token} ns")
+            raise ValueError(f"a reader's time per token must be above 0, got {self.reader_ns_per_token} ns")
         parse_idle_cost(self.f)
 
     @classmethod
     def at_speed(
         cls, tokens_per_s: float, alpha: float = ALPHA, f: str = "seconds", grace_tokens: int = 0
     ) -> "Benefit":
-        """Return the default benefit for a reader of this many tokens per second.
+        """Return the parameters for a reader who reads `tokens_per_s` tokens per second.
 
-        Raises ValueError unless above 0.
+        Raises ValueError unless `tokens_per_s` is above 0.
         """
         if not tokens_per_s > 0:
             raise ValueError(f"the reader's speed must be above 0 tokens per second, got {tokens_per_s!r}")
         return cls(alpha, round(1e9 / tokens_per_s), f, grace_tokens)
 
     def tokens(self, output_tokens: int | None, idle_ns: float | None) -> float | None:
-        """Return n - alpha f(l), the value of an answer in tokens; below 0 if the wait outweighs them.
+        """Return the value of an answer in tokens, n - alpha f(l): below 0 if the wait costs more than n.
 
         None if tokens or wait are unknown, or if f has no finite value. Source: smooth goodput paper, eq. 7.
         """
         if output_tokens is None or idle_ns is None:
             return None
-        cost = parse_idle_cost(self.f).of(idle_ns / 1e9, self.reader_ns_per_token / 1e9, output_tokens)
+        cost = parse_idle_cost(self.f).cost(idle_ns / 1e9, self.reader_ns_per_token / 1e9, output_tokens)
         return None if cost is None else output_tokens - self.alpha * cost
 
     @property
     def speed(self) -> float:
-        """Tokens per second of the reader."""
+        """Reading speed in tokens per second."""
         return 1e9 / self.reader_ns_per_token
 
     @property
@@ -104,10 +105,10 @@ class Benefit:
 
     @property
     def text(self) -> str:
-        """Description of all parameters."""
+        """Description of all parameters, for the tables of reports."""
         return f"{self.speed:g} tokens/s, alpha {self.alpha:g}, {self.f_text}, due {self.due_text}"
 
     @property
     def due_text(self) -> str:
-        """Deadline of token i after submit."""
+        """Deadline of token i after submission, as a formula with V and i."""
         return {0: "V(i-1)", 1: "V i"}.get(self.grace_tokens, f"V(i+{self.grace_tokens - 1})")

@@ -1,15 +1,16 @@
 """Collect the values of each arm of a running A/B experiment, and compute figures and differences from them.
 
-`meter/experiments.py` feeds an `ArmSample` with each exchange while traffic runs: a histogram and sums over
-units for each metric (`Figure`), in bounded memory. From figures, the `_interval` functions return the
-interval of one arm, the `_difference` functions a `Difference` between an arm and the control.
+`meter/experiments.py` adds each exchange to the `ArmSample` of its arm while traffic runs. For each metric,
+the sample has a `Figure`: a histogram and sums over units, in bounded memory. From figures, the `_interval`
+functions return the interval of one arm, and the `_difference` functions a `Difference` between an arm and
+the control.
 
-Units (request, conversation, tenant) are assigned to arms independently; values within a unit are similar. So
-a mean is a ratio of sums over units, and intervals of quantiles are widened by the design effect. A look is
-one evaluation of the running experiment. Intervals for a single look are Welch's t, order statistics,
-Wilson's score and MOVER. `anytime` intervals stay valid at every look: asymptotic confidence sequences for
-means (from `FIRST_LOOK` units on), the Dirichlet mixture for counts and quantiles. A covariate that no arm
-can change may adjust differences of means.
+Units (requests, conversations or tenants) are assigned to arms independently; values within a unit are
+similar. So a mean is a ratio of sums over units, and intervals of quantiles are widened by the design effect.
+A look is one evaluation of the running experiment. Intervals for a single look are Welch's t, order
+statistics, Wilson's score and MOVER. `anytime` intervals are valid at every look: asymptotic confidence
+sequences for means (from `FIRST_LOOK` units on), the Dirichlet mixture for counts and quantiles. Differences
+of means can be adjusted by a covariate: a property of a unit that no arm can change.
 
 Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952; Kish 1965 (design
 effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, theorem 2.2; Lindon and Malek 2020; Howard and
@@ -31,17 +32,17 @@ from llmtap.metrics import statistics
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 
 FIRST_LOOK: Final = 50
-"""Number of units in each arm from which the variance of a mean is used. With log-normal times of shape 1 and
-2,000 looks, the simulation in the tests has fewer false alarms than alpha from this number on."""
+"""Minimum number of units in each arm for an anytime interval of a mean. From this number on, a simulation in
+the tests (2,000 looks at log-normal times of shape 1) has a smaller rate of false alarms than alpha."""
 UNITS_MAX: Final = 20_000
-"""Maximum number of units of an arm in memory, the latest ones, about 1 KB each. A unit that returns later
-counts as a new one."""
+"""Maximum number of units of an arm in memory, about 1 KB each; the oldest are removed. A removed unit that
+has another exchange counts as a new unit."""
 SAMPLE_UNITS: Final = 512
 """Number of units in the sample for design effects: sufficient for a variance within 6 %."""
 SAMPLE_VALUES: Final = 128
-"""Maximum number of values of each sampled unit."""
+"""Maximum number of values of each sampled unit in memory."""
 EVENTS_MIN: Final = 20
-"""Minimum number of events in both arms together for the normal approximation of a share."""
+"""Minimum sum of the events in two arms, to use the normal approximation for the difference of shares."""
 
 
 _SUMS: Final = (
@@ -57,30 +58,31 @@ _SUMS: Final = (
     "units_with",
     "units_without",
 )
-"""Attributes of a Figure that add up."""
+"""Attributes of a Figure that are sums, so that figures are merged by adding them."""
 
 
 class SavedFigure(Struct, array_like=True):
-    """A packed Figure. `sums`: as decimal digits, since sums of squares are larger than 64 bits."""
+    """A Figure in the form in which it is saved."""
 
     histogram: bytes
     sums: list[str]
+    """Values of `_SUMS` as decimal digits, because sums of squares can have more than 64 bits."""
     sampled: list[tuple[int, int, list[int]]]
-    """Unit, number of its values, sample of them."""
+    """For each sampled unit: its id, the number of its values, and a sample of its values."""
 
 
 class Figure:
     """Values of one metric in one arm: a histogram, and sums over units.
 
-    Values are integers (ns, or counts); sums and squares are exact, so that differences of large sums lose no
-    digits.
+    Values are integers (ns, or counts), so sums and squares are exact, and differences of large sums are,
+    too.
     """
 
     __slots__ = (
         "_has_several_values",
+        "_negative_ids",
         "_nn",
         "_nx",
-        "_order",
         "_random",
         "_sampled",
         "_sn",
@@ -97,7 +99,7 @@ class Figure:
     def __init__(self) -> None:
         self.histogram = Histogram()
         self.units = 0
-        """Units with at least one value."""
+        """Number of units with at least one value."""
         self.units_with = 0
         """Number of units that have a value other than 0; for a share, units in which the event happened."""
         self.units_without = 0
@@ -106,10 +108,13 @@ class Figure:
         self._ss = self._sn = self._nn = 0
         # Sums over all units of X, X^2, S X and N X, where X is the covariate of a unit.
         self._x = self._xx = self._sx = self._nx = 0
-        self._has_several_values = False  # whether a unit has more than one value
-        # The units with the smallest ids: a random sample, because ids are hashes.
+        self._has_several_values = False
+        """Whether any unit has more than one value."""
         self._sampled: dict[int, tuple[list[int], array[int]]] = {}
-        self._order: list[int] = []
+        """Number of values, and sample of values, of the units with the smallest ids. These units are a
+        random sample, because ids are hashes."""
+        self._negative_ids: list[int] = []
+        """Heap of the negative ids of the sampled units, so that the largest id comes first."""
         self._random = Random(0)
 
     @property
@@ -123,9 +128,9 @@ class Figure:
     def add(
         self, unit: int, values: Sequence[int], before: tuple[int, int] = (0, 0), covariate: int = 0
     ) -> tuple[int, int]:
-        """Count a unit's values; `before` is the result of the previous call for this unit.
+        """Add values of a unit. Return the number and the sum of all its values so far.
 
-        `covariate` must be the same in each call for a unit.
+        `before`: result of the previous call for this unit. `covariate`: the same in each call for a unit.
         """
         n0, s0 = before
         n, s = n0 + len(values), s0 + sum(values)
@@ -149,14 +154,15 @@ class Figure:
         return n, s
 
     def error(self) -> float | None:
-        """Return the standard error of the mean, as a ratio of sums over units; None below two units.
+        """Return the standard error of the mean, a ratio of sums over units; None with fewer than two units.
 
-        sqrt(K / (K - 1) sum (S_u - m N_u)^2) / N, with K units and the mean m = S / N.
+        It is sqrt(K / (K - 1) sum (S_u - m N_u)^2) / N, where S_u is the sum of the N_u values of unit u, K
+        the number of units, and m = S / N the mean of all values.
         """
         k, n, total = self.units, self.n, self.histogram.total
         if k < 2:
             return None
-        # Multiplied by N^2, all terms are integers, so the difference of large squares is exact.
+        # `squares` is the sum in the formula times N^2. So all terms are integers, and the result is exact.
         squares = self._ss * n * n - 2 * total * n * self._sn + total * total * self._nn
         return sqrt(squares * k / (k - 1)) / (n * n) if squares > 0 else 0.0
 
@@ -168,8 +174,8 @@ class Figure:
         """Return the covariance of the mean with the covariate's mean, and the variance of the covariate's
         mean.
 
-        Needs two units. With residuals r_u = S_u - m N_u: K / (K - 1) sum r_u (x_u - x) / (N K), and
-        K / (K - 1) sum (x_u - x)^2 / K^2.
+        At least two units are needed. With the residuals r_u = S_u - m N_u (as in `error`) and the covariate
+        x_u of unit u: K / (K - 1) sum r_u (x_u - x) / (N K), and K / (K - 1) sum (x_u - x)^2 / K^2.
         """
         k, n, total = self.units, self.n, self.histogram.total
         # Compute with integers, so that the difference of large products is exact.
@@ -178,9 +184,10 @@ class Figure:
         return covariance / ((k - 1) * n), variance / ((k - 1) * k)
 
     def design_effect(self, value: float) -> float:
-        """Return the variance of "share of values up to `value`" over that of independent values, at least 1.
+        """Return the design effect for the share of values up to `value`, at least 1.
 
-        Source: Kish, by the linearised variance of the ratio over the sampled units.
+        It is the variance of this share / its variance if all values were independent, from the linearised
+        variance of a ratio over the sampled units. Source: Kish 1965.
         """
         if not self._has_several_values or len(self._sampled) < 2:
             return 1.0
@@ -191,7 +198,8 @@ class Figure:
         n = sum(sizes)
         share = sum(below) / n
         if not 0 < share < 1:
-            return max(1.0, n / len(sizes))  # without variance, assume that the values of a unit are equal
+            # The share has no variance. Assume the worst case: all values of a unit are equal.
+            return max(1.0, n / len(sizes))
         k = len(sizes)
         spread = sum((b - share * size) ** 2 for b, size in zip(below, sizes, strict=True))
         return max(1.0, k / (k - 1) * spread / (n * share * (1 - share)))
@@ -206,7 +214,7 @@ class Figure:
         return twin
 
     def to_saved(self) -> SavedFigure:
-        """Return a packed copy."""
+        """Return a copy in the form in which it is saved."""
         sampled = [(unit, n, values.tolist()) for unit, ((n,), values) in self._sampled.items()]
         return SavedFigure(
             self.histogram.to_bytes(), [str(int(getattr(self, name))) for name in _SUMS], sampled
@@ -227,9 +235,9 @@ class Figure:
         units = self._sampled
         if new and unit not in units:
             if len(units) < SAMPLE_UNITS:
-                heappush(self._order, -unit)
-            elif unit < -self._order[0]:
-                del units[-heapreplace(self._order, -unit)]
+                heappush(self._negative_ids, -unit)
+            elif unit < -self._negative_ids[0]:
+                del units[-heapreplace(self._negative_ids, -unit)]
             else:
                 return
             units[unit] = ([0], array("q"))
@@ -242,8 +250,8 @@ class Figure:
             sample.extend(values[:room])
             n += min(room, len(values))
         for value in values[max(0, room) :]:
-            # Reservoir sampling (Vitter 1985, algorithm R): each value has the same chance to be in the
-            # sample.
+            # Reservoir sampling (Vitter 1985, algorithm R): each value is in the sample with equal
+            # probability.
             n += 1
             place = int(self._random.random() * n)
             if place < SAMPLE_VALUES:
@@ -252,55 +260,57 @@ class Figure:
 
 
 class ArmSample:
-    """Figures of one arm, to which exchanges are added. `single`: every unit is one exchange."""
+    """Figures of the exchanges of one arm, by metric."""
 
     def __init__(self, names: Iterable[str], *, single: bool) -> None:
+        """`names`: metrics. `single`: whether every unit is one exchange."""
         self.figures = {name: Figure() for name in names}
         self.forgotten_units = 0
-        self._single = single
+        """Number of units that were removed from memory, since there were more than UNITS_MAX."""
+        self._units_are_single = single
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
-        self._is_rest = False
-        """Whether the units were already packed, so that later packs contain only additions."""
+        """Covariate of each unit, and number and sum of its values by metric; the oldest unit is first."""
+        self._units_are_saved = False
+        """Whether the units were already saved, so that `to_saved` omits them."""
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
-        """Count an exchange of this unit: for each metric its values, of which there may be none.
+        """Add an exchange of a unit: its values of each metric, if it has any.
 
-        The covariate is that of the unit's first exchange, because an arm may change later ones.
+        The covariate of the unit's first exchange is used, because the arm could have changed later ones.
         """
         figures = self.figures
-        if self._single:
+        if self._units_are_single:
             for name, some in values.items():
                 figures[name].add(unit, some, covariate=covariate)
             return
-        first, known = self._units.setdefault(unit, (covariate, {}))
-        if not known:
+        first_covariate, sums = self._units.setdefault(unit, (covariate, {}))
+        if not sums:
             if len(self._units) > UNITS_MAX:
                 self._units.popitem(last=False)
                 self.forgotten_units += 1
         else:
             self._units.move_to_end(unit)
         for name, some in values.items():
-            known[name] = figures[name].add(unit, some, known.get(name, (0, 0)), first)
+            sums[name] = figures[name].add(unit, some, sums.get(name, (0, 0)), first_covariate)
 
     def to_saved(self) -> "SavedSample":
-        """Return a packed copy."""
-        units = [] if self._is_rest else [(unit, *sums) for unit, sums in self._units.items()]
+        """Return a copy in the form in which it is saved."""
+        units = [] if self._units_are_saved else [(unit, *sums) for unit, sums in self._units.items()]
         figures = {name: figure.to_saved() for name, figure in self.figures.items()}
         return SavedSample(figures, self.forgotten_units, units)
 
     def clear(self) -> None:
-        """Forget all figures, but keep the sums of units, so that later values of a unit are added to its
-        sums."""
+        """Remove all figures, but not the sums of units, so that later values of a unit are added to them."""
         self.figures = {name: Figure() for name in self.figures}
         self.forgotten_units = 0
-        self._is_rest = True
+        self._units_are_saved = True
 
-    def keep_units(self) -> None:
-        """Pack the sums of units again, since those that were packed before `clear` could not be written."""
-        self._is_rest = False
+    def save_units_again(self) -> None:
+        """Include the sums of units in the next `to_saved`, because the copy before could not be written."""
+        self._units_are_saved = False
 
     def merge_saved(self, saved: "SavedSample") -> None:
-        """Add a packed sample, of which figures that are unknown here are left out."""
+        """Add a saved sample, without the metrics that this sample does not have."""
         for name, figure in self.figures.items():
             if name in saved.figures:
                 figure.merge_saved(saved.figures[name])
@@ -312,12 +322,13 @@ class ArmSample:
 
 
 class SavedSample(Struct, array_like=True):
-    """A packed ArmSample."""
+    """An ArmSample in the form in which it is saved."""
 
     figures: dict[str, SavedFigure]
     forgotten: int
+    """Number of units that were removed from memory (`ArmSample.forgotten_units`)."""
     units: list[tuple[int, int, dict[str, tuple[int, int]]]]
-    """Unit, its covariate, and number and sum of its values by metric."""
+    """For each unit: its id, its covariate, and the number and sum of its values by metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,10 +337,11 @@ class Difference:
 
     estimate: float
     interval: statistics.Interval | None
+    """Confidence interval that is valid for a single look."""
     anytime: statistics.Interval | None
-    """Interval at level 1 - alpha that holds for all checks together."""
+    """Confidence interval that is valid at every look: the intervals of all looks have the level together."""
     p: float | None = None
-    """p-value of "there is no difference" that is valid at every check."""
+    """p-value of "there is no difference" that is valid at every look."""
     unadjusted: float | None = None
     """Estimate before the adjustment by the covariate; None without adjustment."""
     variance_left: float = 1.0
@@ -337,7 +349,7 @@ class Difference:
 
 
 def mean_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
-    """Return the mean's interval for one look; None below two units."""
+    """Return the mean's interval for a single look; None with fewer than two units."""
     error, mean = figure.error(), figure.mean
     if error is None or mean is None:
         return None
@@ -346,7 +358,7 @@ def mean_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
 
 
 def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool = False) -> Difference | None:
-    """Return the difference of means; None while one of them has no value. `adjust`: by the covariate."""
+    """Return the difference of means; None if an arm has no value. `adjust`: whether to use the covariate."""
     if arm.mean is None or control.mean is None:
         return None
     estimate = arm.mean - control.mean
@@ -382,10 +394,10 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
 def quantile_interval(
     figure: Figure, share: float, alpha: float, *, anytime: bool = False
 ) -> statistics.Interval | None:
-    """Return the interval of a quantile by order statistics; None if a rank lies outside the sample.
+    """Return the interval of a quantile by order statistics; None if it would need a rank outside the sample.
 
-    For one look by Student's t and the design effect, for all looks by `count_range` of n / d independent
-    values. Both ends are moved out by the histogram's own error.
+    For a single look, the ranks follow from Student's t and the design effect d; with `anytime`, from the
+    `count_range` of n / d independent values. The interval includes the histogram's relative error.
     """
     n, units = figure.n, figure.units
     value = figure.histogram.percentile(share)
@@ -394,7 +406,7 @@ def quantile_interval(
     d = figure.design_effect(value)
     if anytime:
         below, upto = (d * count for count in statistics.count_range(n / d, share, alpha))
-        # If k values are below the quantile, it lies between the k-th value and the next.
+        # If k values are below the quantile, it lies between the k-th value and the value after it.
         first, last = (ceil(below) - 1) / (n - 1), floor(upto) / (n - 1)
         if first < 0 or last > 1:
             return None
@@ -409,9 +421,9 @@ def quantile_interval(
 
 
 def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float) -> Difference | None:
-    """Return the difference of two quantiles.
+    """Return the difference of a quantile between two arms.
 
-    Anytime: each arm's interval at alpha / 2; the difference lies between their far ends.
+    The anytime interval is the range of all differences between values in the arms' intervals at alpha / 2.
     """
     a, c = arm.histogram.percentile(share), control.histogram.percentile(share)
     if a is None or c is None:
@@ -438,16 +450,16 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
 
 
 def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
-    """Return the interval of a share (values are 0 and 1), Wilson's score; None below two units.
+    """Return Wilson's interval of a share (the mean of zeros and ones); None with fewer than two units.
 
-    For similar values within a unit, n becomes the number of independent values with the same variance.
+    Since values within a unit are similar, n is the number of independent values with the same variance.
     """
     p, error = figure.mean, figure.error()
     if p is None or error is None:
         return None
     n: float = figure.n
     if p in (0, 1):
-        n = figure.units  # without variance, count units instead of values
+        n = figure.units  # Without variance, assume that all values of a unit are equal.
     elif error > 0:
         n = min(n, p * (1 - p) / error**2)
     return statistics.share_range(p, n, statistics.t_quantile(alpha, figure.units - 1))
@@ -456,13 +468,13 @@ def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
 def share_difference(
     arm: Figure, control: Figure, weights: tuple[float, float] | None, alpha: float
 ) -> Difference | None:
-    """Return the difference of two shares; `weights` are the arms' shares of the units, if they are known.
+    """Return the difference of two shares; `weights`: the arms' shares of all units; None: unknown.
 
-    p is exact (None without weights): if the arms do not differ, each unit with the event is in an arm with
-    the probability of the arm's weight. This holds for any rate of the event, also if the rate changes over
-    the day (Lindon and Malek 2020). The same holds for each unit in which the event did not happen at least
-    once: if it happens in almost every unit, only these show a difference. p is twice the smaller one of both
-    (Bonferroni).
+    p is exact (None without weights): if the arms do not differ, a unit with the event is in an arm with the
+    probability of the arm's weight. This is true for any rate of the event, even if the rate changes over the
+    day (Lindon and Malek 2020). It is also true for a unit with a value of 0 (without the event); if the
+    event happens in almost every unit, only these units show a difference. p is twice the smaller of the
+    p-values of these two tests (Bonferroni).
     """
     a, c = arm.mean, control.mean
     if a is None or c is None:
@@ -487,14 +499,14 @@ def share_difference(
 
 
 def _between_shares(interval: statistics.Interval | None) -> statistics.Interval | None:
-    """Limit an interval to the possible differences of two shares, which an approximation may exceed."""
+    """Limit an interval to the range of a difference of shares (-1 to 1), which approximations can exceed."""
     return None if interval is None else (max(-1.0, interval[0]), min(1.0, interval[1]))
 
 
 def _difference_interval(
     a: float, around_a: statistics.Interval, c: float, around_c: statistics.Interval
 ) -> statistics.Interval:
-    """Return the interval of a - c from the intervals of each (Zou and Donner 2008)."""
+    """Return the interval of a - c from the intervals of a and c, by MOVER (Zou and Donner 2008)."""
     low = a - c - sqrt((a - around_a[0]) ** 2 + (around_c[1] - c) ** 2)
     high = a - c + sqrt((around_a[1] - a) ** 2 + (c - around_c[0]) ** 2)
     return low, high

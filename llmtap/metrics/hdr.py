@@ -1,9 +1,9 @@
-"""HdrHistogram's exchange format V2 and its logs (`.hlog`): written for other tools, read of any tool.
+"""Write and read HdrHistogram's encoding V2 and its logs (`.hlog`), to exchange histograms with other tools.
 
-`encode` writes a `Histogram`; `values` reads an encoded histogram of any range and precision; `log_text` and
-`read_log` do the same for logs, in which each line has the histogram of an interval. Own code, because the
-package `hdrhistogram` neither has wheels for all machines nor limits the size of what it decompresses
-(docs/decisions.md); the tests compare with it.
+`encode` writes a `Histogram`; `values` reads an encoded histogram of any range and precision. `log_text` and
+`read_log` write and read logs, in which each line has the histogram of an interval. The package
+`hdrhistogram` is not used, because it has no wheels for some machines and does not limit the size of
+decompressed data (docs/decisions.md); the tests compare this code with it.
 
 Source: HdrHistogram's `encodeIntoCompressedByteBuffer`, V2, and the format of HistogramLogWriter 1.3.
 """
@@ -22,29 +22,33 @@ from zlib import error as zlib_error
 from llmtap.metrics.histogram import Histogram
 
 _HIGHEST: Final = 86_400 * 10**9
-"""Highest value that we write: a day in ns."""
+"""Highest value that `encode` writes: a day in ns."""
 _DIGITS: Final = 3
+"""Number of significant digits of the histograms that `encode` writes."""
 _INNER_COOKIE: Final = 0x1C849313
+"""Magic number at the start of the decompressed data; `_OUTER_COOKIE`: of the compressed data."""
 _OUTER_COOKIE: Final = 0x1C849314
 _BYTES_MAX: Final = 4 << 20
-"""Maximum size of the decoded counts, in bytes: more than nine bytes for each of 38,000 buckets."""
+"""Maximum size of the decompressed counts in bytes, against decompression bombs. An ordinary histogram has at
+most 38,000 buckets with nine bytes each."""
 _HEAD: Final = Struct(">iiiiqqd")
-"""Cookie, length of the payload, normalizing offset, significant digits, lowest and highest value, ratio."""
+"""Header of the counts: cookie, length of the payload, offset, significant digits, lowest, highest, ratio."""
 _COMPRESSED: Final = Struct(">ii")
+"""Header of the compressed data: cookie, length of the data."""
 _LINE: Final = re.compile(r"(?:Tag=([^,\s]*),)?[\d.]+,([\d.]+),[\d.]+,(HIST[A-Za-z0-9+/=]+)")
 LOG_LINE_BYTES_MAX: Final = 8 << 20
 TAGS_MAX: Final = 1_000
-"""Maximum number of tags in a log; each tag has a histogram of some KB."""
+"""Maximum number of tags in a log, to limit the memory: each tag has a histogram of some KB."""
 
 
 def encode(histogram: Histogram) -> str:
     """Return the counts as a compressed HdrHistogram V2 in base64.
 
-    Values are whole ns up to a day with three significant digits; negative ones count as 0. Each value is
-    encoded as the middle of its bucket here, so the error of HdrHistogram's buckets (0.1 %) is added to that
-    of ours.
+    Values are whole ns up to a day, with three significant digits; negative values count as 0. Each value is
+    encoded as the middle of its bucket in `histogram`, so the error of HdrHistogram's buckets (0.1 %) is
+    added to the error of these buckets.
     """
-    shape = _Shape.of(1, _HIGHEST, _DIGITS)
+    shape = _Buckets.of(1, _HIGHEST, _DIGITS)
     counts: Counter[int] = Counter()
     for value, count in histogram.buckets():
         counts[shape.index(min(max(round(value), 0), _HIGHEST))] += count
@@ -60,7 +64,7 @@ def encode(histogram: Histogram) -> str:
 
 
 def values(text: str) -> Iterator[tuple[float, int]]:
-    """Yield the values of an encoded histogram, ascending, each with its count: the middle of their bucket.
+    """Yield the middle of each bucket of an encoded histogram, ascending, with the number of its values.
 
     Raises ValueError if the text is no HdrHistogram V2, or too large.
     """
@@ -82,23 +86,23 @@ def values(text: str) -> Iterator[tuple[float, int]]:
             index += -number or 1
             continue
         if index > last:
-            raise ValueError("the HdrHistogram has a value above its declared maximum")
+            raise ValueError(f"the HdrHistogram has a value above its declared maximum of {shape.highest}")
         yield shape.middle(index), number
         index += 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """Buckets of a histogram: 2**half_exponent for each octave, and twice as many for the smallest values."""
+class _Buckets:
+    """Buckets of a histogram: 2**half_exponent buckets in each octave, and twice that number in the first."""
 
     unit_exponent: int
-    """Exponent of the smallest step between values."""
+    """Binary logarithm of the smallest difference between two values."""
     half_exponent: int
-    """Exponent of the number of buckets in an octave."""
+    """Binary logarithm of the number of buckets in an octave."""
     highest: int
 
     @classmethod
-    def of(cls, lowest: int, highest: int, digits: int) -> "_Shape":
+    def of(cls, lowest: int, highest: int, digits: int) -> "_Buckets":
         return cls(lowest.bit_length() - 1, (2 * 10**digits - 1).bit_length() - 1, highest)
 
     def index(self, value: int) -> int:
@@ -107,14 +111,14 @@ class _Shape:
         return (octave << self.half_exponent) + (value >> octave)
 
     def middle(self, index: int) -> float:
-        """Return the middle of the values of a bucket."""
+        """Return the mean of the smallest and the largest value of a bucket."""
         octave = max(0, (index >> self.half_exponent) - 1)
         step = octave + self.unit_exponent
         return ((index - (octave << self.half_exponent)) << step) + ((1 << step) - 1) / 2
 
 
 def _zigzag_bytes(number: int) -> bytes:
-    """Encode as ZigZag LEB128, as HdrHistogram does: 7 bits a byte, the ninth byte has 8."""
+    """Encode a number as ZigZag LEB128, except that the ninth byte has 8 bits, as in HdrHistogram."""
     remaining = number << 1 if number >= 0 else (-number << 1) - 1
     out = bytearray()
     while remaining > 0x7F and len(out) < 8:
@@ -124,8 +128,8 @@ def _zigzag_bytes(number: int) -> bytes:
     return bytes(out)
 
 
-def _decode(text: str) -> tuple[_Shape, bytes]:
-    """Return the buckets and the encoded counts. Raises ValueError unless both headers are those of V2."""
+def _decode(text: str) -> tuple[_Buckets, bytes]:
+    """Return the buckets and the encoded counts. Raises ValueError unless both headers are valid for V2."""
     try:
         raw = b64decode(text, validate=True)
         outer, size = _COMPRESSED.unpack_from(raw)
@@ -135,7 +139,7 @@ def _decode(text: str) -> tuple[_Shape, bytes]:
     except (ValueError, StructError, zlib_error) as exc:
         raise ValueError(f"expected an HdrHistogram in base64: {exc}") from None
     if (outer, inner) != (_OUTER_COOKIE, _INNER_COOKIE):
-        raise ValueError("the HdrHistogram does not have the encoding V2, compressed")
+        raise ValueError(f"expected a compressed HdrHistogram V2, got the cookies {outer:#x} and {inner:#x}")
     if (offset, ratio) != (0, 1.0):
         raise ValueError(
             f"the HdrHistogram has the offset {offset} and the ratio {ratio:g}; only offset 0 and ratio 1 can"
@@ -144,15 +148,15 @@ def _decode(text: str) -> tuple[_Shape, bytes]:
     if not 1 <= digits <= 5 or not 1 <= lowest <= highest // 2:
         raise ValueError(
             f"the HdrHistogram has {digits} significant digits and the range {lowest} to {highest}; expected"
-            " 1 to 5 digits, and a range from 1 or more to at least twice that"
+            " 1 to 5 digits, a lowest value >= 1, and a highest value of at least twice the lowest"
         )
     if size != len(raw) - _COMPRESSED.size or not inflater.eof or length != len(body) - _HEAD.size:
         raise ValueError("the HdrHistogram is longer or shorter than its header declares")
-    return _Shape.of(lowest, highest, digits), body[_HEAD.size :]
+    return _Buckets.of(lowest, highest, digits), body[_HEAD.size :]
 
 
 def log_text(histograms: Mapping[str, str], seconds: float) -> str:
-    """Return a log with a line for each encoded histogram: its name is the tag, `seconds` its interval."""
+    """Return a log with a line for each encoded histogram; its tag is the name, its interval `seconds`."""
     lines = ["#[Histogram log format version 1.3]", "#[values in nanoseconds, written by llmtap]"]
     lines.append('"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"')
     for tag, text in histograms.items():
@@ -163,9 +167,9 @@ def log_text(histograms: Mapping[str, str], seconds: float) -> str:
 
 
 def read_log(lines: Iterable[str], ns_per_unit: int) -> dict[str, Histogram]:
-    """Return the histograms of a log by tag ("" without one), in ns, each merged over all intervals.
+    """Return the histograms of a log by tag ("" without a tag), in ns, each merged over all intervals.
 
-    Raises ValueError with the number of the line.
+    Raises ValueError, with the line number, for an invalid line.
     """
     merged: dict[str, Histogram] = {}
     for number, line in enumerate(lines, 1):
@@ -181,7 +185,7 @@ def read_log(lines: Iterable[str], ns_per_unit: int) -> dict[str, Histogram]:
         histogram = merged.setdefault(tag, Histogram())
         try:
             for value, count in values(match[3]):
-                histogram.record_times(round(value * ns_per_unit), count)
+                histogram.record_copies(round(value * ns_per_unit), count)
         except ValueError as exc:
             raise ValueError(f"line {number}: {exc}") from None
     return merged

@@ -1,15 +1,16 @@
-"""Mergeable log-linear histogram of durations with a fixed relative error, fed value by value.
+"""Mergeable log-linear histogram of durations with a fixed relative error.
 
-`Histogram` returns count, sum, mean, extremes and percentiles, merges with others, and packs itself to bytes;
-`hdr.py` writes and reads the HdrHistogram format. Summaries, experiments and load tallies hold one for each
-metric.
+A `Histogram` has count, sum, mean, extremes and percentiles, can be merged with others, and can be packed
+into bytes; `hdr.py` writes and reads the HdrHistogram format. Summaries, experiments and tallies of the load
+generator have one for each metric.
 
-A bucket is the upper 18 bits of the value's 32-bit float: 512 buckets for every power of two, an error of at
-most 0.1 % (`RELATIVE_ERROR`); whole numbers below 1,024 are exact. `n`, `total`, `min` and `max` are exact.
-Percentiles follow `statistics.py`. A merged histogram equals the histogram of all values. `to_bytes` is
-lossless, with 3 or 4 bytes a bucket.
+The bucket of a value is given by the upper 18 bits of its 32-bit float. So there are 512 buckets for every
+power of two, and the error is at most 0.1 % (`RELATIVE_ERROR`); whole numbers below 1,024 are exact. `n`,
+`total`, `min` and `max` are exact. Percentiles interpolate as in `statistics.py`. A merged histogram equals
+the histogram of all values. `to_bytes` loses nothing and needs 3 or 4 bytes for each bucket.
 
-Own code, because `hdrhistogram` takes 0.9 us a value and 36 KB an instance; this takes 0.15 us and a few KB.
+The package `hdrhistogram` is not used, because it takes 0.9 us for a value and 36 KB for an instance; this
+class takes 0.15 us and a few KB.
 """
 
 from array import array
@@ -27,23 +28,26 @@ RELATIVE_ERROR: Final = 1 / 1_024 + 2**-23
 """Half the width of a bucket, plus the rounding of an integer to a 32-bit float."""
 
 _DROPPED: Final = 14
-"""Number of mantissa bits that are dropped: 23, less the 9 bits of a bucket."""
+"""Number of lower bits of a float that are dropped: of its 23 mantissa bits, a bucket has the upper 9."""
 _SIGN: Final = 1 << (31 - _DROPPED)
+"""Sign bit in the index of a bucket."""
 _BITS: Final = Struct("=I")
 _MASK: Final = _BITS.pack((1 << 32 - _DROPPED) - 1)
-"""Mask of the bits that a bucket may have in a 32-bit number."""
+"""Mask of the bits of a 32-bit number that the index of a bucket can have."""
 _FLOAT: Final = Struct("=f")
 _PACKED: Final = Struct("=ccqqq16sI")
-"""Type of the counts, type of the steps between buckets, n, min, max, total, number of buckets."""
+"""Head of a packed histogram: array type of the counts, array type of the steps between bucket indexes, n,
+min, max, total, number of buckets."""
 _VALUES: Final = ord("v")
+"""First byte of a packed list of values."""
 _VALUES_MAX: Final = 16
-"""A histogram of up to this many values is packed as a list."""
+"""Maximum number of values of a histogram that is packed as a list of its values."""
 _PENDING_MAX: Final = 512
-"""Number of values that wait to be sorted into buckets together: 16 KB at most."""
+"""Maximum number of values (16 KB) that wait to be sorted into buckets together, which is faster."""
 
 
 class Histogram:
-    """Counts of integers by size; the integers are usually nanoseconds."""
+    """Number of integers in each bucket; the integers are usually nanoseconds."""
 
     __slots__ = ("_counts", "_max", "_min", "_n", "_pending", "_total")
 
@@ -62,22 +66,22 @@ class Histogram:
         if len(pending) >= _PENDING_MAX:
             self.fold()
 
-    def record_times(self, value: int, n: int) -> None:
-        """Count one value `n` times, in the same time as once."""
+    def record_copies(self, value: int, n: int) -> None:
+        """Record a value `n` times, as fast as once."""
         if n <= _VALUES_MAX:
             self.record_many(repeat(value, n))
         else:
             self._add(_buckets([value]), (n,), n, n * value, value, value)
 
     def record_many(self, values: Iterable[int]) -> None:
-        """Count each of the values, much faster than one by one."""
+        """Record several values, much faster than by a call of `record` for each."""
         pending = self._pending
         pending += values
         if len(pending) >= _PENDING_MAX:
             self.fold()
 
     def fold(self) -> None:
-        """Sort the values that wait in `_pending` into buckets; every method that reads does this first."""
+        """Sort the values that wait in `_pending` into buckets. Every method that reads buckets calls it."""
         values = self._pending
         if not values:
             return
@@ -96,7 +100,7 @@ class Histogram:
         return self._counts
 
     def merge(self, other: "Histogram") -> None:
-        """Add all counts of `other`, which stays unchanged, so that threads may share it."""
+        """Add all counts of `other`. It stays unchanged, so several threads can merge it at the same time."""
         counts = other._counts
         if counts is not None and other._min is not None and other._max is not None:
             self._add(counts.keys(), counts.values(), other._n, other._total, other._min, other._max)
@@ -115,7 +119,7 @@ class Histogram:
         self._add_sums(n, total, low, high)
 
     def to_bytes(self) -> bytes:
-        """Return the packed counts: few values as they are, many values in 3 to 4 bytes for each bucket."""
+        """Pack the histogram: as a list of up to _VALUES_MAX values, or in 3 to 4 bytes for each bucket."""
         if self._min is None and len(self._pending) <= _VALUES_MAX:
             return b"v" + array("q", self._pending).tobytes()
         self.fold()
@@ -130,7 +134,7 @@ class Histogram:
         return head + steps + sizes
 
     def merge_bytes(self, packed: bytes) -> None:
-        """Add counts that `to_bytes` has packed."""
+        """Add all counts of a histogram that `to_bytes` packed."""
         if packed[0] == _VALUES:
             self.record_many(array("q", packed[1:]))
             return
@@ -142,7 +146,7 @@ class Histogram:
         self._add(accumulate(steps), counts, n, int.from_bytes(total, "little", signed=True), low, high)
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """Yield the middle of each bucket and its count, ascending, within the smallest and largest value."""
+        """Yield the middle of each bucket (limited to `min` and `max`) and its count, ascending."""
         self.fold()
         if self._min is not None and self._max is not None:
             counts = self._make_counts()
@@ -180,18 +184,18 @@ class Histogram:
         return self._total / self._n if self._n else None
 
     def count(self, value: int) -> int:
-        """Return the number of values in the bucket of `value`: exact for whole numbers below 1,024."""
+        """Return the number of values in the bucket of `value`; exact if it is a whole number below 1,024."""
         self.fold()
         return self._make_counts()[_BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED]
 
     def count_above(self, value: float) -> int:
-        """Return the number of values in higher buckets than that of `value`, which is not negative."""
+        """Return the number of values in higher buckets than the bucket of `value`, for a `value` >= 0."""
         self.fold()
         edge = _BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED
         return sum(n for index, n in self._make_counts().items() if index > edge)
 
     def percentile(self, p: float) -> float | None:
-        """Return the value below which the share `p` (0 to 1) lies; None if nothing was recorded."""
+        """Return the percentile of the share `p` (0 to 1); None without values."""
         return self.percentiles((p,))[0]
 
     def percentiles(self, shares: Sequence[float]) -> list[float | None]:
@@ -212,7 +216,7 @@ class Histogram:
         return out
 
     def _order_statistic(self, k: int, indices: list[int], ends: list[int]) -> float:
-        """Return the k-th smallest value, from 0, within the histogram's error."""
+        """Return the k-th smallest value (k counts from 0), to within RELATIVE_ERROR."""
         assert self._min is not None and self._max is not None
         if k == 0:
             return self._min
@@ -222,7 +226,7 @@ class Histogram:
 
 
 def _count_by_bucket(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
-    """Count values by bucket. Return their sum, the smallest and the largest."""
+    """Add the values to `counts`, by bucket. Return their sum, their minimum and their maximum."""
     figures: tuple[int, int, int] | None = None
     if native.compiled is not None:
         figures = native.compiled.count_by_float(values, counts)
@@ -233,29 +237,29 @@ def _count_by_bucket(values: list[int], counts: Counter[int]) -> tuple[int, int,
 
 
 def _buckets(values: list[int]) -> Sequence[int]:
-    """Return the bucket of each value: the upper bits of its 32-bit float."""
+    """Return the index of each value's bucket: the upper bits of its 32-bit float."""
     floats = array("f", values).tobytes()
-    # Shift all floats at once, as one long number; the mask removes the bits that came from the neighbour.
+    # Shift all floats at once, as one long integer. The mask removes the bits shifted in from the next float.
     mask = int.from_bytes(_MASK * len(values), byteorder)
     shifted = int.from_bytes(floats, byteorder) >> _DROPPED & mask
     return memoryview(shifted.to_bytes(len(floats), byteorder)).cast("I")
 
 
 def _pack_numbers(values: list[int]) -> tuple[bytes, bytes]:
-    """Pack whole numbers, 0 or more, in as few bytes each as the largest needs. Return bytes and type."""
+    """Pack integers >= 0 as an array of the smallest possible type. Return its bytes and its type code."""
     largest = max(values)
     code = next(code for code in "BHIQ" if largest < 1 << 8 * array(code).itemsize)
     return array(code, values).tobytes(), code.encode()
 
 
 def _by_value(index: int) -> int:
-    """Return the key that sorts buckets by value. A negative float has the sign bit set, and a larger index
-    then means a smaller value."""
+    """Return the key that sorts bucket indexes by value. Of negative values (the sign bit is set), a larger
+    index means a smaller value."""
     return index if index < _SIGN else _SIGN - 1 - index
 
 
 def _bucket_middle(index: int) -> float:
-    """Return the middle of the whole numbers that belong to the bucket."""
+    """Return the mean of the smallest and the largest whole number in the bucket."""
     if index >= _SIGN:
         return -_bucket_middle(index - _SIGN)
     lower = _bucket_edge(index)

@@ -1,10 +1,10 @@
-"""Figures of a stream whose client reads slowly: as delivered to the client, and without the client's time.
+"""Figures of a stream whose client reads slowly: as delivered to the client, and of the server alone.
 
 While the client's socket takes no bytes, the relay does not read from the upstream: it holds the stream
-(`Timeline.holds`). The stamps of later chunks then contain time of the client: `tbc_max` and `tpot` do, too.
-The figures as delivered move a chunk that arrived during a hold to its end. The figures of the server leave
-the holds out. They are lower bounds, because the chunks that the server would have sent during a hold are
-unknown.
+(`Timeline.holds`). So the times of later chunks, `tbc_max` and `tpot` include time that the client caused.
+The figures as delivered use the end of a hold as the time of a chunk that arrived during the hold. The
+figures of the server do not include the holds. They are lower bounds, because it is unknown which chunks the
+server would have sent during a hold.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from llmtap.metrics.latency import Measured, output_times_ns
 
 
 def held_figures(x: Exchange, m: Measured) -> dict[str, object] | None:
-    """Return public JSON on a stream that its client held, in seconds; None if it was not held.
+    """Return public JSON on a stream whose client read slowly, in seconds; None if the stream was not held.
 
-    The figures are None if they do not apply, or if the holds are not known one by one.
+    A figure is None if it does not apply, or if the times of some holds are unknown.
     """
     t = x.timeline
     if not t.paused_ns:
@@ -33,7 +33,7 @@ def held_figures(x: Exchange, m: Measured) -> dict[str, object] | None:
         gaps = server_gaps_ns(times, holds)
         gap_max_ns, span_ns = max(gaps), times[-1] - times[0]
         if m.tpot_ns is not None and span_ns:
-            # Each span has the same tokens, so TPOT is proportional to the length of the span.
+            # The number of tokens is the same, so TPOT is proportional to the time from first to last token.
             tpot_delivered = m.tpot_ns * (delivered[-1] - delivered[0]) / span_ns
             tpot_server = m.tpot_ns * sum(gaps) / span_ns
     return {
@@ -46,29 +46,28 @@ def held_figures(x: Exchange, m: Measured) -> dict[str, object] | None:
 
 
 def delivered_times_ns(times_ns: Sequence[int], holds: Sequence[int]) -> list[int]:
-    """Return the times at which chunks could be delivered: the end of the hold, for a chunk that came during
-    a hold.
+    """Return the times at which chunks could be delivered: for a chunk that came during a hold, its end.
 
-    `times_ns`: ascending stamps. `holds`: begin and end of each hold, ascending.
+    `times_ns`: times of the chunks, ascending. `holds`: start and end of each hold in turn, ascending.
     """
-    out, at = [], 0
+    out, hold = [], 0
     for t_ns in times_ns:
-        while at < len(holds) and holds[at + 1] <= t_ns:
-            at += 2
-        out.append(holds[at + 1] if at < len(holds) and holds[at] < t_ns else t_ns)
+        while hold < len(holds) and holds[hold + 1] <= t_ns:
+            hold += 2
+        out.append(holds[hold + 1] if hold < len(holds) and holds[hold] < t_ns else t_ns)
     return out
 
 
 def server_gaps_ns(times_ns: Sequence[int], holds: Sequence[int]) -> list[int]:
-    """Return the gaps between chunks without the holds in them (arguments as in `delivered_times_ns`)."""
-    gaps, at = [], 0
+    """Return the gaps between chunks, less the holds within them (arguments as in `delivered_times_ns`)."""
+    gaps, hold = [], 0
     for from_ns, to_ns in pairwise(times_ns):
-        while at < len(holds) and holds[at + 1] <= from_ns:
-            at += 2
-        gap_ns, within = to_ns - from_ns, at
-        while within < len(holds) and holds[within] < to_ns:
-            gap_ns -= min(holds[within + 1], to_ns) - max(holds[within], from_ns)
-            within += 2
+        while hold < len(holds) and holds[hold + 1] <= from_ns:
+            hold += 2
+        gap_ns, inner_hold = to_ns - from_ns, hold
+        while inner_hold < len(holds) and holds[inner_hold] < to_ns:
+            gap_ns -= min(holds[inner_hold + 1], to_ns) - max(holds[inner_hold], from_ns)
+            inner_hold += 2
         gaps.append(gap_ns)
     return gaps
 

@@ -1,8 +1,9 @@
-"""Cost of a wait, f(l) in eq. 7 of the smooth goodput paper: a named function, or an expression of a user.
+"""Cost of a wait, f(l) in eq. 7 of the smooth goodput paper: a named function, or an expression of the user.
 
-`parse_idle_cost` checks a text once and returns an `IdleCost`. An expression has numbers, `l`, `V`, `n`, the
-operators `+ - * / **`, parentheses, `min` and `max`. It is computed from its parts; no Python code is run.
-The paper maps l to "the percentage of the benefit" and gives no function; DEFINITIONS.md has the choice.
+`parse_idle_cost` checks a text and returns an `IdleCost`. An expression can have numbers, the variables `l`,
+`V` and `n`, the operators `+ - * / **`, parentheses, `min` and `max`. Its syntax tree is translated into
+functions; it is not run as Python code. The paper says only that f maps l to "the percentage of the benefit";
+DEFINITIONS.md has the reasons for the functions here.
 """
 
 import ast
@@ -18,7 +19,7 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 EXPRESSION_CHARACTERS_MAX: Final = 200
-"""Maximum length of an expression, which also limits the depth of nesting."""
+"""Maximum length of an expression. It also limits the depth of nested parentheses."""
 IDLE_COSTS: Final[Mapping[str, tuple[str, str]]] = {
     "seconds": ("l", "l in seconds"),
     "tokens": ("l / V", "l / V in tokens"),
@@ -38,25 +39,27 @@ _BINARY: Final[Mapping[type[ast.operator], Callable[[float, float], float]]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    # Unlike **, math.pow never returns a complex number or a huge integer.
+    # math.pow never returns a complex number or a huge integer, unlike the operator **.
     ast.Pow: math.pow,
 }
 _FUNCTIONS: Final[Mapping[str, Callable[[float, float], float]]] = {"min": min, "max": max}
 _SAMPLES: Final = tuple(product((0.0, 1e-3, 1.0, 3_600.0), (1e-3, 0.05, 1.0), (1.0, 2.0, 1e5)))
-"""Values of l, V and n with which an expression is checked: no wait and an hour, fast and slow readers, short
-and long answers."""
+"""Values of l, V and n with which an expression is checked, from small to large."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleCost:
+    """Cost function f(l) of a wait l."""
+
     text: str
     """Description of the function, without `f(l) =`."""
-    cost: _Cost
+    function: _Cost
+    """Function of l in seconds, V in seconds, and n."""
 
-    def of(self, idle_s: float, reader_s_per_token: float, output_tokens: float) -> float | None:
-        """Return f for a wait; None if the expression has no finite value there."""
+    def cost(self, idle_s: float, reader_s_per_token: float, output_tokens: float) -> float | None:
+        """Return the cost of a wait; None if the function has no finite value for these arguments."""
         try:
-            cost = self.cost(idle_s, reader_s_per_token, output_tokens)
+            cost = self.function(idle_s, reader_s_per_token, output_tokens)
         except (ArithmeticError, ValueError):
             return None
         return cost if math.isfinite(cost) else None
@@ -64,25 +67,25 @@ class IdleCost:
 
 @lru_cache(maxsize=64)
 def parse_idle_cost(text: str) -> IdleCost:
-    """Return the function of a name or expression. Raises ValueError with the problem and a hint."""
+    """Return the cost function with this name, or of this expression. Raises ValueError with a hint."""
     expression, description = IDLE_COSTS.get(text, (text.strip(" "), text.strip(" ")))
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
         raise ValueError(
-            f"the expression has {len(expression)} characters; the maximum is {EXPRESSION_CHARACTERS_MAX}"
+            f"the idle cost has {len(expression)} characters; the maximum is {EXPRESSION_CHARACTERS_MAX}"
         )
     try:
         if not _CHARACTERS.fullmatch(expression):
-            raise ValueError
+            raise ValueError  # It is caught below, like the errors of `ast.parse`.
         tree = ast.parse(expression, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ValueError(f"{text!r} is not a valid expression; {_HINT}") from None
+        raise ValueError(f"{text!r} is not a valid idle cost; {_HINT}") from None
     idle_cost = IdleCost(description, _compile(tree.body))
     _check(idle_cost)
     return idle_cost
 
 
 def check_idle_cost(text: str, place: str) -> None:
-    """Raise ConfigError naming `place` unless the text is a name or a valid expression."""
+    """Raise ConfigError naming `place` unless the text is the name or a valid expression of an idle cost."""
     try:
         parse_idle_cost(text)
     except ValueError as exc:
@@ -90,7 +93,7 @@ def check_idle_cost(text: str, place: str) -> None:
 
 
 def _compile(node: ast.expr) -> _Cost:
-    """Return a function that computes a part of an expression. Raises ValueError for any other syntax."""
+    """Translate a part of an expression into a function. Raises ValueError for unsupported syntax."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return _constant(value)
@@ -129,7 +132,7 @@ def _constant(value: float) -> _Cost:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError("a number of the expression is too large")
+        raise ValueError(f"a number in the idle cost is above the maximum of a float; {_HINT}")
     return lambda l_s, v_s, n: number
 
 
@@ -138,13 +141,15 @@ def _pair(combine: Callable[[float, float], float], left: _Cost, right: _Cost) -
 
 
 def _check(idle_cost: IdleCost) -> None:
-    """Raise ValueError if f is not a number, or below 0, at one of _SAMPLES: a wait is never a benefit."""
+    """Raise ValueError if f is not finite or below 0 for one of _SAMPLES: a wait must not be a benefit."""
     for l_s, v_s, n in _SAMPLES:
-        cost = idle_cost.of(l_s, v_s, n)
-        at = f"for l = {l_s:g}, V = {v_s:g}, n = {n:g}"
+        cost = idle_cost.cost(l_s, v_s, n)
+        arguments = f"for l = {l_s:g}, V = {v_s:g}, n = {n:g}"
         if cost is None:
             raise ValueError(
-                f"{idle_cost.text!r} has no finite value {at}; for example, never divide by l alone"
+                f"{idle_cost.text!r} has no finite value {arguments}; do not divide by l, which can be 0"
             )
         if cost < 0:
-            raise ValueError(f"{idle_cost.text!r} is {cost:g} {at}, but must be 0 or more; use max(0, ...)")
+            raise ValueError(
+                f"{idle_cost.text!r} is {cost:g} {arguments}, but must be 0 or more; use max(0, ...)"
+            )

@@ -1,10 +1,10 @@
 """Confidence intervals of quantiles, means and shares of one run, and the shape of its values: modes, tail.
 
-Functions from all values of a run, or counts, to an `Interval`, for benchmarks and comparisons of replays.
-The ITL test of `llmtap bench` also calls `modes` and `tail`.
-Values are taken as independent; `clustered_quantile_interval` draws whole requests instead. No interval here
-covers the difference between runs (`comparison.compare_runs`). Intervals that are updated while traffic runs
-are in `experiment.py`.
+The functions take all values of a run, or counts, and return an `Interval`. Benchmarks and comparisons of
+replays call them; the ITL test of `llmtap bench` also calls `modes` and `tail`. The values are assumed to be
+independent, except by `clustered_quantile_interval`, for values that are similar within a request. These
+intervals do not include the variation between runs, which `comparison.compare_runs` covers. Intervals that
+are updated while traffic runs are in `experiment.py`.
 
 Source: IETF draft, 5.1.4.3, 5.4.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927.
 """
@@ -25,18 +25,21 @@ from llmtap.metrics.statistics import percentile, share_range, tail_ratio
 
 Values = NDArray[np.float64]
 
-RANKS_ABOUT: Final = 3
-"""Number of ranks, on each side of the ranks of equal tails, among which the ends of an interval are chosen.
-"""
+RANKS_NEARBY: Final = 3
+"""Maximum distance of the rank of an interval's end from the rank that equal tails would give."""
 TAIL_MAX: Final = 0.8
-"""Maximum share of 1 - level on one side: 4 % and 1 % for a level of 95 %."""
+"""Maximum share of the error probability (1 - level) on one side of an interval: 4 % of 5 %."""
 ROUNDING: Final = 1e-12
+"""Tolerance in comparisons of probabilities, for rounding errors."""
 CHECKPOINTS: Final = 128
-"""Number of places in the sorted pool at which the values of each request are counted in advance."""
+"""Number of positions in the sorted values of a `_Pool` up to which the values of each group are counted in
+advance, so that a quantile needs no search over all values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
+    """Estimate `value` from a sample of `n` values, with its confidence limits `low` and `high`."""
+
     value: float
     low: float
     high: float
@@ -45,8 +48,9 @@ class Interval:
     """Confidence level: fraction of repeated runs whose interval contains the true value."""
     method: str
     open_below: bool = False
-    """Whether `low` is only the smallest value of the sample, and not a confidence limit."""
+    """Whether `low` is no confidence limit, but only the smallest value of the sample."""
     open_above: bool = False
+    """Whether `high` is no confidence limit, but only the largest value of the sample."""
 
     def to_dict(self) -> dict[str, float | int | str | None]:
         return {
@@ -62,9 +66,9 @@ class Interval:
 def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -> Interval | None:
     """Return the interval of the p-th quantile of ascending values, by order statistics; None without values.
 
-    Holds for any distribution, with at least `level`. An end that too few values determine is the least or
-    greatest value, and is marked open (both ends are closed from 368 values on for P99). Source: Hahn and
-    Meeker 1991, 5.2.
+    Its confidence is at least `level` for any distribution. If there are too few values for a limit on one
+    side, the smallest or largest value is returned there, and the side is marked as open (for P99, this is
+    the case with fewer than 368 values). Source: Hahn and Meeker 1991, 5.2.
     """
     value = percentile(ordered, p)
     if value is None:
@@ -73,7 +77,7 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     low, high = _enclosing_ranks(n, p, level)
     missing = [side for side, gone in (("below", low == 0), ("above", high > n)) if gone]
     method = "order statistics" + (f", open {' and '.join(missing)}" if missing else "")
-    # With two or three values, the interpolated quantile may lie outside the interval.
+    # Extend the interval to the value: with two or three values, the interpolated quantile can lie outside.
     lower, upper = min(ordered[max(low, 1) - 1], value), max(ordered[min(high, n) - 1], value)
     return Interval(
         float(value), float(lower), float(upper), n, level, method, "below" in missing, "above" in missing
@@ -82,32 +86,32 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
 
 @lru_cache(4_096)
 def _enclosing_ranks(n: int, p: float, level: float) -> tuple[int, int]:
-    """Return the ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 mean that an
-    end has no bound.
+    """Return the ranks, counted from 1, of the two values that enclose the quantile; 0 or n + 1 means that
+    there are too few values for a limit on that side.
 
-    With B ~ Bin(n, p) values below the quantile, it is enclosed if low <= B < high. Among the ranks near
-    those of equal tails, choose those with the least coverage that is at least `level`, and with at most
-    `TAIL_MAX` of the rest on one side. Of equal choices take the higher ranks, because a reported latency
-    should be too high rather than too low.
+    The number B of values below the quantile is binomial, B ~ Bin(n, p). The values enclose the quantile if
+    low <= B < high. Among the ranks near those of equal tails, choose the pair with the smallest coverage
+    that is at least `level`, and with at most `TAIL_MAX` of the error probability on one side. Of equal pairs
+    choose the higher ranks, because a reported latency should be too high rather than too low.
     """
-    spare = 1 - level
-    low, high = int(stats.binom.ppf(spare / 2, n, p)), int(stats.binom.ppf(1 - spare / 2, n, p)) + 1
-    about = np.arange(-RANKS_ABOUT, RANKS_ABOUT + 1)
-    lows = np.array([0]) if low == 0 else np.clip(low + about, 1, n)
-    highs = np.array([n + 1]) if high > n else np.clip(high + about, 1, n)
+    error = 1 - level
+    low, high = int(stats.binom.ppf(error / 2, n, p)), int(stats.binom.ppf(1 - error / 2, n, p)) + 1
+    offsets = np.arange(-RANKS_NEARBY, RANKS_NEARBY + 1)
+    lows = np.array([0]) if low == 0 else np.clip(low + offsets, 1, n)
+    highs = np.array([n + 1]) if high > n else np.clip(high + offsets, 1, n)
     below, above = stats.binom.cdf(lows - 1, n, p), stats.binom.sf(highs - 1, n, p)
-    tail_max = TAIL_MAX * spare if low and high <= n else spare
+    tail_max = TAIL_MAX * error if low and high <= n else error
     uncovered = below[:, None] + above[None, :]
     uncovered[below > tail_max, :] = uncovered[:, above > tail_max] = np.inf
-    uncovered[uncovered > spare + ROUNDING] = -1
+    uncovered[uncovered > error + ROUNDING] = -1
     i, j = divmod(int(np.round(uncovered, 12)[::-1, ::-1].argmax()), len(highs))
     return int(lows[::-1][i]), int(highs[::-1][j])
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval | None:
-    """Return the interval around the mean, by Student's t; None below two values.
+    """Return the confidence interval of the mean, by Student's t; None with fewer than two values.
 
-    Exact for normal values; skewed values need more samples.
+    It is exact for normally distributed values, and needs more values if their distribution is skewed.
     """
     n = len(values)
     if n < 2:
@@ -119,7 +123,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval | No
 
 
 def share_interval(k: int, n: int, level: float = 0.95) -> Interval | None:
-    """Return Wilson's interval of a share of k in n; None for n = 0."""
+    """Return Wilson's interval of the share k / n; None if n is 0."""
     if not n:
         return None
     return Interval(
@@ -130,10 +134,10 @@ def share_interval(k: int, n: int, level: float = 0.95) -> Interval | None:
 def clustered_quantile_interval(
     groups: Sequence[Sequence[float]], p: float, level: float = 0.95, resamples: int = 1_000, seed: int = 0
 ) -> Interval | None:
-    """Return the interval of the p-th quantile of values that are similar within a group.
+    """Return the interval of the p-th quantile of values that are similar within a group, such as a request.
 
-    None below two groups. Whole groups are resampled. `n` counts values. Source: Davison and Hinkley 1997,
-    3.8.
+    It is a bootstrap that resamples whole groups; `Interval.n` is the number of values. None with fewer than
+    two groups. Source: Davison and Hinkley 1997, 3.8.
     """
     parts = [np.asarray(group, dtype=float) for group in groups if len(group)]
     k = len(parts)
@@ -148,8 +152,7 @@ def clustered_quantile_interval(
 
 
 class _Pool:
-    """Values of all groups, ascending, for quantiles of samples in which a group occurs several times or not
-    at all."""
+    """Values of all groups, ascending, for quantiles of samples that repeat or omit whole groups."""
 
     def __init__(self, parts: Sequence[Values]) -> None:
         k = len(parts)
@@ -162,15 +165,14 @@ class _Pool:
         self._counts_below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
-        """Return the quantile of the sample that contains group i `times[i]` times, by the rule of
-        `percentile`."""
+        """Return the p-th quantile (as `percentile`) of the sample with group i `times[i]` times."""
         reached: Values = self._counts_below @ times
         last = int(reached[-1]) - 1
         rank = last * p
-        low, high = (self._at(i, times, reached) for i in (int(rank), min(int(rank) + 1, last)))
+        low, high = (self._value_at(i, times, reached) for i in (int(rank), min(int(rank) + 1, last)))
         return low + (high - low) * (rank - int(rank))
 
-    def _at(self, rank: int, times: NDArray[np.int_], reached: Values) -> float:
+    def _value_at(self, rank: int, times: NDArray[np.int_], reached: Values) -> float:
         piece = int(np.searchsorted(reached, rank, side="right")) - 1
         start, end = self._edges[piece], self._edges[piece + 1]
         inside = np.cumsum(times[self._groups[start:end]])
@@ -180,32 +182,33 @@ class _Pool:
 
 GRID: Final = 2_048
 """Number of points at which the density of the values is computed, to find its modes."""
-WIDE: Final = 10.0
-"""Ratio of the largest to the smallest value from which modes are searched on a logarithmic scale."""
-OUTERMOST: Final = 0.002
-"""Share of the values that is left out on each side."""
+LOG_SCALE_RATIO: Final = 10.0
+"""Ratio of the largest to the smallest value, above which modes are searched on a logarithmic scale."""
+OUTLIER_SHARE: Final = 0.002
+"""Share of the values that the search for modes leaves out as outliers on each side."""
 MODE_SHARE_MIN: Final = 0.01
-"""Minimum share of the values that a mode has above the level of its valleys."""
+"""Minimum share of all values that a mode has above the level of the valleys beside it."""
 MODE_VALUES_MIN: Final = 10
+"""Minimum number of values that a mode has above the level of the valleys beside it."""
 MODE_ERRORS_MIN: Final = 4.0
-"""Number of standard errors by which the values in a mode must exceed the level of its valleys; a smaller
-excess may be random."""
+"""Number of standard errors by which the values of a mode must exceed the level of the valleys beside it: a
+smaller excess is possibly random."""
 _ALMOST: Final = 1 - 1e-9
-"""Factor slightly below 1, so that rounding does not change a comparison."""
+"""Factor slightly below 1 for the depth of a valley, so that rounding does not change a comparison."""
 TAIL_SHARE: Final = 0.1
-"""Share of the values, the largest ones, that form the tail."""
+"""Share of the values that form the tail: the largest values."""
 TAIL_VALUES_MIN: Final = 50
-"""Minimum number of values in the tail: any shape fits fewer values."""
+"""Minimum number of values in the tail: with fewer values, every shape fits."""
 TAIL_VALUES_MAX: Final = 2_000
-"""Maximum number of values in the tail; of more values, only the largest are used."""
+"""Maximum number of values in the tail; if the tail has more, only the largest ones are used."""
 
 
 def modes(values: Sequence[float]) -> list[float]:
     """Return the peaks of the density of the values, ascending: one for a unimodal distribution.
 
-    Gaussian kernel of Silverman's width, on a logarithmic scale if values are above 0 and spread over more
-    than a factor of 10. Zeros, if there are enough of them, are a peak of their own. A peak has at least 1 %
-    of the values above its valleys. Source: IETF draft, 5.4.4.3.
+    The density is estimated with a Gaussian kernel of Silverman's width, on a logarithmic scale if all values
+    are above 0 and differ by more than a factor of 10. Zeros, if there are enough of them, are a separate
+    peak. A peak has at least 1 % of the values above the level of its valleys. Source: IETF draft, 5.4.4.3.
     """
     data = np.asarray(values, dtype=float)
     if not len(data):
@@ -220,11 +223,11 @@ def modes(values: Sequence[float]) -> list[float]:
 def _mode_places(data: Values, enough: float) -> list[float]:
     """Return the peaks of the density; each has at least `enough` values."""
     low, high = (
-        np.quantile(data, OUTERMOST, method="lower"),
-        np.quantile(data, 1 - OUTERMOST, method="higher"),
+        np.quantile(data, OUTLIER_SHARE, method="lower"),
+        np.quantile(data, 1 - OUTLIER_SHARE, method="higher"),
     )
     inner = data[(data >= low) & (data <= high)]
-    if low > 0 and high > WIDE * low:
+    if low > 0 and high > LOG_SCALE_RATIO * low:
         return [float(np.exp(x)) for x in _peaks(np.log(inner), enough)]
     return _peaks(inner, enough)
 
@@ -243,7 +246,7 @@ def _peaks(data: Values, enough: float) -> list[float]:
     places, about = signal.find_peaks(density, prominence=0)
     centres = []
     for place, depth in zip(places, about["prominences"], strict=True):
-        # Take a little less than the depth, so that rounding does not put the level below the valley.
+        # Subtract slightly less than the depth, so that rounding does not put the level below the valley.
         level = density[place] - depth * _ALMOST
         down = np.flatnonzero(density <= level)
         after = int(np.searchsorted(down, place))
@@ -257,24 +260,28 @@ def _peaks(data: Values, enough: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
+    """Tail of a distribution: its `n` largest values, which are above `threshold`."""
+
     ratio: float | None
     """P99 / P50 (IETF draft, 5.4.4.3); None without values, or if P50 is 0."""
     kind: Literal["light", "exponential", "heavy"] | None
-    """Lighter than an exponential, not distinguishable from it, or heavier: the interval of `shape` lies
-    below 0, across it, or above; None with fewer than 50 values in the tail (500 in all)."""
+    """Comparison with an exponential tail, by the interval of `shape`: light if it is below 0, exponential if
+    it contains 0, heavy if it is above 0. None with fewer than 50 values in the tail (500 values in all)."""
     shape: float | None
     """Shape parameter of the generalised Pareto distribution fitted to the values above `threshold`. 0: an
-    exponential tail; above 0: a power law with exponent 1 / shape; below 0: a tail with an end."""
+    exponential tail; above 0: a power law with exponent 1 / shape; below 0: a tail with a maximum."""
     low: float | None
+    """`low` and `high`: limits of the 95 % interval of `shape`."""
     high: float | None
     threshold: float | None
     n: int
 
 
 def tail(values: Sequence[float]) -> Tail:
-    """Return the tail of values in any order: the greatest tenth of them, 2,000 at most.
+    """Return the tail of values in any order: the largest tenth of them, at most 2,000 values.
 
-    By maximum likelihood, for independent values. Source: Pickands 1975, and Smith 1987 (the interval).
+    `Tail.shape` is the maximum likelihood estimate for independent values. Source: Pickands 1975; Smith 1987
+    (the interval).
     """
     data = np.sort(np.asarray(values, dtype=float))
     if not len(data):
@@ -286,7 +293,7 @@ def tail(values: Sequence[float]) -> Tail:
         return Tail(ratio, None, None, None, None, None, n)
     threshold = float(data[-n - 1])
     beyond = data[-n:] - threshold
-    if beyond[0] == beyond[-1]:  # all values beyond the threshold are equal
+    if beyond[0] == beyond[-1]:  # Equal values have no shape that can be fitted.
         return Tail(ratio, "light", None, None, None, threshold, n)
     shape, _, _ = stats.genpareto.fit(beyond / beyond.mean(), 0.1, floc=0)
     reach = float(stats.norm.ppf(0.975)) * max(0.0, 1 + shape) / sqrt(n)

@@ -1,10 +1,10 @@
 """Latency metrics of one exchange (TTFT, TPOT, ITL, ...) as pure functions, and bursts of events.
 
-`measure` takes an Exchange and returns all terms (`Measured`), which the meter, the load generator and
-reports use; many exchanges are summed up in `summary.py`. Values are ns, None where a term does not apply.
-DEFINITIONS.md defines each term. A burst is at least `EVENTS_MIN` events with output within `SPREAD_NS`, the
-first of them after a hold: a gap of at least `HOLD_NS` and `HOLD_MEDIANS` times the median gap of the answer.
-These numbers are ours: no source defines the term.
+`measure` computes all figures of an Exchange (`Measured`) for the meter, the load generator and reports;
+`summary.py` summarises many exchanges. Times are in ns; a figure that does not apply is None. DEFINITIONS.md
+defines each figure. A burst consists of at least `EVENTS_MIN` events with output within `SPREAD_NS`, after a
+hold: a gap of at least `HOLD_NS`, and of `HOLD_MEDIANS` times the median gap of the answer. No source defines
+bursts, so these limits are our choice.
 """
 
 from bisect import bisect_right
@@ -22,21 +22,23 @@ from llmtap.metrics.catalogue import OF_AN_EXCHANGE, Unit, values_of
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 
 EVENTS_MIN: Final = 3
-"""Minimum number of events in a burst: fewer may be in one TCP segment by chance."""
+"""Minimum number of events in a burst: one or two can be in one TCP segment by chance."""
 SPREAD_NS: Final = 1_000_000
-"""Maximum time between the events of a burst: no engine makes tokens faster, and writing many takes less."""
+"""Maximum time from the first to the last event of a burst: engines make tokens at larger distances."""
 HOLD_NS: Final = 50_000_000
-"""Minimum wait before a burst: a shorter one may be a token of a slow engine, or of a reader of 20
-tokens/s."""
+"""Minimum gap before a burst: shorter gaps occur between the tokens of a slow engine (20 tokens/s)."""
 HOLD_MEDIANS: Final = 5
+"""Minimum gap before a burst, as a multiple of the median gap of the answer."""
 BURST_FACTOR: Final = 2.0
-"""Chunks arrive in bursts if at least this many times as many arrive together as for the reference."""
+"""Chunks arrive in bursts if the number that arrives together is at least this multiple of the reference."""
 BURST_SENSITIVE: Final = ("tpot", "tbc", "itl")
-"""Metrics of gaps between chunks, which bursts make look better: most gaps within a burst are 0."""
+"""Metrics that bursts make look better, because most gaps between the chunks of a burst are 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
+    """Number of bursts of an answer, of the events in them, and the longest hold before one of them."""
+
     count: int
     events: int
     hold_max_ns: int | None
@@ -49,7 +51,9 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
     """Return the bursts among the events that carry output.
 
     Args:
-        times_ns: their stamps, ascending. gaps_ns: the n - 1 gaps between them; gap_max_ns: the longest.
+        times_ns: times of these events, ascending.
+        gaps_ns: gaps between these times.
+        gap_max_ns: longest of the gaps.
     """
     if gap_max_ns < HOLD_NS or len(times_ns) <= EVENTS_MIN:
         return NO_BURSTS
@@ -66,37 +70,39 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
 
 
 def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
-    """Return the number of chunks that arrive together, by the `chunking` in the public JSON of a summary.
+    """Return the mean number of chunks that arrive together, from the `chunking` of a summary's public JSON.
 
-    This is the number of events per read. If most chunks are in bursts whose events came in several reads, it
-    is the mean number of events of a burst. None without reads.
+    It is the number of events per read. If the events of a burst came in several reads, and most chunks are
+    in bursts, it is the number of events per burst. None without reads.
     """
-    each: float | None = chunking.get("events_per_read")
+    per_read: float | None = chunking.get("events_per_read")
     bursts, chunks = chunking.get("bursts") or {}, chunking.get("content_events") or 0
-    split = each is not None and each < BURST_FACTOR and 0 < chunks <= 2 * bursts.get("events", 0)
-    return bursts["events"] / bursts["n"] if split else each
+    split = per_read is not None and per_read < BURST_FACTOR and 0 < chunks <= 2 * bursts.get("events", 0)
+    return bursts["events"] / bursts["n"] if split else per_read
 
 
 def arrives_in_bursts(n: float | None, usual: float | None) -> bool:
-    """Return whether `n` chunks arrive together where `usual` is the reference, so that the metrics of
-    BURST_SENSITIVE are misleading."""
+    """Return whether chunks arrive in bursts, so that the metrics of BURST_SENSITIVE are misleading.
+
+    `n`, `usual`: number of chunks that arrive together, and the reference for it.
+    """
     return bool(n and usual and n >= BURST_FACTOR * usual)
 
 
 DEFAULT_BENEFIT: Final = Benefit()
 _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
-"""Table for `bytes.translate`: 1 for the flags of an event that carries output, else 0."""
+"""Table for `bytes.translate` of the flags of events: 1 for an event that carries output, else 0."""
 
 
 def ttfb_ns(t: Timeline) -> int | None:
-    """Return the time to first byte: first byte of the response's body - submit."""
+    """Return the time to first byte: from submission to the first byte of the response's body."""
     return _since_submit(t, t.first_byte_ns)
 
 
 def ttft_ns(t: Timeline) -> int | None:
-    """Return the time to first token: first content that is not only white space - submit.
+    """Return the time to first token: from submission to the first content that is not only white space.
 
-    For an answer that was not streamed, it is the time to the whole answer; summaries leave such answers out.
+    For an answer in one piece, it is the time to the whole answer; summaries do not include these answers.
 
     Source: IETF draft, 5.1.3.1 and B.1.1.
     """
@@ -104,27 +110,27 @@ def ttft_ns(t: Timeline) -> int | None:
 
 
 def ttft_any_ns(t: Timeline) -> int | None:
-    """Return the time to the first token of any kind (reasoning, tool call, refusal, blanks) - submit."""
+    """Return the time from submission to the first token of any kind (reasoning, tool call, refusal, ...)."""
     return _since_submit(t, t.first_token_ns)
 
 
 def ttft_reasoning_ns(t: Timeline) -> int | None:
-    """Return the time to the first reasoning text - submit."""
+    """Return the time from submission to the first reasoning text."""
     return _since_submit(t, t.first_reasoning_ns)
 
 
 def ttft_tool_call_ns(t: Timeline) -> int | None:
-    """Return the time to the first piece of a tool call - submit."""
+    """Return the time from submission to the first piece of a tool call."""
     return _since_submit(t, t.first_tool_call_ns)
 
 
 def first_event_ns(t: Timeline) -> int | None:
-    """Return the time to the first event of any class, such as a role, a comment or a ping - submit."""
+    """Return the time from submission to the first event of any class, such as a role or a ping."""
     return _since_submit(t, t.first_any_ns)
 
 
 def e2e_ns(t: Timeline) -> int | None:
-    """Return end to end time: last byte of the response - submit; None if the response never ended.
+    """Return the time from submission to the last byte of the response; None if it never ended.
 
     Source: chapter on SLO metrics.
     """
@@ -134,9 +140,9 @@ def e2e_ns(t: Timeline) -> int | None:
 def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
     """Return the time per output token after the first: (last token - first token) / (output tokens - 1).
 
-    None with fewer than two tokens, or if all came in a single event, whose one stamp spans no time. The last
-    output stands in place of the response's end (chapter on SLO metrics), so that a trailing usage event does
-    not count as generation.
+    None with fewer than two tokens, or if a single event has all of them, since its only time spans nothing.
+    The time of the last token is used instead of the response's end (chapter on SLO metrics), so that the
+    time until a usage event after the last token does not count as generation.
     """
     if t.first_token_ns is None or t.last_token_ns is None or output_tokens is None or output_tokens < 2:
         return None
@@ -146,10 +152,10 @@ def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
 
 
 def tpot_to_end_ns(t: Timeline, output_tokens: int | None) -> float | None:
-    """Return TPOT to the end of the response instead of the last token: (E2E - TTFT) / (output tokens - 1).
+    """Return TPOT until the end of the response, not the last token: (E2E - TTFT) / (output tokens - 1).
 
-    TTFT is of any token. None where `tpot_ns` is None, or if the response never ended. Source: chapter on SLO
-    metrics; vLLM's benchmark.
+    TTFT is the time to the first token of any kind. None if `tpot_ns` is None, or if the response never
+    ended. Source: chapter on SLO metrics; vLLM's benchmark.
     """
     if t.response_end_ns is None or t.first_token_ns is None or output_tokens is None:
         return None
@@ -159,12 +165,12 @@ def tpot_to_end_ns(t: Timeline, output_tokens: int | None) -> float | None:
 
 
 def output_times_ns(log: EventLog) -> list[int]:
-    """Return the timestamps of the events that carry output, in order."""
+    """Return the times of the events that carry output, in order."""
     return list(compress(log.t_ns, log.flags.translate(_CARRIES_OUTPUT)))
 
 
 def tbc_ns(times_ns: Sequence[int]) -> list[int]:
-    """Return the gaps between consecutive events that carry output; 0 within one read.
+    """Return the gaps between consecutive events that carry output. Events of one read have gaps of 0.
 
     Source: IETF draft, 4.6.3 option A.
     """
@@ -172,35 +178,35 @@ def tbc_ns(times_ns: Sequence[int]) -> list[int]:
 
 
 def itl_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """Return inter-token latencies by option B: every token gets the stamp of its chunk.
+    """Return inter-token latencies by option B: every token has the time of its chunk.
 
-    A chunk of k tokens gives one full gap and k - 1 zeros. `tokens` holds the tokens of each chunk.
+    So a chunk of k tokens gives one whole gap and k - 1 zeros. `tokens`: number of tokens of each chunk.
     Source: IETF draft, 4.6.3 option B.
     """
     return tbc_ns(list(chain.from_iterable(map(repeat, times_ns, tokens))))
 
 
 def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """Return inter-token latencies, a gap divided evenly among the tokens of the chunk that ends it.
+    """Return inter-token latencies by option B-even: the tokens of the chunk after a gap share it evenly.
 
-    As SGLang's server does. The first chunk's tokens give no sample; a chunk without tokens leaves its gap to
-    the next.
+    This is the method of SGLang's server. The tokens of the first chunk have no latency. The gap before a
+    chunk without tokens is added to the next gap.
     """
     out: list[int] = []
-    last_ns: int | None = None
+    previous_ns: int | None = None
     for t_ns, k in zip(times_ns, tokens, strict=True):
         if k < 1:
             continue
-        if last_ns is not None:
-            share_ns, rest_ns = divmod(t_ns - last_ns, k)
+        if previous_ns is not None:
+            share_ns, rest_ns = divmod(t_ns - previous_ns, k)
             out += [share_ns] * (k - rest_ns)
             out += [share_ns + 1] * rest_ns
-        last_ns = t_ns
+        previous_ns = t_ns
     return out
 
 
 def itl_c_ns(x: Exchange) -> list[int] | None:
-    """Return inter-token latencies by option C, gaps by the server's own clock; None if it reports none.
+    """Return inter-token latencies by option C: gaps that the server reports; None if it reports none.
 
     Source: IETF draft, 4.6.3 option C.
     """
@@ -208,14 +214,14 @@ def itl_c_ns(x: Exchange) -> list[int] | None:
 
 
 def jitter_ns(gaps_ns: Sequence[int]) -> float | None:
-    """Return the standard deviation (divided by n) of the gaps of one exchange; None with fewer than two.
+    """Return the standard deviation (divisor n) of the gaps of one exchange; None with fewer than two gaps.
 
     Source: IETF draft, 5.4.3 step e.
     """
     n = len(gaps_ns)
     if n < 2:
         return None
-    # In integers there is no cancellation: n^2 var = n sum(g^2) - (sum g)^2, exactly.
+    # n^2 variance = n sum(g^2) - (sum g)^2. With integers, this difference is exact.
     return sqrt(n * sum(map(mul, gaps_ns, gaps_ns)) - sum(gaps_ns) ** 2) / n
 
 
@@ -225,10 +231,10 @@ def tbc_max_ns(gaps_ns: Sequence[int]) -> int | None:
 
 
 def tokens_per_chunk(x: Exchange) -> list[int] | None:
-    """Return the tokens of each event that carries output, or None if unknown.
+    """Return the number of tokens of each event that carries output; None if unknown.
 
-    Known if every such event declares its own (ids, logprobs, running usage), or if the total equals the
-    number of events: each has at least one token, so each has exactly one.
+    It is known if each of these events declares its tokens (ids, logprobs, running usage). It is also known
+    if the total equals the number of events: since each event has at least one token, it has exactly one.
     """
     log = x.timeline.events
     declared = list(compress(log.tokens, log.flags.translate(_CARRIES_OUTPUT)))
@@ -239,7 +245,8 @@ def tokens_per_chunk(x: Exchange) -> list[int] | None:
     return [1] * len(declared) if _streamed_tokens(x) == len(declared) else None
 
 
-_of_an_exchange: Final = values_of(OF_AN_EXCHANGE)
+_read_metrics: Final = values_of(OF_AN_EXCHANGE)
+"""Function that returns the values of OF_AN_EXCHANGE of a `Measured`, in their order."""
 
 
 @dataclass(slots=True)
@@ -248,7 +255,7 @@ class Measured:
 
     ttft_ns: int | None
     ttft_scheduled_ns: int | None
-    """First token (`ttft`, or else `ttft_any`) - scheduled; without a schedule - submit."""
+    """As `ttft_ns`, or else `ttft_any_ns`, but from the scheduled time, if there is a schedule."""
     ttft_any_ns: int | None
     ttft_reasoning_ns: int | None
     ttft_tool_call_ns: int | None
@@ -260,14 +267,15 @@ class Measured:
     e2e_scheduled_ns: int | None
     user_idle_ns: int | None
     user_idle_eq4_ns: int | None
-    """User idle latency with d_i = V i, as eq. 4 of the smooth goodput paper is printed, without a grace."""
+    """User idle latency with token i due at d_i = V i: eq. 4 of the smooth goodput paper as printed."""
     user_idle_from_first_token_ns: int | None
-    """User idle latency of a reader who starts at the first token, so without the wait for it."""
+    """User idle latency of a reader who starts at the first token: it does not include the wait for it."""
     smooth_benefit: float | None
+    """Value of the answer for the reader, in tokens (`Benefit.tokens`), with `user_idle_ns` as the wait."""
     smooth_benefit_eq4: float | None
-    """Benefit with `user_idle_eq4_ns` as the wait."""
+    """As `smooth_benefit`, with `user_idle_eq4_ns` as the wait."""
     benefit: Benefit
-    """Reader and parameters of the benefits and of the user idle latencies."""
+    """Parameters of the reader with which the waits and benefits were computed."""
     tbc_ns: list[int]
     tbc_max_ns: int | None
     jitter_ns: float | None
@@ -279,40 +287,39 @@ class Measured:
     itl_c_ns: list[int] | None
     """ITL by option C; None if the server does not report its own times."""
     itl_policy: str
-    """How to read this exchange's ITL, and the source of its token counts."""
+    """Description of the ITL option that fits this exchange, and of the source of its token counts."""
     bursts: Bursts
     tokens_known: bool
-    """Whether objectives judge the exchange by its tokens: a dialect read the answer, or inferred readings
-    count."""
+    """Whether objectives judge the times of tokens (read by a dialect, or see `judge_inferred`)."""
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics of an exchange by public name, in their units."""
         return {
             metric.name: _seconds(value) if metric.unit is Unit.SECONDS else value
-            for metric, value in zip(OF_AN_EXCHANGE, _of_an_exchange(self), strict=True)
+            for metric, value in zip(OF_AN_EXCHANGE, _read_metrics(self), strict=True)
         }
 
 
 def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: bool = False) -> Measured:
-    """Return all terms of one exchange.
+    """Return all figures of one exchange.
 
-    `benefit` describes the reader. `judge_inferred` lets objectives judge the tokens of answers that were
-    read by their structure.
+    `benefit`: parameters of the reader. `judge_inferred`: whether objectives also judge the times of tokens
+    that no dialect read, but that were inferred from the structure of the answer.
     """
     t = x.timeline
     times = output_times_ns(t.events)
     tokens = tokens_per_chunk(x)
     single = tokens is not None and tokens.count(1) == len(tokens)
-    pace = 1.0
+    tokens_assumed = 1.0
     if tokens is None:
-        # Only the total is known: assume the mean number of tokens for each chunk.
+        # At most the total is known: assume that each chunk has the mean number of tokens.
         streamed = _streamed_tokens(x)
         if times and streamed is not None:
-            pace = max(1.0, streamed / len(times))
+            tokens_assumed = max(1.0, streamed / len(times))
     v_ns = benefit.reader_ns_per_token
-    # The reader's waits from submit and from the first token differ only by their origin, so compute one
-    # wait, from time 0.
-    gaps, pause, jitter, longest_ns = _gap_figures(times, round(v_ns * pace))
+    # The reader's waits since submission and since the first token differ only in their origin. So compute
+    # the wait since time 0 (`longest_ns`), and subtract each origin below.
+    gaps, pause, jitter, longest_ns = _gap_figures(times, round(v_ns * tokens_assumed))
     b = even = None
     if tokens is not None and single:
         # With one token per chunk, options B and B-even are both equal to the gaps (IETF B.2.1).
@@ -320,9 +327,9 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
     elif tokens is not None:
         b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
         longest_ns = user_idle_ns(times, 0, tokens, v_ns, clamped=False)
-    idle = idle_eq4 = reading = None
+    idle = idle_eq4 = idle_from_first_token = None
     if longest_ns is not None:
-        reading = max(0, longest_ns - times[0])
+        idle_from_first_token = max(0, longest_ns - times[0])
         if t.submit_ns is not None:
             since_submit_ns = longest_ns - t.submit_ns
             idle = max(0, since_submit_ns - benefit.grace_tokens * v_ns)
@@ -346,7 +353,7 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
         e2e_scheduled_ns=_since_schedule(x, e2e),
         user_idle_ns=idle,
         user_idle_eq4_ns=idle_eq4,
-        user_idle_from_first_token_ns=reading,
+        user_idle_from_first_token_ns=idle_from_first_token,
         smooth_benefit=benefit.tokens(x.tokens.output, idle),
         smooth_benefit_eq4=benefit.tokens(x.tokens.output, idle_eq4),
         benefit=benefit,
@@ -365,10 +372,9 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
 
 
 def _gap_figures(times_ns: list[int], step_ns: int) -> tuple[list[int], int | None, float | None, int | None]:
-    """Return `tbc_ns`, `tbc_max_ns`, `jitter_ns` and the unclamped `user_idle_ns` from 0 on, in one pass.
+    """Return `tbc_ns`, `tbc_max_ns`, `jitter_ns`, and the unclamped `user_idle_ns` since time 0, in one pass.
 
-    Args:
-        step_ns: time that the reader takes for a chunk.
+    `step_ns`: time that the reader needs for a chunk.
     """
     figures = None if native.compiled is None else native.compiled.gap_figures(times_ns, step_ns)
     if figures is None:
@@ -385,10 +391,10 @@ def metrics_of(x: Exchange) -> dict[str, float | None]:
 
 
 def chunking_of(x: Exchange) -> dict[str, object]:
-    """Return the chunking of the answer (IETF draft, B.2): events, those with output, reads, tokens in each.
+    """Return public JSON on the chunks of an answer (IETF draft, B.2): numbers of events, reads and tokens.
 
-    `tokens_per_chunk_mean` needs a token count that is not itself a count of chunks;
-    `single_token_share` needs the tokens of each chunk. Both are None otherwise.
+    `tokens_per_chunk_mean` is None if the token count is only a count of chunks. `single_token_share` is None
+    if the number of tokens of each chunk is unknown.
     """
     tokens = tokens_per_chunk(x)
     log = x.timeline.events
@@ -412,10 +418,10 @@ def chunking_of(x: Exchange) -> dict[str, object]:
 
 
 def _streamed_tokens(x: Exchange) -> int | None:
-    """Return the tokens of all events of the stream; None if only chunks were counted.
+    """Return the number of tokens in the events of the stream; None if only chunks were counted.
 
-    A provider's total includes reasoning that it did not send; without a reasoning event that part is
-    subtracted.
+    A provider's total includes reasoning that it did not send. So the reasoning tokens are subtracted if no
+    event has reasoning.
     """
     n = _written_tokens(x)
     if n is None or x.tokens.source in (TokenSource.NONE, TokenSource.CHUNKS):
@@ -426,7 +432,7 @@ def _streamed_tokens(x: Exchange) -> int | None:
 
 
 def _written_tokens(x: Exchange) -> int | None:
-    """Return the output tokens, with reasoning that was sent and is counted separately."""
+    """Return the output tokens, plus the reasoning tokens if these were sent and are counted separately."""
     n = x.tokens.output
     return (
         n + (x.tokens.reasoning or 0)
@@ -441,14 +447,14 @@ def _shows_reasoning(x: Exchange) -> bool:
 
 
 def _since_submit(t: Timeline, t_ns: int | None) -> int | None:
-    # None if the answer came before the request was complete (an early 413).
+    # A server can answer before the request is complete (an early 413): the time does not apply then.
     if t_ns is None or t.submit_ns is None or t_ns < t.submit_ns:
         return None
     return t_ns - t.submit_ns
 
 
 def _since_schedule(x: Exchange, since_submit_ns: int | None) -> int | None:
-    """Return a time since submission as one since the scheduled time; unchanged without a schedule."""
+    """Convert a time since submission to one since the scheduled time; unchanged without a schedule."""
     submit_ns = x.timeline.submit_ns
     if since_submit_ns is None or submit_ns is None or x.scheduled_ns is None:
         return since_submit_ns
@@ -456,7 +462,10 @@ def _since_schedule(x: Exchange, since_submit_ns: int | None) -> int | None:
 
 
 def _itl_policy(tokens: list[int] | None, single: bool, server: bool, source: TokenSource) -> str:
-    """Return the delivery pattern, which decides the ITL option (IETF draft, 4.6.3 and B.2.1)."""
+    """Return the ITL option that fits the numbers of tokens per chunk (IETF draft, 4.6.3 and B.2.1).
+
+    `single`: whether each chunk has one token. `server`: whether the server reports its own times.
+    """
     if tokens is None:
         option = "A (time between chunks)"
     elif single or tokens.count(1) > 0.9 * len(tokens):

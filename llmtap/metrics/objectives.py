@@ -1,12 +1,12 @@
 """Latency objectives of an exchange (request and response): parse them, judge exchanges, count goodput.
 
-`Objectives` holds the bounds; `Goodput` is fed exchange by exchange (by a `Summary`) and can be merged. The
-share of good exchanges that a service promises (SLO) is in `slo.py`.
+`Objectives` has the bounds. A `Summary` adds each exchange to its `Goodput`, which can be merged. The share
+of good exchanges that a service promises (SLO) is in `slo.py`.
 
-Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
-bad, even if it meets the others. A bound holds when the figure is at most the bound (`<=`).
+A user writes objectives as `ttft:200ms tpot:50ms e2e:30s`. An exchange is good only if it meets all bounds: a
+figure meets its bound if it is at most the bound (`<=`).
 
-Which exchanges count, by `Objectives.judge`:
+`Objectives.judge` decides which exchanges count, and which are good or bad:
 
 | exchange | verdict |
 |---|---|
@@ -17,29 +17,31 @@ llmtap's own fault, of which the number is reported; bad with `count_own_faults`
 | `refused` without output | does not count: nothing was generated; refusals are reported apart (IETF 4.8.1) |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound could not be met any more when the client left, else does not count |
-| a stream that ended well and brought nothing | bad |
-| a stream that was not understood, or was read by its structure | by `ttfb` and `e2e` alone, below |
+| a stream that ended well without any event | bad |
+| a stream that was not understood, or was read by its structure | by `ttfb` and `e2e` alone, see below |
 | `complete`, `refused` otherwise | by its figures |
 
-Of a stream that was not understood (`Exchange.reading`) the first byte and the end are known, its tokens are
-not. It is bad if it breaks a known bound, and good if it meets all bounds and all are known. Otherwise it is
-not judged: it is neither good nor counted. The number of such exchanges is reported with the share of good
-ones.
+If a stream was not understood (`Exchange.reading`), the times of its first byte and of its end are known, but
+not those of its tokens. It is bad if it breaks a bound on a known figure, and good if it meets all bounds and
+all their figures are known. Otherwise it is not judged and does not count. The number of such exchanges is
+reported beside the share of good ones.
 
-A bound whose figure does not apply (TPOT of a one-token answer) counts as met. Where an answer has no
-content, such as a pure tool call, its time to the first token of any kind (`ttft_any`) stands for `ttft`. The
-bounds of streaming do not apply to an answer in one piece, nor to the stream of an A2A task, whose texts are
-results of an agent. If the upstream failed before any output, a request for a stream counts as a stream
-(`Exchange.stream`), so that the failures of a class are of the same kind of requests as its successes. A GET
-or HEAD that was not streamed does not count. RFC 9110 15.5 says which side is at fault for a status; with
-408, 425 and 429 the server asks for the same request again: it was correct, but was not served.
+A bound whose figure does not apply (such as TPOT of an answer of one token) counts as met. If an answer has
+no content, such as a pure tool call, the time to its first token of any kind (`ttft_any`) replaces `ttft`.
+The bounds of streaming do not apply to an answer in one piece, nor to the stream of an A2A task, because the
+task's texts are results of an agent. A request for a stream counts as a stream even if the upstream failed
+before any output (`Exchange.stream`), so that failures and successes of a class are requests of the same
+kind. A GET or HEAD request without a stream does not count. RFC 9110 15.5 defines which side is at fault for
+a status; after 408, 425 and 429 the client may repeat the request: it was correct, but was not served, so it
+is bad.
 
-`Goodput` keeps one count for each set of objectives, so that tenants with different bounds can be summed.
-`fluidity` and `qoe_area_step` are two rivals of user idle latency under the same bounds.
+`Goodput` has a separate count for each set of objectives, so that counts of tenants with different bounds can
+be summed. `fluidity` and `qoe_area_step` are two alternatives to user idle latency, computed with the same
+bounds.
 
-Source: chapter on SLO metrics (goodput as a conjunction), the smooth goodput paper section 2.2 and eq. 5;
-Etalon (arXiv:2407.07000, docs and code of project-etalon/etalon); the area ratio is in the manner of Andes
-(arXiv:2404.16283), whose text was not at hand, so it does not carry that name.
+Source: chapter on SLO metrics (goodput as a conjunction); smooth goodput paper, section 2.2 and eq. 5; Etalon
+(arXiv:2407.07000, docs and code of project-etalon/etalon). The area ratio resembles that of Andes
+(arXiv:2404.16283); it has another name, because the text of the paper was not available to compare with.
 """
 
 from collections import Counter
@@ -79,17 +81,17 @@ _FIGURES: Final[Mapping[str, Callable[[Measured], float | None]]] = {
 BOUNDS: Final = tuple(_FIGURES)
 """Names of all bounds, in the order of the canonical text."""
 SCHEDULED_BOUNDS: Final[Mapping[str, str]] = {"ttft": "ttft_scheduled", "e2e": "e2e_scheduled"}
-"""Bounds that count from the scheduled time, by the bound that counts from submission. Only the load
-generator has a schedule."""
+"""For a bound on a time since submission, the bound on the time since the scheduled start. Only requests of
+the load generator have a schedule."""
 STREAMED_BOUNDS: Final = frozenset(BOUNDS) - {"ttfb", "e2e", "e2e_scheduled"}
 """Bounds that apply to streams only."""
 
 _WAITS: Final = frozenset({"ttft", "ttft_any", "ttfb", "e2e", "user_idle"})
-"""Bounds that a running exchange breaks by waiting: if the point has not come after the bound, the exchange
-cannot meet it any more."""
+"""Bounds on times since submission: a running exchange breaks them by waiting for longer than the bound."""
 _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
-"""Figures that only grow during a stream, so that a broken bound stays broken."""
-_VLLM: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+"""Bounds on figures that never decrease during a stream, so that a broken bound stays broken."""
+_VLLM_BOUNDS: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+"""Bounds by their names in vLLM's benchmark."""
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
 
@@ -99,9 +101,9 @@ class Judgement(Enum):
     GOOD = "good"
     BAD = "bad"
     NOT_JUDGED = "not judged"
-    """A figure that a bound needs is unknown, because the answer was not understood."""
+    """The figure of a bound is unknown, because the answer was not understood."""
     NOT_COUNTED = "not counted"
-    """The objectives do not apply to the exchange (see the module)."""
+    """The objectives do not apply to the exchange (see the table in the module docstring)."""
     OWN_FAULT = "own fault"
     """llmtap itself failed, and the objectives do not count such exchanges."""
 
@@ -113,17 +115,18 @@ class Judgement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Bounds in ns by name, in the order of `BOUNDS`, each name at most once."""
+    """Latency bounds of an exchange, all of which a good exchange meets."""
 
     bounds: tuple[tuple[str, int], ...]
+    """Name and value in ns of each bound, in the order of `BOUNDS`, each name at most once."""
     count_own_faults: bool = False
     """Whether an exchange in which llmtap itself failed is bad; otherwise it does not count."""
 
     @classmethod
     def parse(cls, text: str, place: str = "objectives") -> "Objectives":
-        """Parse `name:duration` pairs, separated by blanks or commas; every duration needs its unit.
+        """Parse `name:duration` pairs, separated by blanks or commas; every duration needs a unit.
 
-        Raises ConfigError with `place`, the bad pair and the known names.
+        Raises ConfigError naming `place`, with the invalid pairs and the known names.
         """
         known = ", ".join(BOUNDS)
         bounds: dict[str, int] = {}
@@ -136,7 +139,7 @@ class Objectives:
             elif name in bounds:
                 problem = f"objective {name!r} is given twice"
             elif not colon or duration[-1:].isdigit() or not duration:
-                problem = f"{pair!r} needs a duration with a unit"
+                problem = f"{pair!r} has no duration with a unit"
                 hint = f"such as {name}:200ms, without a space"
             else:
                 try:
@@ -155,23 +158,23 @@ class Objectives:
 
     @classmethod
     def parse_vllm(cls, text: str) -> "Objectives":
-        """Parse objectives of `vllm bench serve --goodput`:
+        """Parse objectives of `vllm bench serve --goodput`: `ttft:200 tpot:50 e2el:9000`, in milliseconds.
 
-        `ttft:200 tpot:50`, in milliseconds. Its names are ttft, tpot and e2el. Raises ConfigError. Source:
-        chapter on SLO metrics, "Goodput".
+        Raises ConfigError. Source: chapter on SLO metrics, "Goodput".
         """
         pairs = []
         for pair in text.replace(",", " ").split():
             name, colon, number = pair.partition(":")
-            if name not in _VLLM or not colon or not number.replace(".", "", 1).isdigit():
-                hint = f"such as --goodput ttft:200 tpot:50, in ms; known objectives: {', '.join(_VLLM)}"
-                raise ConfigError("--goodput", f"expected an objective, got {pair!r}", hint)
-            pairs.append(f"{_VLLM[name]}:{number}ms")
+            if name not in _VLLM_BOUNDS or not colon or not number.replace(".", "", 1).isdigit():
+                known = ", ".join(_VLLM_BOUNDS)
+                hint = f"such as --goodput ttft:200 tpot:50, in ms; known objectives: {known}"
+                raise ConfigError("--goodput", f"expected NAME:MILLISECONDS, got {pair!r}", hint)
+            pairs.append(f"{_VLLM_BOUNDS[name]}:{number}ms")
         return cls.parse(" ".join(pairs), "--goodput")
 
     @property
     def text(self) -> str:
-        """Canonical text, as `parse` reads it."""
+        """Canonical text, which `parse` can read: equal objectives have equal texts."""
         return " ".join(f"{name}:{_duration_text(ns)}" for name, ns in self.bounds)
 
     @property
@@ -180,7 +183,7 @@ class Objectives:
         return all(name in STREAMED_BOUNDS for name, _ in self.bounds)
 
     def with_bounds(self, **bounds_ns: int | None) -> "Objectives":
-        """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
+        """Return a copy with these bounds (ns) added or replaced; None leaves a bound unchanged."""
         replacements = {name: ns for name, ns in bounds_ns.items() if ns is not None}
         assert replacements.keys() <= _FIGURES.keys()
         if not replacements:
@@ -188,21 +191,21 @@ class Objectives:
         return replace(self, bounds=_ordered_bounds(dict(self.bounds) | replacements))
 
     def from_schedule(self) -> "Objectives":
-        """Return a copy whose bounds count from the scheduled time where they can."""
+        """Return a copy in which bounds on times since submission are bounds on times since the schedule."""
         bounds = {SCHEDULED_BOUNDS.get(name, name): ns for name, ns in self.bounds}
         unchanged = {n: ns for n, ns in self.bounds if n in bounds}
         return replace(self, bounds=_ordered_bounds(bounds | unchanged))
 
     def broken_bounds(self, m: Measured, x: Exchange) -> tuple[str, ...]:
-        """Return the names of the bounds that known figures break, whether or not the exchange counts."""
+        """Return the names of the bounds whose figures are known and too high, even if `x` does not count."""
         return tuple(
             name
-            for name, bound_ns in self._known(m, x)
+            for name, bound_ns in self._known_bounds(m, x)
             if (figure := _ended_figure(name, m)) is not None and figure > bound_ns
         )
 
     def judge(self, m: Measured, x: Exchange) -> Judgement:
-        """Judge an exchange by the bounds that its reading supports (see the module)."""
+        """Judge an exchange by the bounds whose figures are known (see the table in the module docstring)."""
         outcome = x.outcome
         if outcome is Outcome.CLIENT_ERROR or (x.method in NOT_INFERENCE_METHODS and not x.stream):
             return Judgement.NOT_COUNTED
@@ -213,7 +216,7 @@ class Objectives:
             return Judgement.BAD if self.count_own_faults else Judgement.OWN_FAULT
         if outcome in UPSTREAM_FAILED:
             return Judgement.BAD
-        all_known = not is_stream or m.tokens_known or not self._bounds_tokens
+        all_known = not is_stream or m.tokens_known or not self._has_token_bounds
         if outcome is Outcome.CLIENT_CANCELLED:
             if self._was_broken_at_disconnect(m, x):
                 return Judgement.BAD
@@ -225,7 +228,7 @@ class Objectives:
         if x.no_token_reason == "only_metadata" and is_stream and m.tokens_known:
             if not _counts_output(x):
                 return Judgement.BAD
-            all_known = not self._bounds_tokens
+            all_known = not self._has_token_bounds
         if self.broken_bounds(m, x):
             return Judgement.BAD
         return Judgement.GOOD if all_known else Judgement.NOT_JUDGED
@@ -235,11 +238,11 @@ class Objectives:
         return self.judge(m, x).met
 
     @property
-    def _bounds_tokens(self) -> bool:
+    def _has_token_bounds(self) -> bool:
         return any(name in STREAMED_BOUNDS for name, _ in self.bounds)
 
-    def _known(self, m: Measured, x: Exchange) -> Iterator[tuple[str, int]]:
-        """Yield the bounds that apply to the exchange and whose figures its reading supports."""
+    def _known_bounds(self, m: Measured, x: Exchange) -> Iterator[tuple[str, int]]:
+        """Yield the bounds that apply to the exchange and whose figures are known."""
         for name, bound_ns in self.bounds:
             if name not in STREAMED_BOUNDS or (m.tokens_known and _is_token_stream(x)):
                 yield name, bound_ns
@@ -247,13 +250,13 @@ class Objectives:
     def _was_broken_at_disconnect(self, m: Measured, x: Exchange) -> bool:
         """Return whether a known bound was already broken when the client disconnected.
 
-        Means (`tpot`) and shares (`tbc_p99`, `jitter`) can recover, so they are not considered.
+        `tpot`, `tbc_p99` and `jitter` are not considered: they could have fallen below their bounds again.
         """
         t = x.timeline
         left_ns, submit_ns = t.delivered_ns, t.submit_ns
         waited_ns = None if left_ns is None or submit_ns is None else left_ns - submit_ns
         silent_ns = None if left_ns is None or t.last_token_ns is None else left_ns - t.last_token_ns
-        for name, bound_ns in self._known(m, x):
+        for name, bound_ns in self._known_bounds(m, x):
             figure = _FIGURES[name](m)
             if figure is not None and name in _FINAL and figure > bound_ns:
                 return True
@@ -265,17 +268,17 @@ class Objectives:
 
 
 def _is_token_stream(x: Exchange) -> bool:
-    """Return whether the answer is a stream of tokens of a model, so that the bounds of streaming apply."""
+    """Return whether the answer is a stream of a model's tokens, to which the bounds of streaming apply."""
     return x.stream and x.endpoint != A2A
 
 
 def _counts_output(x: Exchange) -> bool:
-    """Return whether the usage counts more output than reasoning: some output, even without a text."""
+    """Return whether the usage has more output tokens than reasoning tokens: then there was some output."""
     return (x.tokens.output or 0) > (x.tokens.reasoning or 0)
 
 
 def _ended_figure(name: str, m: Measured) -> float | None:
-    """Return the figure of an ended exchange; TTFT-any stands for TTFT where there is no content."""
+    """Return the figure of a bound for an ended exchange; TTFT-any replaces TTFT if there is no content."""
     figure = _FIGURES[name](m)
     return m.ttft_any_ns if figure is None and name == "ttft" else figure
 
@@ -290,15 +293,15 @@ def _duration_text(ns: int) -> str:
 
 
 REQUESTED = "as requested"
-"""Name of objectives that come only from headers of requests."""
+"""Name under which exchanges are counted whose objectives come only from headers of the request."""
 _NO_BOUNDS = Objectives(())
 
 
 def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, Judgement] | None:
-    """Return the objectives of this exchange, and how they judge it.
+    """Return the objectives that apply to an exchange, and its judgement by them.
 
-    Objectives of the request replace those of its class. The result is None without objectives, or if the
-    exchange does not count (`Objectives.judge`)."""
+    Bounds in the request's headers replace those of its class. None without objectives, or if the exchange
+    does not count (`Objectives.judge`)."""
     applied = objectives
     if x.slo_ttft_ns is not None or x.slo_tpot_ns is not None:
         applied = (objectives or _NO_BOUNDS).with_bounds(ttft=x.slo_ttft_ns, tpot=x.slo_tpot_ns)
@@ -312,17 +315,21 @@ def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Obje
 
 @dataclass(slots=True)
 class GoodputCount:
+    """Counts of exchanges and their output tokens, by judgement, for one set of objectives."""
+
     counted: int = 0
+    """Number of exchanges that count: good and bad ones."""
     met: int = 0
+    """Number of good exchanges, which met all bounds."""
     tokens: int = 0
+    """Number of output tokens of the exchanges that count; `good_tokens`: of the good ones."""
     good_tokens: int = 0
     broken: Counter[str] = field(default_factory=Counter)
-    """Number of exchanges that broke each bound; under the key `ended`, number of exchanges with a bad
-    outcome."""
+    """Number of exchanges that broke each bound, by its name; under `ended`: those with a bad outcome."""
     not_judged: int = 0
-    """Number of exchanges whose answers were not understood: they are neither met nor counted."""
+    """Number of exchanges that do not count, because their answers were not understood."""
     own_faults: int = 0
-    """Number of exchanges left out because llmtap itself failed: they are neither met nor counted."""
+    """Number of exchanges that do not count, because llmtap itself failed."""
 
     def merge(self, other: "GoodputCount") -> None:
         self.counted += other.counted
@@ -334,7 +341,7 @@ class GoodputCount:
         self.own_faults += other.own_faults
 
     def to_dict(self, seconds: float) -> dict[str, object]:
-        """Return public JSON; rates over `seconds`."""
+        """Return public JSON. `seconds`: length of the time window, for the rates."""
         return {
             "met": self.met,
             "counted": self.counted,
@@ -349,18 +356,20 @@ class GoodputCount:
 
 
 class Goodput:
+    """Counts of good and bad exchanges, by the text of the objectives that judged them."""
+
     __slots__ = ("by_objectives",)
 
     def __init__(self) -> None:
         self.by_objectives: dict[str, GoodputCount] = {}
 
     def add(self, objectives: Objectives | None, m: Measured, x: Exchange) -> bool | None:
-        """Judge and count one exchange; return whether it met its objectives, None if it was not counted."""
+        """Judge and count one exchange. Return whether it met its objectives; None if it does not count."""
         verdict = judge(objectives, m, x)
         if verdict is None:
             return None
         applied, judgement = verdict
-        # Bounds from headers are not part of the name: clients could make names without end.
+        # Bounds from headers are not part of the name, because clients could create any number of names.
         name = REQUESTED if objectives is None else objectives.text
         count = self.by_objectives.get(name)
         if count is None:
@@ -394,9 +403,9 @@ class Goodput:
     def to_dict(
         self, seconds: float, judged_seconds: Mapping[str, float] = MappingProxyType({})
     ) -> dict[str, object] | None:
-        """Return public JSON, None without objectives: the total, and under `by` each set of them.
+        """Return public JSON: the total, and under `by` each set of objectives; None without objectives.
 
-        `judged_seconds`: time that the counts of a set of objectives cover, where it is less than `seconds`.
+        `judged_seconds`: by the text of objectives, the time that their counts cover, if below `seconds`.
         """
         counts = self.by_objectives
         if not counts:
@@ -418,35 +427,39 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Fluidity:
+    """Number of tokens of a stream, of tokens in time, and of missed deadlines."""
+
     tokens: int
-    in_time: int
-    missed: int
-    """Missed deadlines as in Etalon's code: each deadline that passed during a late gap."""
+    tokens_in_time: int
+    missed_deadlines: int
+    """Number of deadlines that passed during late gaps, as in Etalon's code: several in a long gap."""
 
     @property
-    def doc(self) -> float:
-        """Fluidity index of Etalon's documentation: tokens in time / tokens."""
-        return self.in_time / self.tokens
+    def index_of_doc(self) -> float:
+        """Fluidity index as in Etalon's documentation: tokens in time / tokens."""
+        return self.tokens_in_time / self.tokens
 
     @property
     def deadlines(self) -> int:
-        """All deadlines as in Etalon's code: met and missed."""
-        return self.in_time + self.missed
+        """Number of deadlines as in Etalon's code: those that were met, and those that were missed."""
+        return self.tokens_in_time + self.missed_deadlines
 
     @property
-    def code(self) -> float:
-        """Fluidity index of Etalon's code: 1 - missed / deadlines."""
-        return 1 - self.missed / self.deadlines
+    def index_of_code(self) -> float:
+        """Fluidity index as in Etalon's code: 1 - missed deadlines / deadlines."""
+        return 1 - self.missed_deadlines / self.deadlines
 
 
 def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int) -> Fluidity | None:
-    """Count the token deadlines met when slack is carried over; None without tokens.
+    """Count the tokens in time and the missed deadlines of a stream; None without tokens.
 
-    A token is in time if its gap is at most its bound plus the slack; a late one leaves no slack.
+    A token is in time if the gap before it is at most its bound plus the slack: the time by which earlier
+    tokens came before their deadlines. A late token sets the slack to 0.
 
     Args:
-        times_ns: stamps of the tokens. origin_ns: submit.
-        ttft_ns, tbt_ns: the bounds of the first gap, which begins at the origin, and of the others.
+        times_ns: times of the tokens.
+        origin_ns: time of submission, at which the first gap begins.
+        ttft_ns, tbt_ns: bound of the first gap, and bound of each later gap.
     """
     if not times_ns:
         return None
@@ -455,7 +468,7 @@ def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int)
     late = missed = 0
     if slack_ns < 0:
         late, missed, slack_ns = 1, 1 + -slack_ns // tbt_ns, 0
-    # Runs once for each token of each answer, so it has few steps.
+    # This loop runs for each token of each answer, so it must be fast.
     for t_ns in times_ns[1:]:
         gap_ns = t_ns - before_ns
         before_ns = t_ns
@@ -471,21 +484,22 @@ def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int)
 def qoe_area_step(
     times_ns: Sequence[int], origin_ns: int, ttft_ns: int, reader_ns_per_token: int
 ) -> float | None:
-    """Return the area under digested tokens / area under expected tokens, 0 to 1; None without tokens.
+    """Return area under the read tokens / area under the expected tokens, 0 to 1; None without tokens.
 
-    Token i is expected at e_i = TTFT + (i - 1) V after the origin. It is digested at c_i: when it has come
-    and V after the one before, but not before e_i. Both areas are of steps and end at the later of the last
-    expected and the last digested token, H: sum(H - c_i) / sum(H - e_i), or 1 if that divides by 0.
+    Token i is expected at e_i = `ttft_ns` + (i - 1) V after the origin, where V is `reader_ns_per_token`. It
+    is read at c_i: after its arrival, V after the token before, and not before e_i. Both curves are steps
+    over time, and both areas end at H, the later of the last expected and the last read token. The ratio is
+    sum(H - c_i) / sum(H - e_i), or 1 if the divisor is 0.
     """
     if not times_ns:
         return None
     n = len(times_ns)
     e_ns = origin_ns + ttft_ns
-    # The sums of all e_i and all c_i, from which the areas follow.
+    # `expected_ns` is the sum of all e_i, and `digested_ns` the sum of all c_i; both areas follow from them.
     expected_ns = n * e_ns + reader_ns_per_token * (n * (n - 1) // 2)
     digested_ns = 0
     read_ns = c_ns = times_ns[0]
-    for t_ns in times_ns:  # runs once for each token of each answer, so it has few steps
+    for t_ns in times_ns:  # This loop runs for each token of each answer, so it must be fast.
         if t_ns > read_ns:
             read_ns = t_ns
         c_ns = read_ns if read_ns > e_ns else e_ns
@@ -499,16 +513,18 @@ def qoe_area_step(
 
 @dataclass(frozen=True, slots=True)
 class Experience:
+    """Two measures of a reader's experience with a stream, which are alternatives to user idle latency."""
+
     fluidity: Fluidity
     qoe_area_step: float
 
 
 def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experience | None:
-    """Return fluidity and area ratio of a stream, by the bounds of its objectives and its reader.
+    """Return fluidity and area ratio of a stream, with the bounds of `objectives` and the reader of `m`.
 
-    The first token's bound is `ttft`, or else `ttft_any`; the bound of the other tokens is `tbc_max`, or else
-    `tpot`. None without these two bounds, without output or without a time of submission. A chunk with
-    unknown tokens counts as one token.
+    The bound of the first token is `ttft`, or else `ttft_any`; that of the other tokens is `tbc_max`, or else
+    `tpot`. None if one of the two bounds, the output, or the time of submission is missing. A chunk with an
+    unknown number of tokens counts as one token.
     """
     bounded = _bounded_stamps(x, m, objectives)
     if bounded is None:
@@ -520,7 +536,7 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
 
 
 def fluidity_of(x: Exchange, m: Measured, objectives: Objectives) -> Fluidity | None:
-    """Return the token deadlines of a stream alone, by the bounds that `experience_of` names."""
+    """Return only the fluidity of a stream, with the same bounds as `experience_of`."""
     bounded = _bounded_stamps(x, m, objectives)
     return None if bounded is None else fluidity(*bounded)
 
@@ -528,7 +544,8 @@ def fluidity_of(x: Exchange, m: Measured, objectives: Objectives) -> Fluidity | 
 def _bounded_stamps(
     x: Exchange, m: Measured, objectives: Objectives
 ) -> tuple[list[int], int, int, int] | None:
-    """Return the stamps of the tokens, the time of submission, and the bounds of the first and later gaps."""
+    """Return the times of the tokens, the time of submission, and the bounds of the first and later gaps.
+    None as for `experience_of`."""
     bounds = dict(objectives.bounds)
     ttft_ns = bounds.get("ttft", bounds.get("ttft_any"))
     tbt_ns = bounds.get("tbc_max", bounds.get("tpot"))

@@ -1,13 +1,13 @@
-"""Parts of the wait for the first token: the table (`PHASES`), the durations, and the usual durations.
+"""Parts of the wait for the first token (`PHASES`), their durations, and the detection of unusual durations.
 
-`phases_ns` divides the time from the arrival of a request to the first text into the parts of the table,
-without gaps. `PhaseTimes` counts the parts of many streams in histograms, and `judge_phases` compares the
-parts of one exchange with them. The meter (`meter/first_token.py`), `llmtap top`, `llmtap inspect`, the
-dashboard and the report of a capture loop over the table.
+`phases_ns` divides the time from the arrival of a request to the first text into the parts of the table
+`PHASES`, without gaps. `PhaseTimes` has histograms of the parts of many streams, and `judge_phases` compares
+the parts of one exchange with them. The meter (`meter/first_token.py`), `llmtap top`, `llmtap inspect`, the
+dashboard and the report of a capture show the parts of the table.
 
-A part is unusual (our rule, no source defines it) if it is longer than in 90 % of the streams of the same
-model, and its excess over the median is at least a tenth of the whole wait. As for every P90, this needs 100
-streams.
+A part is unusual if it is longer than in 90 % of the streams of the same model, and exceeds the median by at
+least a tenth of the whole wait. This rule is our choice, since no source defines one. Like every P90, it
+needs 100 streams.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,19 +19,22 @@ from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import samples_needed, summarise_ns
 
 USUAL_SHARE: Final = 0.9
-"""Share of the streams whose part is not longer than the usual one."""
+"""Share of the streams in which a part is at most as long as its usual duration."""
 EXCESS_SHARE: Final = 0.1
-"""Smallest excess over the median that is unusual, as a share of the whole wait: with eight parts, one is
-often above its P90 by a time that nobody notices."""
+"""Minimum excess of an unusual part over the median, as a share of the whole wait: one of eight parts is
+often above its P90, but by a negligible time."""
 STREAMS_NEEDED: Final = samples_needed(USUAL_SHARE)
+"""Minimum number of streams for the usual duration of a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
+    """A part of the wait for the first token."""
+
     name: str
     title: str
     meaning: str
-    """Noun phrase for the work or wait that took the time."""
+    """Noun phrase: the work or wait in this part."""
 
 
 PHASES: Final = (
@@ -68,11 +71,11 @@ PHASES: Final = (
 
 
 def phases_ns(x: Exchange) -> tuple[int | None, ...]:
-    """Return the duration of each of PHASES; None for a part whose end was not reached, or is unknown.
+    """Return the duration of each part in PHASES; None for a part whose end was not reached, or is unknown.
 
-    The part after an unknown one begins at the last known point, so the parts add up to the whole wait. While
-    the request is read, llmtap may connect, or wait for the upstream to take what was read: this time is part
-    of `connect` and `send`, not of `client`.
+    A part after an unknown one begins at the last known end, so that the sum of the parts is the whole wait.
+    While llmtap reads the request, it can already connect, or wait until the upstream takes the bytes read so
+    far: this time is in `connect` and `send`, not in `client`.
     """
     t = x.timeline
     at_ns = t.arrival_ns
@@ -117,7 +120,7 @@ class PhaseTimes:
         self.histograms = tuple(Histogram() for _ in PHASES)
 
     def add(self, x: Exchange) -> None:
-        """Count an exchange, if it is a stream with a token."""
+        """Add the parts of an exchange, if it is a stream with a token."""
         if not x.stream or x.timeline.first_token_ns is None or x.timeline.submit_ns is None:
             return
         self.n += 1
@@ -145,18 +148,18 @@ class PhaseVerdict:
 
     phase: Phase
     start_ns: int
-    """Start of the part, in ns since the arrival."""
-    ns: int | None
+    """Start of the part, in ns since the arrival of the request."""
+    duration_ns: int | None
     n: int
-    """Number of streams with this part, to which it is compared."""
+    """Number of other streams with this part."""
     median_ns: float | None
     usual_ns: float | None
-    """Duration that USUAL_SHARE of the streams do not exceed; None with fewer than STREAMS_NEEDED."""
+    """Duration that USUAL_SHARE of the other streams do not exceed; None for fewer than STREAMS_NEEDED."""
     is_unusual: bool
 
 
 def judge_phases(durations_ns: Sequence[int | None], others: PhaseTimes) -> Iterator[PhaseVerdict]:
-    """Yield each part of a wait with its verdict (see the module)."""
+    """Yield the verdict on each part of a wait, in the order of PHASES (rule: see the module docstring)."""
     whole_ns, start_ns = waited_ns(durations_ns), 0
     for phase, ns, histogram in zip(PHASES, durations_ns, others.histograms, strict=True):
         n = histogram.n

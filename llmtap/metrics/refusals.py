@@ -1,9 +1,9 @@
 """Refusals, and their comparison with the labels of requests: false positives and false negatives.
 
-A label (`exchange/label.py`) says what the sender of a request expects. A refusal of a request that should be
-answered is a false positive of the guardrail, an answer to a request that should be refused a false negative.
-A request that failed, was cancelled or rejected shows neither, so it is undecided and in no share. Counts are
-in a Counter by `label_key`, as summaries and experiments merge them.
+A label (`exchange/label.py`) says whether the sender of a request expects an answer or a refusal. A refusal
+instead of an answer is a false positive of the guardrail; an answer instead of a refusal is a false negative.
+A request that failed, was cancelled or rejected is undecided, and in no share of errors. The counts are in a
+Counter by `label_key`, so that summaries and experiments can merge them.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ ANSWERED: Final = "answered"
 REFUSED: Final = "refused"
 UNDECIDED: Final = "undecided"
 ERRORS: Final = {SHOULD_ANSWER: ("false_positives", REFUSED), SHOULD_REFUSE: ("false_negatives", ANSWERED)}
-"""For each label: name of the share of errors, and the result that counts as an error."""
+"""For each label: the name of its share of errors, and the result that is an error."""
 
 
 def is_refused(x: Exchange) -> bool:
@@ -27,22 +27,24 @@ def is_refused(x: Exchange) -> bool:
 
 
 def result_of(x: Exchange) -> str:
-    """Return ANSWERED, REFUSED or UNDECIDED."""
+    """Return ANSWERED, REFUSED, or UNDECIDED (for a failed, cancelled or rejected request)."""
     if is_refused(x):
         return REFUSED
     return ANSWERED if x.outcome is Outcome.COMPLETE else UNDECIDED
 
 
 def label_key(x: Exchange) -> str | None:
-    """Return the key under which an exchange is counted: `should-refuse answered`, or a label that does not
-    count; None without a label."""
+    """Return the key under which an exchange is counted: label and result, such as `should-refuse answered`.
+
+    For an unknown label, it is the label alone. None without a label.
+    """
     return f"{x.label} {result_of(x)}" if x.label in EXPECTED else x.label
 
 
 def error_share(x: Exchange) -> tuple[str, int] | None:
-    """Return the name of the share that the exchange belongs to, and 1 if it is an error, else 0.
+    """Return the name of the share of errors to which the exchange belongs, and 1 if it is an error, else 0.
 
-    None if the exchange has no label that counts, or is undecided.
+    None if the exchange has no known label, or is undecided.
     """
     result = result_of(x)
     if x.label not in ERRORS or result == UNDECIDED:
@@ -56,12 +58,12 @@ def labels_document(
 ) -> dict[str, object] | None:
     """Return public JSON of counts by `label_key`; None if no request had a label.
 
-    By label: the number of requests by result, the share of errors among those with a decision, and its 95 %
-    interval. `ignored`: number of requests by label that does not count.
+    For each label, it has the number of requests by result, the share of errors among the requests that were
+    answered or refused, and its 95 % interval. `ignored` has the number of requests by unknown label.
 
     Args:
-        intervals: intervals by name of the share, where requests are similar within a unit; None: Wilson's,
-        of independent requests.
+        intervals: intervals by the name of the share, for requests that are similar within a unit of an
+            experiment; None: the requests are independent (Wilson's interval).
     """
     if not any(counts.values()):
         return None

@@ -1,11 +1,10 @@
 """Find the load at which a server saturates, fit the growth of latency with length, and judge fairness.
 
-For `llmtap bench`: each rule (`knee`, `saturation_point`, ...) takes the measurements at several offered
-loads (`SaturationLevel`), in ascending order, and gives its own answer. The `fit_` functions take lengths and
-latencies; the exponent k of TTFT ~ L^k is fitted by least squares of ln TTFT on ln L, and linear and
-quadratic fits are added.
-
-Fairness between classes of requests: Jain's index, growth of latency by sharing (`inflation`), starvation.
+For `llmtap bench`. The rules for saturation (`knee`, `saturation_point`, `peak`, ...) differ; each returns a
+load, from measurements at several offered loads (`SaturationLevel`) in ascending order. The `fit_` functions
+fit latencies to prompt lengths: by a power k of the length (TTFT ~ L^k, least squares of ln TTFT on ln L),
+linearly, and quadratically. The fairness between classes of requests is judged by Jain's index, by the growth
+of latency when classes share a server (`inflation`), and by starvation.
 
 Source: IETF draft, 5.2.3.1, 5.3.4, 5.5.3, 5.6.4, 5.9.4.
 """
@@ -24,11 +23,12 @@ from llmtap.metrics.statistics import percentile
 
 Values = NDArray[np.float64]
 TAIL_TIMES: Final = 10.0
+"""Multiple of the lowest load's P50 above which the P99 of a load is a heavy tail (IETF draft, 5.2.3.1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaturationLevel:
-    """Measurements at one offered load; latencies in any one unit."""
+    """Measurements at one offered load: tokens/s, latencies in any unit, share of completed requests."""
 
     offered_rps: float
     achieved_tps: float
@@ -46,8 +46,7 @@ def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
 
 
 def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
-    """Return the first load that achieved less than the previous level; None while throughput grows
-    (5.3.4)."""
+    """Return the first load with less throughput than the previous load; None if there is none (5.3.4)."""
     for before, level in pairwise(levels):
         if level.achieved_tps < before.achieved_tps:
             return level.offered_rps
@@ -55,13 +54,12 @@ def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
 
 
 def peak(levels: Sequence[SaturationLevel]) -> float | None:
-    """Return the load of the highest throughput (if several loads have it, the first): the point that Table 5
-    prints."""
+    """Return the load with the highest throughput (the first of several), as in Table 5 of the IETF draft."""
     return max(levels, key=lambda level: level.achieved_tps).offered_rps if levels else None
 
 
 def incomplete(levels: Sequence[SaturationLevel], share: float = 0.9) -> float | None:
-    """Return the first load at which fewer than `share` of the requests completed (5.2.3.1)."""
+    """Return the first load at which less than `share` of the requests completed (5.2.3.1)."""
     return _first_level(levels, lambda level: level.success < share)
 
 
@@ -78,43 +76,50 @@ def operating_point(
 
 
 def capacity(completion: Sequence[tuple[float, float]], share: float = 0.99) -> float | None:
-    """Return the highest load, of `(load, share completed)`, at which at least `share` completed (5.5.3)."""
+    """Return the highest load at which at least `share` of the requests completed (5.5.3).
+
+    `completion`: pairs of a load and the share of its requests that completed.
+    """
     return max((load for load, completed in completion if completed >= share), default=None)
 
 
 def _first_level(
-    levels: Sequence[SaturationLevel], broken: Callable[[SaturationLevel], bool]
+    levels: Sequence[SaturationLevel], is_match: Callable[[SaturationLevel], bool]
 ) -> float | None:
-    return next((level.offered_rps for level in levels if broken(level)), None)
+    return next((level.offered_rps for level in levels if is_match(level)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class PowerFit:
+    """Fit of y = a x^k."""
+
     k: float
     a: float
     r2_log: float
+    """R^2 of the straight line through the logarithms, in contrast to `r2` of the values themselves."""
     r2: float
     k_error: float | None
     k_interval: tuple[float, float] | None
-    """95 % interval, by Student's t with n - 2 degrees of freedom."""
+    """95 % interval of k, by Student's t with n - 2 degrees of freedom; None for two points."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """y = slope x + intercept, and y = origin_slope x."""
+    """Two fits: y = slope x + intercept, and y = origin_slope x, a line through the origin."""
 
     slope: float
     intercept: float
     r2: float
     origin_slope: float
     origin_r2: float
-    """R^2 about the mean, as `r2`. `origin_r2_uncentred` is about 0, which is too favourable."""
+    """R^2 of the line through the origin; like `r2`, relative to the variance about the mean of y."""
     origin_r2_uncentred: float
+    """As `origin_r2`, but relative to the squares of y, which makes R^2 too high."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuadraticFit:
-    """y = c2 x^2 + c1 x + c0."""
+    """Fit of y = c2 x^2 + c1 x + c0."""
 
     c2: float
     c1: float
@@ -123,7 +128,7 @@ class QuadraticFit:
 
 
 def fit_power(xs: Sequence[float], ys: Sequence[float]) -> PowerFit:
-    """Fit the exponent k of y proportional to x^k; two points at least, all above 0, not all x equal."""
+    """Fit y = a x^k to two or more points with coordinates above 0 and at least two different x."""
     lx, ly = np.log(xs), np.log(ys)
     fit = stats.linregress(lx, ly)
     k, fitted = float(fit.slope), fit.slope * lx + fit.intercept
@@ -138,7 +143,7 @@ def fit_power(xs: Sequence[float], ys: Sequence[float]) -> PowerFit:
 
 
 def fit_linear(xs: Sequence[float], ys: Sequence[float]) -> LinearFit:
-    """Fit a straight line, with and without an intercept; two points at least, not all x equal."""
+    """Fit straight lines, with and without an intercept, to points with at least two different x."""
     x, y = np.asarray(xs, dtype=float), np.asarray(ys, dtype=float)
     fit = stats.linregress(x, y)
     origin = float(x @ y / (x @ x))
@@ -154,7 +159,7 @@ def fit_linear(xs: Sequence[float], ys: Sequence[float]) -> LinearFit:
 
 
 def fit_quadratic(xs: Sequence[float], ys: Sequence[float]) -> QuadraticFit:
-    """Fit a parabola; three different x at least. NumPy scales x, so no digits are lost from 1 K to 1 M."""
+    """Fit a parabola to points with at least three different x. NumPy scales x, so large x lose no digits."""
     fit = np.polynomial.Polynomial.fit(xs, ys, 2)
     c0, c1, c2 = (float(c) for c in fit.convert().coef)
     return QuadraticFit(c2, c1, c0, r_squared(ys, fit(np.asarray(xs, dtype=float))))
@@ -163,14 +168,14 @@ def fit_quadratic(xs: Sequence[float], ys: Sequence[float]) -> QuadraticFit:
 def per_thousand_tokens(
     lengths: Sequence[float], latencies: Sequence[float], thousand: int = 1000
 ) -> list[float]:
-    """Return latency per 1,000 (with `thousand=1024`, per 1,024) tokens of context."""
+    """Return the latency per 1,000 tokens of context (per 1,024 tokens with `thousand=1024`)."""
     return [latency / length * thousand for length, latency in zip(lengths, latencies, strict=True)]
 
 
 def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) -> float:
     """Return the share of the variance of y about its mean that the fit explains.
 
-    Below 0 if the mean is the better fit; nan if all y are equal.
+    It is below 0 if the mean fits better than `fitted`, and nan if all y are equal.
     """
     y = np.asarray(ys, dtype=float)
     residuals, distances = y - fitted, y - y.mean()
@@ -179,41 +184,41 @@ def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) ->
 
 
 UNFAIR_BELOW: Final = 0.9
-"""Index below which there is significant unfairness (IETF draft, 5.6.4)."""
+"""Jain's index below which a server is significantly unfair (IETF draft, 5.6.4)."""
 STARVED_MEDIANS: Final = 5.0
-"""Multiple of its class's median wait from which a request was starved (IETF draft, 5.6.4)."""
+"""Multiple of the median wait of a class above which a request was starved (IETF draft, 5.6.4)."""
 
 
 def jain(values: Sequence[float]) -> float | None:
-    """Return Jain's index (sum x)^2 / (n sum x^2):
+    """Return Jain's fairness index of the values: (sum x)^2 / (n sum x^2).
 
-    1 if all are equal, 1/n if one has everything; None without values, or if all are 0.
+    It is 1 if all values are equal, and 1/n if only one is above 0; None without values, or if all are 0.
     """
     squares = sum(x * x for x in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 def inflation(mixed: float, isolated: float) -> float | None:
-    """Return the growth of a class's latency by sharing, mixed / isolated; None if the isolated one is 0."""
+    """Return the latency of a class in mixed traffic / its latency alone; None if the latter is 0."""
     return mixed / isolated if isolated else None
 
 
 @dataclass(frozen=True, slots=True)
 class JainReadings:
-    """Jain's index by each meaning of x_i, because the draft does not define its "normalized latency"."""
+    """Jain's index for three definitions of x_i: the draft does not define its "normalized latency" x_i."""
 
     per_request: float | None
-    """x_i: a request's latency / the isolated median of its class."""
+    """With x_i: latency of request i / median latency of its class in isolation."""
     per_class: float | None
-    """x_i: a class's mean latency / its isolated median, one for each class."""
+    """With x_i: mean latency of class i / median latency of the class in isolation."""
     raw: float | None
-    """x_i: a request's latency unchanged; long requests then look unfair by being long."""
+    """With x_i: latency of request i. Long requests then make a fair server look unfair."""
     inflation: Mapping[str, float]
-    """Mean latency / isolated median, by class."""
+    """Mean latency / median latency in isolation, by class."""
 
 
 def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[str, float]) -> JainReadings:
-    """Return the readings, from latencies by class and each class's median latency in isolation (above 0)."""
+    """Return the indexes from the latencies of each class; `isolated`: its median latency alone, above 0."""
     normal = [value / isolated[name] for name, values in latencies.items() for value in values]
     per_class = {
         name: sum(values) / len(values) / isolated[name] for name, values in latencies.items() if values
@@ -224,19 +229,19 @@ def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Starvation:
-    """Starved requests of a class.
+    """Number of starved requests of a class of `n` requests: those that waited longer than `threshold`.
 
-    Report `n` and `median` together with the rate: with a median of 0, any wait counts as starved.
+    Report `n` and `median` together with the rate: with a median of 0, every wait counts as starvation.
     """
 
     n: int
     median: float
     threshold: float
-    starved: int
+    starved_requests: int
 
     @property
     def rate(self) -> float:
-        return self.starved / self.n
+        return self.starved_requests / self.n
 
 
 def starvation(
@@ -244,7 +249,7 @@ def starvation(
 ) -> Starvation | None:
     """Count the requests of a class that waited more than `medians` times the median; None without waits.
 
-    `median` replaces the class's own, for example by that of all classes.
+    `median`: median to compare with, such as that of all classes; None: the median of `waits`.
     """
     if not waits:
         return None

@@ -1,8 +1,9 @@
-"""Silences of streams: times without a token, and how many streams went on after them.
+"""Silences of streams: periods without a token, and the number of streams that resumed after them.
 
-`silences_of` returns the silences of a finished exchange, `SilenceCounts` counts those of many (the estimates
-are in `survival.py`), and `client_timeout` suggests after which silence a client may give up. The meter and
-the reports of captures use them. DEFINITIONS.md defines a silence.
+`silences_of` returns the silences of a finished exchange, and `SilenceCounts` counts the silences of many
+exchanges (the estimates are in `survival.py`). `client_timeout` suggests a timeout for clients: a silence
+after which few streams resume. The meter and the reports of captures use them. DEFINITIONS.md defines a
+silence.
 """
 
 from collections.abc import Iterator
@@ -17,26 +18,26 @@ from llmtap.units import NS_PER_S
 _DECADE: Final = (
     10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24, 27, 30, 33, 36, 40, 45, 50, 55, 60, 66, 73, 80, 90,
 )  # fmt: skip
-"""Edges of the cells within a factor of 10, in steps of at most 12.5 %; round durations are edges."""
+"""Edges of the cells of the grid within a factor of 10: each is at most 12.5 % above the edge before it.
+Round durations are edges."""
 SILENCE_NS_MIN: Final = 100_000_000
-"""Shortest silence: ordinary gaps between tokens are shorter."""
+"""Shortest silence that is counted: ordinary gaps between tokens are shorter."""
 SILENCE_NS_MAX: Final = 600 * NS_PER_S
-"""Lower edge of the last cell, for all longer silences."""
+"""Lower edge of the last cell, in which all longer silences are counted."""
 EDGES_NS: Final = tuple(
     edge
     for edge in (step * scale * NS_PER_S // 100 for scale in (1, 10, 100, 1_000) for step in _DECADE)
     if edge <= SILENCE_NS_MAX
 )
+"""Edges of the grid of durations (`SurvivalCounts.edges`)."""
 SHOWN_S: Final = (1, 2, 5, 10, 30, 60, 120, 300)
-"""Silences in seconds that reports show; each is an edge."""
+"""Silences in seconds that reports show; each is an edge of the grid."""
 TIMEOUT_SHARE: Final = 0.01
-"""A client may give up after a silence if fewer than this share of the streams go on after such a silence."""
+"""A silence is suggested as a timeout if less than this share of the streams resumes after it."""
 TIMEOUT_SILENCES_MIN: Final = 100
-"""Minimum number of silences from which `client_timeout` suggests a length: with fewer, a share of 1 % is
-less than one stream."""
+"""Minimum number of silences of at least the suggested length: of fewer, 1 % is less than one stream."""
 TIMEOUT_FOLLOW_UP: Final = 2
-"""Streams must have been observed for this many times the suggested silence, or it would not be known whether
-they go on."""
+"""Multiple of a suggested silence for which streams must have been observed, to know whether they resume."""
 
 
 class SilenceKind(StrEnum):
@@ -47,14 +48,16 @@ class SilenceKind(StrEnum):
 
 
 class Silence(NamedTuple):
+    """A period of a stream without a token."""
+
     kind: SilenceKind
     duration_ns: int
     resumed: bool
-    """Whether a token ended the silence; else it is censored by the end of the stream."""
+    """Whether a token ended the silence; otherwise, the end of the stream did (a censored duration)."""
 
 
 def silences_of(x: Exchange, m: Measured) -> Iterator[Silence]:
-    """Yield the silences of a finished stream that last SILENCE_NS_MIN or longer, none if its answer was not
+    """Yield the silences of at least SILENCE_NS_MIN of a finished stream; none if its answer was not
     understood.
     """
     t = x.timeline
@@ -75,13 +78,14 @@ def silences_of(x: Exchange, m: Measured) -> Iterator[Silence]:
 
 
 class SilenceCounts:
-    """Silences of many streams, by kind."""
+    """Numbers of silences of many streams, by kind and duration."""
 
     __slots__ = ("kinds", "streams")
 
     def __init__(self) -> None:
         self.kinds = {kind: SurvivalCounts(EDGES_NS) for kind in SilenceKind}
         self.streams = 0
+        """Number of streams, with or without a silence."""
 
     def add(self, x: Exchange, m: Measured) -> None:
         """Count the silences of a finished exchange."""
@@ -97,7 +101,7 @@ class SilenceCounts:
         return copied
 
     def to_dict(self) -> dict[str, object]:
-        """Return public JSON: durations in seconds; null where too few silences are known."""
+        """Return public JSON: durations in seconds; null for an estimate from too few silences."""
         return {
             "streams": self.streams,
             **{kind.value: _counts_to_dict(counts) for kind, counts in self.kinds.items()},
@@ -105,21 +109,21 @@ class SilenceCounts:
 
 
 def client_timeout(counts: SurvivalCounts) -> EndedShare | None:
-    """Return the shortest silence after which fewer than 1 % of the streams go on.
+    """Return the shortest silence (an edge of the grid) after which less than 1 % of the streams resume.
 
-    None if no silence is known well enough: too few streams were silent for so long, or were observed for
-    twice that time. If the share is still 1 % or more after the longest silence that is known well enough,
-    the length of that silence is returned.
+    Only silences are considered that enough streams reached, and for twice of which enough streams were
+    observed; None if there is no such silence. If 1 % or more resume even after the longest of these
+    silences, that silence is returned.
     """
     return first_share_below(counts, TIMEOUT_SHARE, TIMEOUT_SILENCES_MIN, TIMEOUT_FOLLOW_UP)
 
 
 def resumption_to_dict(counts: SurvivalCounts, silent_ns: int) -> dict[str, object]:
-    """Return the number of streams that went on after a silence, as public JSON.
+    """Return public JSON on the streams that resumed after a silence of `silent_ns`.
 
-    `silence`: its length, rounded down to an edge of the grid. `n`: silences of at least this length;
-    `resumed`: those of them that a token ended. `share`: estimated share of the streams that go on before
-    `until`, with its interval; null if it is not known.
+    `silence`: its length, rounded down to an edge of the grid. `n`: number of silences of at least this
+    length. `resumed`: number of these that a token ended. `share`: estimated share of the streams that resume
+    before `until`, with its interval; null if it is unknown.
     """
     return _share_to_dict(ended_share(counts, silent_ns))
 
@@ -145,13 +149,13 @@ def _counts_to_dict(counts: SurvivalCounts) -> dict[str, object]:
     }
 
 
-def _share_to_dict(at: EndedShare) -> dict[str, object]:
+def _share_to_dict(estimate: EndedShare) -> dict[str, object]:
     return {
-        "silence": at.since / NS_PER_S,
-        "n": at.n,
-        "resumed": at.ended,
-        "until": None if at.until is None else at.until / NS_PER_S,
-        "share": at.share,
-        "low": at.low,
-        "high": at.high,
+        "silence": estimate.since / NS_PER_S,
+        "n": estimate.n,
+        "resumed": estimate.ended,
+        "until": None if estimate.until is None else estimate.until / NS_PER_S,
+        "share": estimate.share,
+        "low": estimate.low,
+        "high": estimate.high,
     }

@@ -1,13 +1,13 @@
 """Service level objectives of classes of tenants: options, burn rates of the error budget, and alarms.
 
-Definitions and arithmetic only: the options of a class and their check (`check_slos`, for the configuration),
-and the class of a tenant (`TenantClasses`). Nothing is counted here. `meter/slo.py` counts exchanges in
-windows, `export/rules.py` writes alert rules. The latency bounds that make an exchange good are in
+This module has the options of a class and their check (`check_slos`, for the configuration), the class of a
+tenant (`TenantClasses`), and the arithmetic. It counts nothing: `meter/slo.py` counts exchanges in windows,
+and `export/rules.py` writes alert rules. The latency bounds that make an exchange good are in
 `objectives.py`.
 
-An objective is the share of exchanges that must be good (0.99); the error budget is the rest. Burn rate 1
-uses exactly the budget of the period. An alarm watches a long window and a short one of a twelfth of its
-length.
+An objective is the share of exchanges that must be good (0.99); the error budget is the share that may be bad
+(0.01). At a burn rate of 1, the errors use exactly the budget of the period. An alarm watches a long window
+and a short window, which has a twelfth of the length.
 
 Source: SRE Workbook, chapter 5 (multi-window, multi-burn-rate alerts).
 """
@@ -30,22 +30,23 @@ from llmtap.options.fields import opt
 _HOUR_NS: Final = 3_600_000_000_000
 _DAY_NS: Final = 24 * _HOUR_NS
 PERIOD_NS: Final = 30 * _DAY_NS
-"""Period of the standard factors."""
+"""Period of the error budget for which the factors of STANDARD_ALARMS are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Burn-rate alarm, which rings while the burn rate over both windows is above `factor`."""
+    """Burn-rate alarm: it rings while the burn rates of two windows, long and short, exceed `factor`."""
 
     severity: str
+    """`page`, evaluated by the meter, or `ticket`, evaluated by Prometheus."""
     long_ns: int
     short_ns: int
     budget: float
-    """Share of the period's budget that is used when the long window burns at `factor` throughout."""
+    """Share of the period's error budget that errors use in one long window at a burn rate of `factor`."""
     factor: float
 
     def rings(self, long_rate: float | None, short_rate: float | None) -> bool:
-        """Return whether the alarm rings at these burn rates of the long and short window; None: unknown."""
+        """Return whether the alarm rings at these burn rates; not if one is unknown (None)."""
         return (
             long_rate is not None
             and short_rate is not None
@@ -63,46 +64,47 @@ STANDARD_ALARMS: Final = tuple(
         ("ticket", 3 * _DAY_NS, 0.10),
     )
 )
-"""The four alarms of the Workbook: burn rates 14.4, 6, 3 and 1 over 30 days."""
+"""The four alarms of the SRE Workbook; their factors are 14.4, 6, 3 and 1."""
 
 
 def error_ratio(good: int, counted: int) -> float | None:
-    """Return the share of bad exchanges among those that counted; None if none did."""
+    """Return the share of bad exchanges among the `counted` exchanges; None if `counted` is 0."""
     return None if counted == 0 else (counted - good) / counted
 
 
 def error_budget(objective: float) -> float:
-    """Return the share of exchanges that may be bad, without the rounding error of 1 - 0.99."""
+    """Return the share of exchanges that are allowed to be bad: 1 - objective, without errors of floats."""
     return round(1 - objective, 12)
 
 
 def burn_rate(ratio: float | None, objective: float) -> float | None:
-    """Return how many times faster than allowed the budget is used: error ratio / (1 - objective).
+    """Return the burn rate, error ratio / (1 - objective): 1 if the errors use exactly the error budget.
 
-    Without rounding errors: an alarm above 5 must not ring at exactly 5.
+    It is rounded to remove errors of floats: an alarm with factor 5 must not ring at a rate of exactly 5.
     """
     return None if ratio is None else round(ratio / error_budget(objective), 12)
 
 
 def burn_rate_max(objective: float) -> float:
-    """Return the burn rate if every exchange is bad: 1 / (1 - objective). No alarm above it can ring."""
+    """Return the highest burn rate, 1 / (1 - objective), which occurs if every exchange is bad."""
     return round(1 / error_budget(objective), 12)
 
 
 def reachable(objective: float, factor: float) -> bool:
-    """Return whether a burn rate *above* `factor` is possible: factor (1 - objective) < 1."""
-    return factor * (1 - objective) < 1 - 1e-9  # 1e-9: rounding errors, as of 14.4 x 0.0694..., which is 1
+    """Return whether a burn rate above `factor` is possible: factor (1 - objective) < 1."""
+    # 1e-9 allows for errors of floats: 14.4 x 0.0694... is 1, but its float can be slightly below 1.
+    return factor * (1 - objective) < 1 - 1e-9
 
 
 def check_objective(objective: float, place: str) -> None:
-    """Check that an objective is above 0 and below 1. Raises ConfigError naming `place`."""
+    """Raise ConfigError naming `place` unless the objective is above 0 and below 1."""
     if not 0 < objective < 1:
         hint = f"for {objective:g} %, write {objective / 100:g}" if 2 <= objective < 100 else None
         raise ConfigError(place, f"expected a share between 0 and 1, got {objective!r}", hint)
 
 
 def check_reachable(objective: float, factor: float, place: str) -> None:
-    """Refuse a burn-rate factor that the objective can never exceed. Raises ConfigError naming `place`."""
+    """Raise ConfigError naming `place` if the burn rate can never exceed `factor` with this objective."""
     check_objective(objective, place)
     if factor <= 0:
         raise ConfigError(place, f"expected a burn-rate factor above 0, got {factor:g}")
@@ -111,7 +113,7 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
         raise ConfigError(
             place,
             f"a burn rate above {factor:g} is impossible with the target {objective:g}: "
-            f"with every exchange bad it is 1 / (1 - {objective:g}) = {factor_max:.4g}",
+            f"if every exchange is bad, the rate is 1 / (1 - {objective:g}) = {factor_max:.4g}",
             f"use a factor below {factor_max:.4g}, or a target above {1 - 1 / factor:.4g}"
             if factor > 1
             else f"use a factor below {factor_max:.4g}",
@@ -119,20 +121,21 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
 
 
 def events_min(objective: float, factor: float) -> int:
-    """Return the number of exchanges that a window needs so that a single bad one cannot make the alarm ring:
+    """Return the minimum number of exchanges in a window in which one bad exchange does not ring the alarm.
 
-    1 / (factor (1 - objective)).
+    It is 1 / (factor (1 - objective)), rounded up.
     """
     return max(1, ceil(1 / (factor * (1 - objective)) - 1e-9))
 
 
 ALARMS: Final = {"1h": STANDARD_ALARMS[0], "6h": STANDARD_ALARMS[1]}
+"""Alarms that the meter evaluates (pages), by their long window."""
 _TICKETS: Final = tuple(alarm for alarm in STANDARD_ALARMS if alarm.severity == "ticket")
 _CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Objectives of one class of tenants; validated by `check_slos`, which knows the names."""
+    """Options of one class of tenants, as in the configuration. `check_slos` validates them."""
 
     objectives: Annotated[str, opt("Bounds that a good exchange meets, all of them: `ttft:500ms tpot:50ms`.")]
     target: Annotated[float, opt("Fraction of exchanges that must meet the objectives.")] = 0.99
@@ -171,7 +174,7 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
     def reader(self, usual: Benefit) -> Benefit:
-        """Return speed and idle cost of a user in this class; `usual` has the values that it leaves out."""
+        """Return the reader's parameters of this class; `usual` has the values of omitted options."""
         speed = self.reader_tokens_per_second
         return Benefit(
             usual.alpha if self.alpha is None else self.alpha,
@@ -187,53 +190,56 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
+    """A class of tenants with one service level objective: the share `target` of exchanges must be good."""
+
     name: str
     objectives: Objectives
     target: float
     tenants: tuple[str, ...]
     alarms: tuple[Alarm, ...]
-    """Pages that can ring at this target, evaluated by the meter."""
-    unreachable: tuple[Alarm, ...]
-    """Standard pages that cannot ring."""
+    """Alarms that can ring at this target: those that the meter evaluates, unless made by `with_tickets`."""
+    unreachable_alarms: tuple[Alarm, ...]
+    """Alarms that cannot ring at this target, because the burn rate never exceeds their factor."""
     per_tenant: bool = False
-    """Whether each tenant has an error budget of its own. An alarm of the class is then silent if exactly one
+    """Whether each tenant has its own error budget. The alarm of the class is then silent while exactly one
     tenant's alarm rings, so that one cause raises one alarm."""
 
     @classmethod
     def of(cls, name: str, options: SloOptions) -> "SloClass":
-        """Return the class of validated options."""
+        """Return the class with these options, which must be valid (`check_slos`)."""
         objectives = options.parsed_objectives
         alarms: list[Alarm] = []
-        unreachable: list[Alarm] = []
+        unreachable_alarms: list[Alarm] = []
         for window, alarm in ALARMS.items():
             if options.burn and window not in options.burn:
                 continue
             alarm = replace(alarm, factor=options.burn.get(window, alarm.factor))
-            (alarms if reachable(options.target, alarm.factor) else unreachable).append(alarm)
+            (alarms if reachable(options.target, alarm.factor) else unreachable_alarms).append(alarm)
         return cls(
             name,
             objectives,
             options.target,
             options.tenants,
             tuple(alarms),
-            tuple(unreachable),
+            tuple(unreachable_alarms),
             options.per == "tenant",
         )
 
     @property
     def budget(self) -> float:
-        """Share of exchanges that may be bad."""
+        """Error budget: share of exchanges that are allowed to be bad."""
         return error_budget(self.target)
 
     def with_tickets(self) -> "SloClass":
-        """Return the same class with the tickets of the SRE Workbook, which the meter leaves to
-        Prometheus."""
+        """Return a copy with the ticket alarms of the SRE Workbook, which only Prometheus evaluates."""
         tickets = [alarm for alarm in _TICKETS if reachable(self.target, alarm.factor)]
         silent = [alarm for alarm in _TICKETS if alarm not in tickets]
-        return replace(self, alarms=(*self.alarms, *tickets), unreachable=(*self.unreachable, *silent))
+        return replace(
+            self, alarms=(*self.alarms, *tickets), unreachable_alarms=(*self.unreachable_alarms, *silent)
+        )
 
 
-TENANTS_CACHED: Final = 10_000
+TENANTS_CACHED_MAX: Final = 10_000
 """Maximum number of tenants whose class is cached."""
 
 
@@ -241,41 +247,42 @@ _WILDCARDS: Final = "*?["
 
 
 class TenantClasses:
-    """Finds the class of a tenant: by name, else by pattern, else the one without tenants."""
+    """Finds the class of a tenant: by name, else by pattern, else the class that lists no tenants."""
 
     def __init__(self, classes: Iterable[SloClass]) -> None:
-        self.named: dict[str, SloClass] = {}
+        self.by_tenant: dict[str, SloClass] = {}
+        """Classes by the tenants that the configuration names, without patterns."""
         self._patterns: list[tuple[Callable[[str], object], SloClass]] = []
-        self._default: SloClass | None = None
-        self._cached: dict[str, SloClass | None] = {}
+        self._default_class: SloClass | None = None
+        self._class_cache: dict[str, SloClass | None] = {}
         for slo in classes:
             for tenant in slo.tenants:
                 if any(sign in tenant for sign in _WILDCARDS):
                     self._patterns.append((re.compile(fnmatch.translate(tenant)).match, slo))
                 else:
-                    self.named[tenant] = slo
-            if not slo.tenants and self._default is None:
-                self._default = slo
+                    self.by_tenant[tenant] = slo
+            if not slo.tenants and self._default_class is None:
+                self._default_class = slo
 
     def of(self, tenant: str) -> SloClass | None:
-        """Return the class of a tenant; None if it has none."""
+        """Return the class of a tenant; None if it is in no class."""
         try:
-            return self._cached[tenant]
+            return self._class_cache[tenant]
         except KeyError:
             pass
-        chosen = self.named.get(tenant)
+        chosen = self.by_tenant.get(tenant)
         if chosen is None:
-            chosen = next((slo for match, slo in self._patterns if match(tenant)), self._default)
-        if len(self._cached) >= TENANTS_CACHED:
-            self._cached.clear()
-        self._cached[tenant] = chosen
+            chosen = next((slo for match, slo in self._patterns if match(tenant)), self._default_class)
+        if len(self._class_cache) >= TENANTS_CACHED_MAX:
+            self._class_cache.clear()
+        self._class_cache[tenant] = chosen
         return chosen
 
 
 def check_slos(classes: dict[str, SloOptions]) -> None:
-    """Validate all classes together: names, objectives, burn rates, no tenant twice.
+    """Validate all classes together: names, objectives, burn rates, and that no tenant is in two classes.
 
-    Raises ConfigError, which lists all mistakes.
+    Raises a ConfigError that lists all mistakes.
     """
     raise_all(_problems(classes))
 
@@ -286,7 +293,7 @@ def _check_objectives(text: str, place: str) -> None:
         if scheduled in bounds:
             raise ConfigError(
                 place,
-                f"{scheduled} applies only to a load generator, which has scheduled times",
+                f"{scheduled!r} needs scheduled times, which only requests of the load generator have",
                 f"for traffic of clients, use {name}",
             )
 
@@ -299,7 +306,7 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
         place = f"slo.{name}"
         if not _CLASS.fullmatch(name):
             yield ConfigError(
-                place, f"{name!r} is not a valid name of a class", "use only letters, digits and _ . -"
+                place, f"{name!r} is not a valid class name", "use 1 to 64 letters, digits and _ . -"
             )
         yield from errors_of_check(_check_objectives, slo.objectives, f"{place}.objectives")
         if slo.idle_cost is not None:
@@ -309,23 +316,23 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
         for window, factor in slo.burn.items():
             if window not in ALARMS:
                 hint = f"use {' or '.join(ALARMS)}"
-                yield ConfigError(f"{place}.burn", f"no alarm has a long window of {window!r}", hint)
+                yield ConfigError(f"{place}.burn", f"no alarm has the long window {window!r}", hint)
             elif not wrong_target:
                 yield from errors_of_check(check_reachable, slo.target, factor, f"{place}.burn.{window}")
         if not slo.tenants and default is not None:
             yield ConfigError(
                 f"{place}.tenants",
-                f"is empty, and so is slo.{default}.tenants: only one class can be that of all other tenants",
-                "name the tenants of one of them",
+                f"is empty, like slo.{default}.tenants, but only one class can have all other tenants",
+                f"list the tenants of slo.{name} or slo.{default}",
             )
         default = default if slo.tenants else name
         for tenant in slo.tenants:
             if owner.setdefault(tenant, name) != name:
-                yield ConfigError(f"{place}.tenants", f"{tenant!r} is in slo.{owner[tenant]} already")
+                yield ConfigError(f"{place}.tenants", f"{tenant!r} is already in slo.{owner[tenant]}.tenants")
             elif all_others not in (None, name) and any(sign in tenant for sign in _WILDCARDS):
                 yield ConfigError(
                     f"{place}.tenants",
-                    f"{tenant!r} never applies: slo.{all_others}.tenants has '*', and comes first",
+                    f"{tenant!r} has no effect: slo.{all_others}.tenants has '*' and is before it",
                     f"move [slo.{all_others}] to the end",
                 )
         if "*" in slo.tenants:

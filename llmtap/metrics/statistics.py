@@ -1,16 +1,18 @@
-"""Basic statistics: percentiles and means, few samples, Student's t, sequential tests, arrival times.
+"""Basic statistics: percentiles, means, minimum sample sizes, Student's t, sequential tests, arrival times.
 
-Functions of lists of values or of a `Histogram`, used by the meter, benchmarks and reports. Tests of two
+The meter, benchmarks and reports call these functions with lists of values or a `Histogram`. Tests of two
 samples are in `comparison.py`, intervals of one run in `intervals.py`, experiments in `experiment.py`.
 
-Percentiles interpolate linearly at rank (n - 1) p (numpy's default) everywhere. The summary of nothing is
-None. A confidence sequence (interval valid at every look) is wrong at any moment with probability alpha at
-most; 1 / e of an e-value is a p-value at any stopping time (Ville). Student's t is computed here, because
-importing SciPy takes as long as the meter's start.
+All percentiles interpolate linearly at rank (n - 1) p, as numpy does by default. Statistics of an empty list
+are None. A look is one evaluation of running data. A confidence sequence is an interval for every look: the
+probability that any of these intervals is wrong is at most alpha. If e is an e-value, 1 / e is a p-value at
+every look (Ville). Student's t is computed here, because the import of SciPy takes as long as the meter's
+start.
 
-`arrival_figures` takes times in ns, `punctuality` planned and actual send times; the result of a replay has
-both. The gaps of a Poisson process are exponential and independent: coefficient of variation 1, small
-Kolmogorov-Smirnov distance and autocorrelations. Each figure comes with its limit under pure chance.
+`arrival_figures` describes the times of arrivals, and `punctuality` compares planned with actual send times;
+the result of a replay has both. The gaps between the arrivals of a Poisson process are exponential and
+independent: their coefficient of variation is 1, and their Kolmogorov-Smirnov distance and autocorrelations
+are small. Each of these figures has a limit, which chance exceeds once in twenty times.
 
 Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, theorem 2.2; Lindon and Malek 2020, "Anytime-valid
 inference for multinomial count data".
@@ -31,8 +33,8 @@ from llmtap.metrics.histogram import Histogram
 
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 BEYOND_MIN: Final = 10
-"""Samples required beyond a percentile: 1,000 in all for P99, 10,000 for P99.9, as in the draft (5.1.4.3); by
-the same rule 20 for P50 and 100 for P90, for which it has no number."""
+"""Minimum number of samples beyond a percentile. So P99 needs 1,000 samples and P99.9 10,000, as in the IETF
+draft (5.1.4.3). By the same rule, P50 needs 20 and P90 100; the draft has no limits for these."""
 
 
 def percentile(ordered: Sequence[float], p: float) -> float | None:
@@ -48,14 +50,14 @@ def percentile(ordered: Sequence[float], p: float) -> float | None:
 PERCENTILE_RULES: Final = (
     "linear", "nearest_rank", "hazen", "weibull", "median_unbiased", "lower", "higher", "nearest",
 )  # fmt: skip
-"""Rules of `percentile_by`: types 7, 1, 5, 6 and 8 of Hyndman and Fan, and numpy's three others."""
+"""Rules of `percentile_by`: types 7, 1, 5, 6 and 8 of Hyndman and Fan, and three more of numpy."""
 
 _ROUNDING: Final = 1e-9
-"""Tolerance of a rank: in binary, 0.07 x 100 is slightly above 7, but rank 7 is meant."""
+"""Tolerance of a rank, for rounding errors: with floats, 0.07 x 100 is slightly above 7."""
 
 
 def percentile_by(rule: str, ordered: Sequence[float], p: float) -> float | None:
-    """Return the percentile by another rule of `PERCENTILE_RULES`, to check figures of other tools.
+    """Return the percentile by a rule of `PERCENTILE_RULES`, to reproduce the figures of other tools.
 
     Source: Hyndman and Fan 1996, "Sample quantiles in statistical packages"; numpy's names.
     """
@@ -72,7 +74,7 @@ def percentile_by(rule: str, ordered: Sequence[float], p: float) -> float | None
         case "higher":
             return ordered[ceil(rank - _ROUNDING)]
         case "nearest":
-            return ordered[round(rank)]  # halves go to the even rank, as in numpy
+            return ordered[round(rank)]  # A rank of k + 0.5 is rounded to the even number, as in numpy.
         case "nearest_rank":
             return ordered[max(0, ceil(n * p - _ROUNDING) - 1)]
     shift, grow = {"hazen": (0.5, 0.0), "weibull": (0.0, 1.0), "median_unbiased": (1 / 3, 1 / 3)}[rule]
@@ -88,9 +90,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
-    """Return the standard deviation of a population (over n) or sample (over n - 1); None with too few
-    values.
-    """
+    """Return the standard deviation of a population (divisor n) or sample (n - 1); None if n is too small."""
     n = len(values)
     if n < (2 if sample else 1):
         return None
@@ -99,14 +99,14 @@ def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
 
 
 def tail_ratio(p50: float | None, p99: float | None) -> float | None:
-    """Return P99 / P50; None if either is missing or the median is 0. Source: IETF draft, 5.4.4.3."""
+    """Return P99 / P50; None if either is None, or if P50 is 0. Source: IETF draft, 5.4.4.3."""
     return None if p99 is None or not p50 else p99 / p50
 
 
 def samples_needed(p: float) -> int:
-    """Return the samples that a report of the p-th percentile needs: 1,000 for P99 (IETF draft, 5.1.4.3)."""
+    """Return the minimum number of samples for the p-th percentile: 1,000 for P99 (IETF draft, 5.1.4.3)."""
     assert 0 < p < 1
-    # Round first: in binary, 1 - 0.9 is a little less than 0.1, so ceil() would return one sample too many.
+    # Round first: in floats, 1 - 0.9 is slightly less than 0.1, so ceil() would return one sample too many.
     return ceil(round(BEYOND_MIN / (1 - p), 6))
 
 
@@ -116,12 +116,13 @@ def is_enough(n: int, p: float) -> bool:
 
 
 def marks(n: int, shares: Mapping[str, float] = SHARES) -> list[str]:
-    """Return the names of the percentiles for which `n` samples are too few."""
+    """Return the names of the percentiles that need more than `n` samples; reports mark these figures."""
     return [name for name, p in shares.items() if not is_enough(n, p)]
 
 
 def parse_percentiles(text: str, place: str) -> dict[str, float]:
-    """Return the shares of `25,75,99.5` by name: `p25`, `p75`, `p995`. Raises ConfigError."""
+    """Parse percentiles such as `25,75,99.5`. Return their shares (0.25) by name (`p25`, `p75`, `p995`).
+    Raises ConfigError naming `place`."""
     shares = {}
     for word in text.replace(",", " ").split():
         number = float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else 0.0
@@ -129,7 +130,8 @@ def parse_percentiles(text: str, place: str) -> dict[str, float]:
             raise ConfigError(
                 place, f"expected a percentile above 0 and below 100, got {word!r}", "such as 25,75,99.5"
             )
-        # Write two digits before the point, so that the names of 9.95 and 99.5 differ: `p0995` and `p995`.
+        # Write two digits for the integer part, so that 9.95 and 99.5 get different names: `p0995` and
+        # `p995`.
         whole, point, rest = f"{number:g}".partition(".")
         shares[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100
     return shares
@@ -138,9 +140,11 @@ def parse_percentiles(text: str, place: str) -> dict[str, float]:
 def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) -> dict[str, object]:
     """Return the summary of a histogram of nanoseconds, in seconds.
 
-    `n, mean, min, max, p50, p90, p95, p99, p999` and `marks`, the names of the percentiles from too few
-    samples. Without samples every figure is None and `marks` is empty. `more`: further percentiles, as from
-    `parse_percentiles`.
+    Its fields are `n`, `mean`, `min`, `max`, `p50`, `p90`, `p95`, `p99`, `p999`, and `marks` (names of the
+    percentiles with too few samples). Without samples, every figure is None and `marks` is empty.
+
+    Args:
+        more: shares of further percentiles, by name, as `parse_percentiles` returns them.
     """
     n = histogram.n
     shares = {**SHARES, **(more or {})}
@@ -154,15 +158,16 @@ def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) 
 Interval = tuple[float, float]
 
 _COUNT_EXACT: Final = 0.01
-"""Precision to which `count_range` finds the bound of a count."""
+"""Precision with which `count_range` computes the ends of a range, as a number of units."""
 _DEVIATIONS: Final = 12.0
-"""Number of standard deviations up to which `t_quantile` sums. This cuts only distributions with many degrees
-of freedom, which have no weight beyond it, like the normal one."""
+"""Number of standard deviations up to which `t_quantile` integrates. Distributions with few degrees of
+freedom are not cut by this limit; the others have, like the normal distribution, no weight beyond it."""
 _ANGLES: Final = 20_001
+"""Number of points at which `t_quantile` computes the density."""
 
 
 def share_range(p: float, n: float, z: float | None = None) -> Interval:
-    """Return Wilson's interval of a share p of n; z: quantile of the distribution (default: for 95 %)."""
+    """Return Wilson's interval of a share `p` of `n` values; `z`: quantile for its level (default: 95 %)."""
     z = NormalDist().inv_cdf(0.975) if z is None else z
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     reach = z * sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -171,12 +176,12 @@ def share_range(p: float, n: float, z: float | None = None) -> Interval:
 
 @lru_cache(1_024)
 def t_quantile(alpha: float, df: float) -> float:
-    """Return the t that |T| exceeds with probability `alpha` in (0, 1); `df` is 1 or more.
+    """Return the value t that |T| exceeds with probability `alpha`, for Student's T with `df` >= 1 degrees.
 
-    The angle atan(t / sqrt(df)) has a density proportional to cos^(df - 1), which is summed by trapezoids:
-    5 digits, fewer with `df` between 1 and 2.
+    The density of the angle atan(t / sqrt(df)) is proportional to cos^(df - 1), and is integrated by
+    trapezoids. The result has 5 exact digits, or fewer if `df` is between 1 and 2.
     """
-    import numpy as np  # slow to import, and needed by experiments only
+    import numpy as np  # Imported here, because the import is slow and only experiments need it.
 
     angles = np.linspace(0, min(pi / 2, _DEVIATIONS / sqrt(df)), _ANGLES)
     density = np.cos(angles) ** (df - 1)
@@ -185,40 +190,39 @@ def t_quantile(alpha: float, df: float) -> float:
 
 
 TIGHTEST_AT: Final = 5_000
-"""Number of units in both arms together at which the interval of means is as narrow as possible."""
+"""Number of units of both arms of an experiment for which the anytime interval of means is narrowest."""
 PRIOR_WEIGHT: Final = 100.0
 """Weight of the Dirichlet prior, as a number of units. With this weight, the test is most sensitive to
 deviations of about a tenth of a share, and the first ten units cannot show a mismatch."""
 EVENT_PRIOR_WEIGHTS: Final = (2.0, PRIOR_WEIGHT)
-"""Prior weights for the units of an event. One arm may cause almost all of them: the smaller weight, which
-makes the prior of two equal shares uniform, shows that after few units."""
+"""Prior weights in the test of the units in which an event occurred. If almost all of these units are in one
+arm, the smaller weight shows this after few units: with it, the prior of two equal shares is uniform."""
 
 
 def _mixture_variance(alpha: float) -> float:
-    """Return rho^2, the mixture's variance for the narrowest interval at TIGHTEST_AT.
+    """Return rho^2, the variance of the mixture, for which the interval is narrowest at TIGHTEST_AT units.
 
-    In units of one observation's variance. Source: Waudby-Smith et al., the closed form below their equation
-    for rho(t*).
+    Its unit is the variance of one observation. Source: Waudby-Smith et al., closed form below the equation
+    of rho(t*).
     """
     a = -2 * log(alpha)
     return (a + log(a + 1)) / TIGHTEST_AT
 
 
 def mixture_width(n: int, alpha: float) -> float:
-    """Return the number of standard errors that the confidence sequence of a mean of `n` units reaches to
-    each side.
+    """Return half the width of the confidence sequence of a mean of `n` units, in standard errors.
 
-    sqrt(2 (n rho^2 + 1) / (n rho^2) log(sqrt(n rho^2 + 1) / alpha)).
+    It is sqrt(2 (n rho^2 + 1) / (n rho^2) log(sqrt(n rho^2 + 1) / alpha)).
     """
     v = n * _mixture_variance(alpha)
     return sqrt(2 * (v + 1) / v * log(sqrt(v + 1) / alpha))
 
 
 def mixture_e_log(z: float, n: int, alpha: float) -> float:
-    """Return the logarithm of the e-value against "the mean is 0", from an estimate `z` standard errors off.
+    """Return the logarithm of the e-value against "the mean is 0", for an estimate of `z` standard errors.
 
-    z^2 n rho^2 / (2 (n rho^2 + 1)) - log(n rho^2 + 1) / 2. It passes log(1 / alpha) exactly when the
-    sequence of `mixture_width` leaves 0 out. `alpha` is only the level for which the mixture is tuned.
+    It is z^2 n rho^2 / (2 (n rho^2 + 1)) - log(n rho^2 + 1) / 2, and exceeds log(1 / alpha) exactly when the
+    interval of `mixture_width` excludes 0. `alpha` is only the level for which the mixture is tuned.
     """
     v = n * _mixture_variance(alpha)
     return z * z * v / (2 * (v + 1)) - log(v + 1) / 2
@@ -229,8 +233,8 @@ def multinomial_e_log(
 ) -> float:
     """Return the logarithm of the e-value against "each unit falls into cell i with probability shares[i]".
 
-    The Bayes factor of a Dirichlet(prior_weight shares) mixture over the shares themselves. It depends
-    on the counts alone, not on their order.
+    It is the Bayes factor of a Dirichlet mixture with the parameters `prior_weight * shares` over these fixed
+    shares. It depends only on the counts of units in the cells, not on the order of the units.
     """
     n = sum(counts)
     e = lgamma(prior_weight) - lgamma(prior_weight + n)
@@ -241,25 +245,25 @@ def multinomial_e_log(
 
 
 def events_e_log(counts: Sequence[float], shares: Sequence[float]) -> float:
-    """Return the logarithm of the e-value of the mean of `multinomial_e_log`'s e-values, one for each of
-    EVENT_PRIOR_WEIGHTS."""
+    """Return the logarithm of the mean of the e-values of `multinomial_e_log` for EVENT_PRIOR_WEIGHTS: the
+    mean of e-values is an e-value, too."""
     logs = [multinomial_e_log(counts, shares, weight) for weight in EVENT_PRIOR_WEIGHTS]
     largest = max(logs)
     return largest + log(sum(exp(e - largest) for e in logs) / len(logs))
 
 
 def count_range(n: float, share: float, alpha: float) -> Interval:
-    """Return the range that a count out of `n` units leaves with a probability of at most `alpha`, over all
-    looks.
+    """Return the range of a count out of `n` units, if each unit counts with probability `share`.
 
-    A unit counts with probability `share`. Inside, the e-value of `multinomial_e_log` is below 1 / alpha.
+    The probability that the count is outside its range at any look is at most `alpha`. Inside the range, the
+    e-value of `multinomial_e_log` is at most 1 / alpha.
     """
     limit, expected = log(1 / alpha), n * share
 
-    def end(far: float) -> float:
-        inside, outside = expected, far
-        if multinomial_e_log((far, n - far), (share, 1 - share)) <= limit:
-            return far
+    def end_towards(extreme: float) -> float:
+        inside, outside = expected, extreme
+        if multinomial_e_log((extreme, n - extreme), (share, 1 - share)) <= limit:
+            return extreme
         while abs(outside - inside) > _COUNT_EXACT:
             middle = (inside + outside) / 2
             if multinomial_e_log((middle, n - middle), (share, 1 - share)) <= limit:
@@ -268,39 +272,43 @@ def count_range(n: float, share: float, alpha: float) -> Interval:
                 outside = middle
         return outside
 
-    return end(0.0), end(n)
+    return end_towards(0.0), end_towards(n)
 
 
 def anytime_p(e_log: float) -> float:
-    """Return the p-value of an e-value given by its logarithm: min(1, 1 / e)."""
+    """Return the p-value min(1, 1 / e) of an e-value e, of which `e_log` is the logarithm."""
     return 1.0 if e_log <= 0 else exp(-e_log)
 
 
 KS_95: Final = 1.358
-"""Limit of Kolmogorov's distance times sqrt(n), which chance exceeds once in twenty times. It is valid if the
-rate of the exponential distribution is known in advance."""
+"""Value of sqrt(n) times Kolmogorov's distance that chance exceeds once in twenty times, if the rate of the
+exponential distribution is known in advance."""
 KS_95_OWN_MEAN: Final = 1.094
-"""Limit as KS_95, if the mean of the exponential is estimated from the values, so that it is nearer to them:
-Stephens 1974, "EDF statistics for goodness of fit", for large n."""
+"""As KS_95, if the rate of the exponential distribution is estimated from the values themselves, which makes
+the distance smaller. Source: Stephens 1974, "EDF statistics for goodness of fit", for large n."""
 LAGS: Final = 20
-_SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+"""Number of lags for which autocorrelations are computed."""
+_LATENESS_SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
 class Autocorrelation:
+    """Autocorrelation of the gaps between arrivals at the lag at which its magnitude is largest."""
+
     value: float
-    """Value of largest magnitude, from -1 to 1."""
     lag: int
+    """Distance between two gaps, as a number of gaps."""
     limit: float
     """Magnitude that independent gaps exceed once in twenty times."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFigures:
-    """Figures of a sequence of times. A figure that does not apply is None: a single arrival has no gaps."""
+    """Figures of `n` arrival times. A figure that does not apply is None: a single arrival has no gaps."""
 
     n: int
     span_ns: int
+    """Time from the first to the last arrival."""
     rate_rps: float | None
     """Number of gaps divided by the span, in 1/s; None if all times are equal."""
     gap_mean_ns: float | None
@@ -310,12 +318,11 @@ class ArrivalFigures:
     ties: float | None
     """Share of the gaps that are 0."""
     ks: float | None
-    """Distance of the gaps' distribution to the exponential."""
+    """Kolmogorov-Smirnov distance between the distribution of the gaps and an exponential distribution."""
     ks_limit: float | None
     """Value of `ks` that chance exceeds once in twenty times."""
     ks_rate_rps: float | None
-    """Rate of the exponential to which the gaps are compared: the rate that the caller gave, or the rate of
-    the gaps."""
+    """Rate of this exponential distribution: the rate that the caller gave, or else the rate of the gaps."""
     ks_own_mean: bool
     """Whether `ks_rate_rps` is the rate of the gaps; the limit is then KS_95_OWN_MEAN."""
     autocorrelation: Autocorrelation | None
@@ -338,26 +345,26 @@ class ArrivalFigures:
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """Actual send times compared with a plan."""
+    """Send times of requests, compared with their plan. `planned`, `sent`, `early`: numbers of requests."""
 
     planned: int
     sent: int
     planned_rps: float | None
-    """Planned gaps divided by the span of the planned times, in 1/s."""
+    """Number of gaps between planned times, divided by the span of these times, in 1/s."""
     achieved_rps: float | None
-    """Gaps between sent requests divided by the span of their send times, in 1/s."""
+    """Number of gaps between send times, divided by the span of these times, in 1/s."""
     ratio: float | None
-    """Achieved / planned rate, below 1 if requests were late or omitted; None if either rate is None."""
+    """Achieved / planned rate: below 1 if requests were late or not sent; None if either rate is None."""
     late_ns: Mapping[str, float]
-    """Send minus planned time of sent requests: mean, min, max, p50, p90, p99; empty if none was sent."""
+    """Statistics of send time - planned time: mean, min, max, p50, p90, p99; empty if no request was sent."""
     early: int
-    """Number of requests that were sent before their time."""
+    """Number of requests that were sent before their planned time."""
 
 
 def arrival_figures(times_ns: Sequence[int], *, rate_rps: float | None = None) -> ArrivalFigures:
-    """Return the figures of arrivals at these times, in any order.
+    """Return the figures of arrivals at these times, which can be in any order.
 
-    `rate_rps`: rate of the exponential to compare with; None: that of the gaps.
+    `rate_rps`: rate of the exponential distribution to which the gaps are compared; None: rate of the gaps.
     """
     ordered = sorted(times_ns)
     gaps = [b - a for a, b in pairwise(ordered)]
@@ -383,26 +390,27 @@ def arrival_figures(times_ns: Sequence[int], *, rate_rps: float | None = None) -
 
 
 def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
-    """Return the largest distance between the share of gaps up to x and 1 - exp(-rate x); None without gaps.
+    """Return the Kolmogorov-Smirnov distance of gaps to the exponential distribution; None without gaps.
 
-    Gaps of 0 count fully: if a third are 0, the distance is at least a third.
+    It is the largest difference between the share of gaps up to x and 1 - exp(-rate x). If a third of the
+    gaps are 0, the distance is at least a third.
     """
     n = len(gaps_ns)
     if not n:
         return None
-    far = 0.0
+    distance = 0.0
     for i, gap_ns in enumerate(sorted(gaps_ns)):
         law = 1 - exp(-rate_rps * gap_ns / 1e9)
-        # Take the distance just before this gap, and at it. Of equal gaps the first and the last decide.
-        far = max(far, law - i / n, (i + 1) / n - law)
-    return far
+        # The share of gaps jumps at each gap, so compare both sides of the jump with the law.
+        distance = max(distance, law - i / n, (i + 1) / n - law)
+    return distance
 
 
 def strongest_autocorrelation(gaps_ns: Sequence[int], lags: int = LAGS) -> Autocorrelation | None:
-    """Return the most significant autocorrelation of the lags 1 to `lags`; None with too few or equal gaps.
+    """Return the autocorrelation of largest magnitude at the lags 1 to `lags`.
 
-    r(k) = sum of d(i) d(i + k) / sum of d(i)^2, d being distances from the mean. Gaps that differ by 1 ns are
-    equal.
+    At lag k, it is the sum of d(i) d(i + k) / the sum of d(i)^2, where d(i) is gap i minus the mean gap. None
+    with too few gaps, or if all gaps are equal to within 1 ns.
     """
     n = len(gaps_ns)
     if n <= lags:
@@ -414,16 +422,16 @@ def strongest_autocorrelation(gaps_ns: Sequence[int], lags: int = LAGS) -> Autoc
         return None
     correlations = [sum(map(mul, d, d[lag:])) / whole for lag in range(1, lags + 1)]
     value = max(correlations, key=abs)
-    # The r of independent gaps is about normal with deviation 1 / sqrt(n). Bonferroni's correction allows for
-    # the choice of the largest of `lags` values.
+    # An autocorrelation of independent gaps is nearly normal with deviation 1 / sqrt(n). Bonferroni's
+    # correction is needed, because the largest of `lags` values is chosen.
     limit = NormalDist().inv_cdf(1 - 0.05 / (2 * lags)) / sqrt(n)
     return Autocorrelation(value, correlations.index(value) + 1, limit)
 
 
 def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Punctuality:
-    """Compare send times with the plan, row by row; None is a row that was not sent.
+    """Compare the send time of each request with its planned time; None: the request was not sent.
 
-    Both count from one moment. Raises ValueError for different numbers of rows.
+    Both sequences have one origin of time. Raises ValueError if their lengths differ.
     """
     late = sorted(s - p for p, s in zip(planned_ns, sent_ns, strict=True) if s is not None)
     planned_rps = _rate_of(planned_ns)
@@ -431,7 +439,7 @@ def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Pun
     figures: dict[str, float] = {}
     if late:
         figures = {"mean": sum(late) / len(late), "min": late[0], "max": late[-1]}
-        for name, p in _SHARES.items():
+        for name, p in _LATENESS_SHARES.items():
             value = percentile(late, p)
             assert value is not None
             figures[name] = value
@@ -443,9 +451,9 @@ def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Pun
 
 
 def rate_rps(n: int, span_ns: int) -> float | None:
-    """Return the rate of `n` events whose first and last are `span_ns` apart: gaps / span.
+    """Return the rate of `n` events, with `span_ns` from the first to the last event: (n - 1) / span.
 
-    Not n / span: n events at a constant rate have n - 1 gaps between them. None without a gap.
+    It is not n / span, because n events have n - 1 gaps between them. None without a gap.
     """
     return (n - 1) * 1e9 / span_ns if n > 1 and span_ns > 0 else None
 

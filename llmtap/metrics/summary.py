@@ -1,15 +1,17 @@
-"""Mergeable summary of many exchanges, fed one by one: latencies, outcomes, tokens and goodput.
+"""Mergeable summary of many exchanges: latencies, outcomes, tokens and goodput.
 
-`Summary.add` takes an Exchange; `to_dict` returns public JSON, with sample counts and uncertainty, for a time
-window that the caller states; `to_bytes` returns a packed form that `merge_bytes` adds to another summary.
-The meter, the load generator, reports of captures and simulations each keep their own. The metrics of one
+`Summary.add` adds an Exchange. `to_dict` returns public JSON, with sample counts and uncertainty, for a time
+window that the caller passes. `to_bytes` packs a summary, and `merge_bytes` adds a packed summary to another
+one. The meter, the load generator, reports of captures, and simulations have summaries. The metrics of one
 exchange are in `latency.py`.
 
-Streamed answers of every outcome have the times to a first token or event, TPOT, TBC, ITL, pauses,
-jitter, user idle latency and smooth goodput; every answer has `ttfb`; answers that ended well have `e2e`.
-Metrics of answers that were read by their structure (`Exchange.reading`) are separate, under `inferred`.
-`itl` is `B-even` where the tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF
-draft, 4.6.3). Histograms exist once they have a value: a meter keeps thousands of small summaries.
+Streamed answers of every outcome have the times to a first token or event, TPOT, TBC, ITL, pauses, jitter,
+user idle latency and smooth goodput. Every answer has `ttfb`; answers that ended well have `e2e`. Metrics of
+answers that no dialect read, but that were inferred from their structure (`Exchange.reading`), are separate,
+under `inferred`. The options of inter-token latency are those of the IETF draft, 4.6.3: `itl` is option
+B-even (a gap is divided among the tokens of its chunk) if the tokens of each chunk are known, else option A
+(gaps between chunks); `itl_server` is option C (times by the server). A histogram is created with its first
+value, because a meter has thousands of small summaries.
 """
 
 from bisect import bisect_right
@@ -39,15 +41,15 @@ from llmtap.metrics.statistics import summarise_ns
 NO_TOKEN_REASONS: Final = (
     "refusal", "guardrail", "error", "client_error", "cancelled", "rejected", "empty", "only_metadata",
 )  # fmt: skip
+"""Reasons that `no_token_reason` can return, in the order of reports."""
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
-    """Return the reason why the exchange has no token. None if it has a token, need not have one, or if the
-    reason is unknown.
+    """Return the reason why the exchange has no token; None if it has one, needs none, or if unknown.
 
-    `guardrail`, `refusal`: blocked by a filter or by the model. `error`: the upstream failed or was cut off.
+    `guardrail`, `refusal`: blocked by a filter or by the model. `error`: the upstream failed, or was cut off.
     `client_error`: the request was wrong. `cancelled`: the client left first. `rejected`: llmtap refused it.
-    `empty`: the stream ended well without output; `only_metadata`: without generated output. A complete
+    `empty`: the stream ended well without any event; `only_metadata`: without generated output. A complete
     answer in one piece needs no token.
     """
     if m.output_events or x.outcome is Outcome.TAP_ERROR or (not x.stream and x.outcome is Outcome.COMPLETE):
@@ -56,10 +58,10 @@ def no_token_reason(x: Exchange, m: Measured) -> str | None:
 
 
 def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
-    """Return the tokens read after the client had left (after `delivered_ns`); None if it stayed.
+    """Return the number of tokens read after the client had left (`delivered_ns`); None if it did not leave.
 
-    An event with an unknown number of tokens counts as one. A relay drops the upstream at that moment, so its
-    count is near 0.
+    An event with an unknown number of tokens counts as one. A relay closes the connection to the upstream
+    when the client leaves, so this number is near 0 for a relay.
     """
     if x.outcome is not Outcome.CLIENT_CANCELLED:
         return None
@@ -71,21 +73,22 @@ def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
     return len(times) - late if m.tokens_per_chunk is None else sum(m.tokens_per_chunk[late:])
 
 
-PLACES_MAX: Final = 32
-"""Maximum number of places of answers that no dialect reads; further places count as `other`."""
+ENDPOINTS_MAX: Final = 32
+"""Maximum number of unknown endpoints that are counted separately; further endpoints count as `other`."""
 _OTHER: Final = "other"
 
 
 class UnknownEndpoint(NamedTuple):
-    """Place from which answers come that no dialect reads."""
+    """Endpoint whose answers no dialect reads."""
 
     reading: str
+    """Value of `Exchange.reading`: how its answers were read without a dialect."""
     path: str
     content_type: str
 
 
 class AnswersWithoutDialect:
-    """Number of answers that no dialect reads, although one should, by place."""
+    """Number of answers that no dialect reads, although one should read them, by endpoint."""
 
     __slots__ = ("counts",)
 
@@ -98,28 +101,30 @@ class AnswersWithoutDialect:
         if x.reading is Reading.INFERRED or x.not_understood:
             self.count(UnknownEndpoint(x.reading.value, x.path, x.content_type or ""))
 
-    def count(self, place: UnknownEndpoint, n: int = 1) -> None:
-        """Count an answer at a place; beyond PLACES_MAX places, count it under `other`."""
-        if place not in self.counts and len(self.counts) >= PLACES_MAX:
-            place = UnknownEndpoint(place.reading, _OTHER, _OTHER)
-        self.counts[place] = self.counts.get(place, 0) + n
+    def count(self, endpoint: UnknownEndpoint, n: int = 1) -> None:
+        """Count `n` answers of an endpoint; count a new endpoint as `other` if there are ENDPOINTS_MAX."""
+        if endpoint not in self.counts and len(self.counts) >= ENDPOINTS_MAX:
+            endpoint = UnknownEndpoint(endpoint.reading, _OTHER, _OTHER)
+        self.counts[endpoint] = self.counts.get(endpoint, 0) + n
 
     def to_dicts(self) -> list[dict[str, object]]:
-        """Return public JSON, the most frequent place first."""
+        """Return public JSON, the most frequent endpoint first."""
         rows = sorted(self.counts.items(), key=lambda row: (-row[1], row[0]))
-        return [{**place._asdict(), "content_type": place.content_type or None, "n": n} for place, n in rows]
+        return [{**one._asdict(), "content_type": one.content_type or None, "n": n} for one, n in rows]
 
 
 _BURSTS: Final = {"n": "bursts", "streams": "burst_streams", "events": "burst_events"}
+"""For each public field on bursts, the name of its count in `Summary._counts`."""
 
 
 def clock_disagreement(x: Exchange, m: Measured) -> dict[str, int]:
-    """Return our duration minus the server's, in ns, for each duration that both know.
+    """Return llmtap's duration minus the server's, in ns, for each duration that the server reports.
 
-    Above 0: network, queues and buffers. Far below 0: one of the clocks is wrong.
+    A difference above 0 is the time in network, queues and buffers. Far below 0, one of the clocks is wrong.
 
-    - `ttft` (first token of any kind - submit): the server's `ttft`, or else `queue` + `prefill`.
-    - `decode`: last token - first token. `itl`: TPOT, against `mean_itl`. `e2e`: against `total`.
+    - `ttft`: time to the first token of any kind, against the server's `ttft`, or else `queue` + `prefill`.
+    - `decode`: time from the first to the last token, against `decode`.
+    - `itl`: TPOT, against `mean_itl`. `e2e`: against `total`.
     """
     entries = x.server_timing
     if not entries:
@@ -147,28 +152,30 @@ def clock_disagreement(x: Exchange, m: Measured) -> dict[str, int]:
 
 
 ENDED_WELL: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
-"""Outcomes whose end to end time is that of an answer."""
-_ADDED: Final = ("request", "first_chunk", "chunk")
+"""Outcomes of whole answers, whose end to end times are comparable."""
+_ADDED_POINTS: Final = ("request", "first_chunk", "chunk")
 _TOKENS: Final = ("input", "output", "reasoning", "cached")
 _token_counts: Final = attrgetter(*_TOKENS)
-_OF_STREAMS: Final = tuple(
+_STREAM_METRICS: Final = tuple(
     metric for metric in OF_AN_EXCHANGE if metric.answers is Answers.STREAMS and metric.unit is Unit.SECONDS
 )
 _NOT_TIMES: Final = frozenset(metric.name for metric in METRICS if metric.unit is not Unit.SECONDS)
-_STREAM_NAMES: Final = tuple(metric.name for metric in _OF_STREAMS)
-_stream_terms: Final = values_of(_OF_STREAMS)
+_STREAM_NAMES: Final = tuple(metric.name for metric in _STREAM_METRICS)
+_stream_values: Final = values_of(_STREAM_METRICS)
 _EMPTY: Final = Histogram()
 _UNCERTAINTIES: Final = "uncertainties"
 _TPOT_TO_END: Final = "tpot_to_end"
 TPOT_DIFFERENCE_MIN: Final = 0.01
-"""The two forms of TPOT are both reported if their means differ by more than this share."""
+"""Minimum relative difference of the means of `tpot` and `tpot_to_end` for which both are reported."""
 _COUNTERS: Final = (
     "_counts", "_itl_policies", "_itl_samples", "_labels", "_no_token", "_outcomes", "_readings",
-    "_refusals", "_sources", "_tokens",
+    "_refusals", "_token_sources", "_tokens",
 )  # fmt: skip
 
 
 class _Packed(Struct, array_like=True):
+    """Packed `Summary`; the attributes of the summary with these names have docstrings."""
+
     n: int
     opened: int | None
     benefit: float
@@ -193,14 +200,14 @@ _decode: Final = msgpack.Decoder(_Packed).decode
 class Summary:
     """Sums and histograms over exchanges.
 
-    `objectives`: those by which its exchanges are judged. `reader`: parameters for exchanges that are added
-    without computed terms.
+    `objectives`: objectives by which the exchanges are judged. `reader`: parameters of the reader, for
+    exchanges that are added without their `Measured`.
     """
 
     __slots__ = (
-        *_COUNTERS, "_added_latency", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_inferred",
-        "_metrics", "_reader", "_readers", "_uncertainty_ns", "_without_dialect", "benefit", "benefit_eq4",
-        "goodput", "n", "objectives", "opened",
+        *_COUNTERS, "_added_latency", "_burst_hold_max_ns", "_chunk_tokens", "_clock_differences",
+        "_inferred_metrics", "_metrics", "_reader", "_readers", "_uncertainty_ns", "_without_dialect",
+        "benefit", "benefit_eq4", "goodput", "n", "objectives", "opened",
     )  # fmt: skip
 
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
@@ -208,20 +215,20 @@ class Summary:
         self._reader = reader
         self.n = 0
         self.opened: int | None = None
-        """Exchanges begun, ended or not: the offered load. None if not counted."""
+        """Number of exchanges that have begun, ended or not: the offered load. None if not counted."""
         self.goodput = Goodput()
         self.benefit = 0.0
         """Sum of the smooth benefits of all streams, in tokens."""
         self.benefit_eq4 = 0.0
-        """Sum as `benefit`, but with deadlines d_i = V i (smooth goodput paper, eq. 4 as printed)."""
+        """As `benefit`, but with token i due at d_i = V i (smooth goodput paper, eq. 4 as printed)."""
         self._readers: tuple[Benefit, ...] = ()
-        """Different settings of the reader with which `benefit` and `user_idle` were computed."""
+        """All parameters of readers with which `benefit` and `user_idle` were computed."""
         self._metrics: dict[str, Histogram] = {}
-        self._inferred: dict[str, Histogram] = {}
-        """Metrics of streams that were read by their structure."""
+        self._inferred_metrics: dict[str, Histogram] = {}
+        """Metrics of streams whose readings were inferred from their structure."""
         self._added_latency: dict[str, Histogram] = {}
-        self._clocks: dict[str, Histogram] = {}
-        """Our duration minus the server's, by name; may be below 0."""
+        self._clock_differences: dict[str, Histogram] = {}
+        """llmtap's duration minus the server's, by name (`clock_disagreement`)."""
         self._chunk_tokens = Histogram()
         self._counts: Counter[str] = Counter()
         self._itl_policies: Counter[str] = Counter()
@@ -232,13 +239,13 @@ class Summary:
         self._readings: Counter[str] = Counter()
         self._without_dialect = AnswersWithoutDialect()
         self._refusals: Counter[str] = Counter()
-        self._sources: Counter[str] = Counter()
+        self._token_sources: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._burst_hold_max_ns: int | None = None
         self._uncertainty_ns = 0
 
     def add(self, x: Exchange, measured: Measured | None = None) -> None:
-        """Count one exchange; `measured`: its terms, if they are already computed."""
+        """Add an exchange. `measured`: its figures, if they are already computed."""
         m = measure(x, self._reader) if measured is None else measured
         self.n += 1
         self._outcomes[x.outcome.word] += 1
@@ -265,20 +272,20 @@ class Summary:
             self._counts["cancelled_tokens_after"] += after
         if x.server_timing:
             for name, ns in clock_disagreement(x, m).items():
-                _histogram_in(self._clocks, name).record(ns)
+                _histogram_in(self._clock_differences, name).record(ns)
         if x.stream:
             self._add_stream(x, m)
 
     def _add_stream(self, x: Exchange, m: Measured) -> None:
         if x.reading is Reading.INFERRED:
-            self._add_inferred(m)
+            self._add_inferred_metrics(m)
             return
         metrics = self._metrics
-        for name, value in zip(_STREAM_NAMES, _stream_terms(m), strict=True):
+        for name, value in zip(_STREAM_NAMES, _stream_values(m), strict=True):
             if value is not None:
                 _histogram_in(metrics, name).record(round(value))
         if m.tpot_ns is not None:
-            # Of a stream that did not end well, only the last token shows when its generation ended.
+            # If a stream did not end well, its generation ended with the last token, not with the response.
             to_end_ns = m.tpot_to_end_ns if x.outcome in ENDED_WELL else None
             _histogram_in(metrics, _TPOT_TO_END).record(round(m.tpot_ns if to_end_ns is None else to_end_ns))
         if m.smooth_benefit is not None:
@@ -300,19 +307,19 @@ class Summary:
             experience = experience_of(x, m, self.objectives)
             if experience is not None:
                 for name, share in (
-                    ("fluidity_index_doc", experience.fluidity.doc),
-                    ("fluidity_index_code", experience.fluidity.code),
+                    ("fluidity_index_doc", experience.fluidity.index_of_doc),
+                    ("fluidity_index_code", experience.fluidity.index_of_code),
                     ("qoe_area_step", experience.qoe_area_step),
                 ):
                     _histogram_in(metrics, name).record(round(share * 1e9))
         self._add_chunking(x, m)
 
-    def _add_inferred(self, m: Measured) -> None:
-        for name, value in zip(_STREAM_NAMES, _stream_terms(m), strict=True):
+    def _add_inferred_metrics(self, m: Measured) -> None:
+        for name, value in zip(_STREAM_NAMES, _stream_values(m), strict=True):
             if value is not None:
-                _histogram_in(self._inferred, name).record(round(value))
+                _histogram_in(self._inferred_metrics, name).record(round(value))
         if m.tbc_ns:
-            _histogram_in(self._inferred, "tbc").record_many(m.tbc_ns)
+            _histogram_in(self._inferred_metrics, "tbc").record_many(m.tbc_ns)
 
     def _add_chunking(self, x: Exchange, m: Measured) -> None:
         log, counts = x.timeline.events, self._counts
@@ -327,8 +334,8 @@ class Summary:
             counts["burst_streams"] += 1
             self._record_hold(bursts.hold_max_ns)
         if m.tokens_per_chunk is not None:
-            if m.itl_b_ns is m.tbc_ns:  # each chunk has one token, as in most streams
-                self._chunk_tokens.record_times(1, len(m.tokens_per_chunk))
+            if m.itl_b_ns is m.tbc_ns:  # `measure` uses the same list if each chunk has one token.
+                self._chunk_tokens.record_copies(1, len(m.tokens_per_chunk))
             else:
                 self._chunk_tokens.record_many(m.tokens_per_chunk)
 
@@ -338,7 +345,7 @@ class Summary:
 
     def _add_tokens(self, x: Exchange) -> None:
         if x.tokens.output is not None:
-            self._sources[x.tokens.source.word] += 1
+            self._token_sources[x.tokens.source.word] += 1
         for name, n in zip(_TOKENS, _token_counts(x.tokens), strict=True):
             if n is not None:
                 self._tokens[name] += n
@@ -352,7 +359,7 @@ class Summary:
             _histogram_in(self._added_latency, "chunk").record_many(added.chunks_ns)
 
     def add_uncertainty(self, ns: int) -> None:
-        """Record the longest time that a byte may have waited before it got its timestamp."""
+        """Update the uncertainty of all timestamps: the longest time that a byte waited for its timestamp."""
         if ns > self._uncertainty_ns:
             self._uncertainty_ns = ns
 
@@ -363,16 +370,16 @@ class Summary:
         for mine, others in (
             (self._metrics, other._metrics),
             (self._added_latency, other._added_latency),
-            (self._clocks, other._clocks),
-            (self._inferred, other._inferred),
+            (self._clock_differences, other._clock_differences),
+            (self._inferred_metrics, other._inferred_metrics),
         ):
             for name, histogram in others.items():
                 _histogram_in(mine, name).merge(histogram)
         self._chunk_tokens.merge(other._chunk_tokens)
         for name in _COUNTERS:
             getattr(self, name).update(getattr(other, name))
-        for place, n in other._without_dialect.counts.items():
-            self._without_dialect.count(place, n)
+        for endpoint, n in other._without_dialect.counts.items():
+            self._without_dialect.count(endpoint, n)
         self.goodput.merge(other.goodput)
         self.benefit += other.benefit
         self.benefit_eq4 += other.benefit_eq4
@@ -381,20 +388,21 @@ class Summary:
         self.add_uncertainty(other._uncertainty_ns)
 
     def histogram(self, name: str) -> Histogram:
-        """Return the values of a metric, in ns; the caller must not change them."""
+        """Return the values of a metric, in ns. The caller must not change the histogram."""
         return self._metrics.get(name, _EMPTY)
 
     def hdr_histograms(self) -> dict[str, str]:
-        """Return each metric with values, in ns, as `hdr.encode`; without shares and tokens."""
-        left_out = _NOT_TIMES | {_TPOT_TO_END}
-        return {name: hdr.encode(h) for name, h in self._metrics.items() if h.n and name not in left_out}
+        """Return the values of each metric that is a time, in ns, as encoded by `hdr.encode`."""
+        excluded = _NOT_TIMES | {_TPOT_TO_END}
+        return {name: hdr.encode(h) for name, h in self._metrics.items() if h.n and name not in excluded}
 
     @property
     def benefit_n(self) -> int:
+        """Number of exchanges in the sum `benefit`."""
         return self._metrics.get("smooth_benefit", _EMPTY).n
 
     def to_bytes(self) -> bytes:
-        """Return all numbers (not the objectives) packed: a meter keeps thousands of summaries."""
+        """Return all counts and histograms, without the objectives, in a compact form."""
         return _encode(
             _Packed(
                 self.n,
@@ -403,15 +411,15 @@ class Summary:
                 [(r.alpha, r.reader_ns_per_token, r.f, r.grace_tokens) for r in self._readers],
                 {name: h.to_bytes() for name, h in self._metrics.items()},
                 {name: h.to_bytes() for name, h in self._added_latency.items()},
-                {name: h.to_bytes() for name, h in self._clocks.items()},
+                {name: h.to_bytes() for name, h in self._clock_differences.items()},
                 self._chunk_tokens.to_bytes(),
                 [getattr(self, name) or None for name in _COUNTERS],
                 [
                     (name, c.counted, c.met, c.tokens, c.good_tokens, c.broken, c.not_judged, c.own_faults)
                     for name, c in self.goodput.by_objectives.items()
                 ],
-                {name: h.to_bytes() for name, h in self._inferred.items()},
-                [(*place, n) for place, n in self._without_dialect.counts.items()],
+                {name: h.to_bytes() for name, h in self._inferred_metrics.items()},
+                [(*endpoint, n) for endpoint, n in self._without_dialect.counts.items()],
                 self._burst_hold_max_ns,
                 self._uncertainty_ns,
                 self.benefit_eq4,
@@ -426,8 +434,8 @@ class Summary:
         for mine, others in (
             (self._metrics, p.metrics),
             (self._added_latency, p.added),
-            (self._clocks, p.clocks),
-            (self._inferred, p.inferred),
+            (self._clock_differences, p.clocks),
+            (self._inferred_metrics, p.inferred),
         ):
             for name, histogram in others.items():
                 _histogram_in(mine, name).merge_bytes(histogram)
@@ -435,8 +443,8 @@ class Summary:
         for name, counts in zip(_COUNTERS, p.counters, strict=True):
             if counts:
                 getattr(self, name).update(counts)
-        for *place, n in p.without_dialect:
-            self._without_dialect.count(UnknownEndpoint(*place), n)
+        for *endpoint, n in p.without_dialect:
+            self._without_dialect.count(UnknownEndpoint(*endpoint), n)
         for name, counted, met, tokens, good_tokens, broken, not_judged, own_faults in p.goodput:
             count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken), not_judged, own_faults)
             self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
@@ -464,12 +472,12 @@ class Summary:
         percentiles: Mapping[str, float] | None = None,
         judged_seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> dict[str, object]:
-        """Return public JSON: stable names, seconds, null if there was no value.
+        """Return public JSON: names that do not change, times in seconds, null for a figure without values.
 
-        `window`: description of the time span; `seconds`: its length; `mode`: kind of load (`live`, `open`,
-        `closed`); `by`: the same JSON for each tenant, model, arm and class. With a `price`, the cost of the
-        window is included. `percentiles`: further percentiles of each metric, by name. `judged_seconds`: as
-        in `Goodput.to_dict`; the cost of a good token is then unknown.
+        `window`: description of the time window; `seconds`: its length; `mode`: kind of load (`live`, `open`,
+        `closed`); `by`: the same JSON for each tenant, model, arm and class; `price`: price for the cost of
+        the window; `percentiles`: further percentiles of each metric, by name; `judged_seconds`: as in
+        `Goodput.to_dict`, but then without the cost of a good token.
         """
         metrics = {
             metric.name: summarise_ns(self._metrics.get(metric.name, _EMPTY), percentiles)
@@ -491,22 +499,25 @@ class Summary:
                 "achieved_rps": _rate_of(self.n, seconds),
             },
             "metrics": metrics,
-            "added": {point: summarise_ns(self._added_latency.get(point, _EMPTY)) for point in _ADDED},
+            "added": {point: summarise_ns(self._added_latency.get(point, _EMPTY)) for point in _ADDED_POINTS},
             "outcomes": dict(sorted(self._outcomes.items())),
             "readings": dict(sorted(self._readings.items())),
             "without_dialect": self._without_dialect.to_dicts(),
             "inferred": {
-                name: summarise_ns(histogram, percentiles) for name, histogram in self._inferred.items()
+                name: summarise_ns(histogram, percentiles)
+                for name, histogram in self._inferred_metrics.items()
             },
             "no_token": {"n": self._no_token.total(), "reasons": dict(sorted(self._no_token.items()))},
             "tokens": {
-                # A name that was never counted is missing from a Counter: null, not 0.
+                # `get` returns None (null) instead of 0 for tokens that no provider reported.
                 **{name: self._tokens.get(name) for name in _TOKENS},
                 "input_per_second": _rate_of(self._tokens["input"], seconds)
                 if "input" in self._tokens
                 else None,
-                "output_per_second": _rate_of(self._tokens["output"], seconds) if self._sources else None,
-                "source": dict(sorted(self._sources.items())),
+                "output_per_second": _rate_of(self._tokens["output"], seconds)
+                if self._token_sources
+                else None,
+                "source": dict(sorted(self._token_sources.items())),
                 "cancelled": self._counts.get("cancelled_tokens"),
                 "after_cancel": self._counts.get("cancelled_tokens_after"),
             },
@@ -514,7 +525,7 @@ class Summary:
             "smooth_goodput": self._smooth_goodput(seconds),
             "chunking": self._chunking(),
             "clock_disagreement": {
-                name: summarise_ns(histogram) for name, histogram in sorted(self._clocks.items())
+                name: summarise_ns(histogram) for name, histogram in sorted(self._clock_differences.items())
             },
             "refusals": {
                 "n": self._refusals.total(),
@@ -531,7 +542,7 @@ class Summary:
         return out
 
     def _smooth_goodput(self, seconds: float) -> dict[str, object]:
-        """Return smooth goodput with its parameters; for different readers those are null, and listed."""
+        """Return smooth goodput with the reader's parameters; of several readers, they are in `readers`."""
         readers = self._readers or (self._reader,)
         only_reader = readers[0] if len(readers) == 1 else None
         due = {reader.due_text for reader in readers}
@@ -576,7 +587,7 @@ class Summary:
 
 
 def with_objectives(packed: bytes, names: Collection[str]) -> bytes:
-    """Return a packed summary (`Summary.to_bytes`) with the goodput of these objectives only."""
+    """Return a packed summary (`Summary.to_bytes`) without the goodput of other objectives than `names`."""
     p = _decode(packed)
     p.goodput = [row for row in p.goodput if row[0] in names]
     return _encode(p)
@@ -590,8 +601,8 @@ def _histogram_in(histograms: dict[str, Histogram], name: str) -> Histogram:
 
 
 def _differ(tpot: Histogram, to_end: Histogram) -> bool:
-    """Return whether TPOT to the end of the response is above TPOT to the last token by
-    `TPOT_DIFFERENCE_MIN`, in the mean."""
+    """Return whether the mean TPOT to the end of the response exceeds the mean TPOT to the last token by more
+    than `TPOT_DIFFERENCE_MIN`."""
     if tpot.mean is None or to_end.mean is None:
         return False
     return to_end.mean > tpot.mean * (1 + TPOT_DIFFERENCE_MIN)

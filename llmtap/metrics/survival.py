@@ -1,10 +1,10 @@
-"""Survival of durations that may be cut off: the Kaplan-Meier estimate from counts on a fixed grid.
+"""Kaplan-Meier estimate of the survival of durations, some of them censored, from counts on a fixed grid.
 
-`SurvivalCounts` counts the durations that ended by the event of interest, and the censored ones, which ended
-for another reason: of these it is only known that the event did not come before. `survival_curve` estimates
-the share of durations that last as long as each edge of the grid; `ended_share` the share that ends by the
-event, of those that have lasted for a given time. Memory is constant, and a duration costs one bisection. A
-duration counts as the lower edge of its cell, and at equal times events come before censoring.
+`SurvivalCounts` counts the durations that ended by the event of interest, and the censored durations, which
+ended for another reason: the event had not occurred until then. `survival_curve` estimates for each edge of
+the grid the share of durations that reach it. `ended_share` estimates the share that ends by the event, among
+the durations that have lasted for a given time. Memory is constant, and counting takes one bisection. A
+duration counts as the lower edge of its cell. At equal times, events are assumed to precede censoring.
 
 Source: Kaplan and Meier 1958; Greenwood 1926 (variance); Kalbfleisch and Prentice (log-log limits); Nair 1984
 (equal-precision band).
@@ -21,18 +21,21 @@ from statistics import NormalDist
 from typing import Final
 
 AT_RISK_MIN: Final = 10
-"""Minimum number of durations that reached an edge for which an estimate is made: one event of fewer would
-change it by more than 10 %."""
+"""Minimum number of durations that reached an edge, to estimate the survival there: with fewer, a single
+event would change the estimate by more than 10 %."""
 LEVEL: Final = 0.95
+"""Confidence level of the intervals and of the band."""
 _CRITICAL_MAX: Final = 10.0
-"""Critical value above which Nair's tail probability is below any level in use."""
+"""Upper end of the search for a critical value (`_band_critical`): the value for LEVEL is always below it."""
 _HALVINGS: Final = 60
+"""Number of bisections in that search: enough for the precision of a float."""
 
 
 class SurvivalCounts:
-    """Numbers of durations by cell of a grid; the last cell has no upper edge.
+    """Number of durations in each cell of a grid: `ended` by the event, and `censored` durations.
 
-    `edges`: lower edges of the cells, ascending. Shorter durations are not counted.
+    `edges`: lower edges of the cells, ascending; the last cell has no upper edge. Durations below the first
+    edge are not counted.
     """
 
     __slots__ = ("censored", "edges", "ended")
@@ -43,7 +46,7 @@ class SurvivalCounts:
         self.censored = array("q", bytes(8 * len(edges)))
 
     def add(self, duration: int, *, ended: bool) -> None:
-        """Count a duration; `ended`: by the event of interest, else it is censored."""
+        """Count a duration. `ended`: whether the event of interest ended it; otherwise it is censored."""
         cell = bisect_right(self.edges, duration) - 1
         if cell >= 0:
             (self.ended if ended else self.censored)[cell] += 1
@@ -63,56 +66,61 @@ class SurvivalCounts:
         return sum(self.ended) + sum(self.censored)
 
     def at_risk(self) -> list[int]:
-        """Return for each edge the number of durations that reached it."""
+        """Return the number of durations that reached each edge."""
         cells = [ended + censored for ended, censored in zip(self.ended, self.censored, strict=True)]
         return list(accumulate(reversed(cells)))[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class SurvivalPoint:
+    """Estimated survival at one edge of the grid, with the limits `low` and `high` of the confidence band."""
+
     duration: int
+    """The edge of the grid."""
     n: int
-    """Number of durations that are at least as long as this edge."""
+    """Number of durations that reached this edge."""
     share: float
-    """Share of the durations that last at least until this edge."""
+    """Estimated share of all durations that reach this edge."""
     low: float
     high: float
 
 
 @dataclass(frozen=True, slots=True)
 class EndedShare:
-    """Estimate of the share that ends by the event, of the durations that have lasted for `since`.
+    """Estimated share that ends by the event, among the durations that have lasted for `since`.
 
-    `until`, `share`, `low` and `high` are None if fewer than AT_RISK_MIN durations reached the next edge: it
-    is then not known what would have followed.
+    `until`, `share`, `low` and `high` are None if fewer than AT_RISK_MIN durations reached the edge after
+    `since`: these are too few for an estimate.
     """
 
     since: int
+    """Edge of the grid that the durations have reached."""
     n: int
     """Number of durations that reached `since`."""
     ended: int
-    """Number of these that ended by the event, at any time."""
+    """Number of durations that reached `since` and ended by the event, at any later time."""
     until: int | None = None
-    """The share is that of events before this edge: the longest one that at least AT_RISK_MIN durations
-    reached, or the next one if events are between both."""
+    """Edge before which events count for `share`: the last edge that at least AT_RISK_MIN durations reached,
+    or the edge after it, if events occurred between the two edges."""
     share: float | None = None
-    """Estimated share of these durations that end by the event before `until`, from `low` to `high`."""
+    """Estimated share of these durations that end by the event before `until`."""
     low: float | None = None
+    """Limits of the confidence interval of `share`: `low` and `high`."""
     high: float | None = None
 
 
 def survival_curve(counts: SurvivalCounts) -> list[SurvivalPoint]:
     """Return the Kaplan-Meier estimate at each edge that at least AT_RISK_MIN durations reached.
 
-    The band from `low` to `high` contains the whole true curve with probability LEVEL: its limits are wider
-    than those of a single point (equal-precision band by Nair, on the scale log(-log S)). Before the first
-    event, the lower limit is the exact binomial one.
+    The band from `low` to `high` contains the whole true curve with probability LEVEL, so it is wider than
+    the interval of a single point (Nair's equal-precision band, on the scale log(-log S)). Before the first
+    event, the lower limit is the exact binomial limit.
     """
     at_risk = counts.at_risk()
     cells = sum(n >= AT_RISK_MIN for n in at_risk)
     shares, variances = _product_limit(counts, at_risk, 0, cells)
-    known = [variance for variance in variances if variance]
-    critical = _band_critical(known[-1] / known[0]) if known else 0.0
+    positive = [variance for variance in variances if variance]
+    critical = _band_critical(positive[-1] / positive[0]) if positive else 0.0
     return [
         SurvivalPoint(edge, n, share, *_limits(share, variance, n, critical))
         for edge, n, share, variance in zip(counts.edges, at_risk, shares, variances, strict=False)
@@ -120,9 +128,10 @@ def survival_curve(counts: SurvivalCounts) -> list[SurvivalPoint]:
 
 
 def ended_share(counts: SurvivalCounts, since: int) -> EndedShare:
-    """Return the share that ends by the event, of the durations that lasted for `since`.
+    """Return the share that ends by the event, among the durations that lasted for `since`.
 
-    `since` is rounded down to an edge, and up to the first one. The interval holds for this one point.
+    `since` is rounded down to an edge; below the first edge, it is rounded up. The interval is valid for this
+    single estimate, unlike the band of `survival_curve`.
     """
     cell = max(0, bisect_right(counts.edges, since) - 1)
     return _ended_share(counts, counts.at_risk(), cell)
@@ -131,21 +140,21 @@ def ended_share(counts: SurvivalCounts, since: int) -> EndedShare:
 def first_share_below(
     counts: SurvivalCounts, share_max: float, n_min: int, follow_up: int
 ) -> EndedShare | None:
-    """Return the first edge from which on a share of less than `share_max` ends by the event.
+    """Return the share at the first edge from which on less than `share_max` ends by the event.
 
-    Only edges count that at least `n_min` durations reached, and from which durations are known until
-    `follow_up` times the edge; None if there is none. If the share is not below `share_max` at the last of
-    these edges, that edge is returned.
+    An edge is considered if at least `n_min` durations reached it, and its share covers events until
+    `follow_up` times the edge. None if there is no such edge. If the share is `share_max` or more at the last
+    of these edges, the share at that edge is returned.
     """
     at_risk = counts.at_risk()
     first: EndedShare | None = None
     for cell in reversed(range(sum(n >= n_min for n in at_risk))):
-        at = _ended_share(counts, at_risk, cell)
-        if at.share is None or at.until is None or at.until < follow_up * at.since:
+        estimate = _ended_share(counts, at_risk, cell)
+        if estimate.share is None or estimate.until is None or estimate.until < follow_up * estimate.since:
             continue
-        if first is None or at.share < share_max:
-            first = at
-        if at.share >= share_max:
+        if first is None or estimate.share < share_max:
+            first = estimate
+        if estimate.share >= share_max:
             break
     return first
 
@@ -153,8 +162,8 @@ def first_share_below(
 def _ended_share(counts: SurvivalCounts, at_risk: Sequence[int], cell: int) -> EndedShare:
     since, ended = counts.edges[cell], sum(counts.ended[cell:])
     last = sum(n >= AT_RISK_MIN for n in at_risk) - 1
-    # Enough durations reached the last edge to estimate the share that ends in the cell behind it, if not all
-    # of them were cut off there.
+    # If an event ended one of the durations in the cell after edge `last`, the share can be estimated up to
+    # the end of this cell; if all of them were censored there, only up to `last`.
     end = last + (0 <= last < len(counts.edges) - 1 and counts.ended[last] > 0)
     if cell >= end:
         return EndedShare(since, at_risk[cell], ended)
@@ -167,8 +176,8 @@ def _ended_share(counts: SurvivalCounts, at_risk: Sequence[int], cell: int) -> E
 def _product_limit(
     counts: SurvivalCounts, at_risk: Sequence[int], first: int, end: int
 ) -> tuple[list[float], list[float]]:
-    """Return the survival at the edges from `first` to `end` - 1, of durations that reached `first`, and the
-    variance of its logarithm by Greenwood's formula."""
+    """Return the survival of durations that reached edge `first`, at each edge from `first` to `end` - 1, and
+    the variance of the logarithm of each survival, by Greenwood's formula."""
     share, variance = 1.0, 0.0
     shares, variances = [], []
     for cell in range(first, end):
@@ -183,19 +192,19 @@ def _product_limit(
 
 def _limits(share: float, variance: float, n: int, critical: float) -> tuple[float, float]:
     if not variance:
-        # No event among n durations, so the variance is 0. Use the exact limit: the smallest survival s with
-        # s^n >= (1 - LEVEL) / 2.
+        # No event ended any of the n durations, so the variance is 0. Use the exact binomial limit: the
+        # smallest survival s with s^n >= (1 - LEVEL) / 2.
         return ((1 - LEVEL) / 2) ** (1 / n), 1.0
-    if not share:
-        return 0.0, 1 - ((1 - LEVEL) / 2) ** (1 / n)  # the same limit, as all n durations ended by the event
+    if not share:  # The event ended all n durations: again the exact limit.
+        return 0.0, 1 - ((1 - LEVEL) / 2) ** (1 / n)
     reach = exp(critical * sqrt(variance) / -log(share))
     return share**reach, share ** (1 / reach)
 
 
 def _band_critical(ratio: float) -> float:
-    """Return Nair's critical value c for a band whose variance grows by this ratio.
+    """Return Nair's critical value c for a band; `ratio`: largest variance in the band / smallest one.
 
-    It solves 4 phi(c) / c + phi(c) (c - 1 / c) log(ratio) = 1 - LEVEL, where phi is the normal density.
+    c solves 4 phi(c) / c + phi(c) (c - 1 / c) log(ratio) = 1 - LEVEL, where phi is the normal density.
     """
     density = NormalDist().pdf
     low, high = 1.0, _CRITICAL_MAX

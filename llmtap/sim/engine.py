@@ -2,15 +2,15 @@
 
 A driver reports events to an `Engine` in order of time (`arrive`, `on_done`, `leave`, `close`). Each call
 returns a `Step`: the tokens made, the requests given up, and the runs that start, each with the time at which
-the driver must call `on_done`. `run_virtual` serves a whole workload (`Requests`): it jumps from one run's
-end to the next and returns the times of all requests (`RunRecord`). The driver in real time is
-`server/live.py`.
+the driver must call `on_done`. `run_virtual` is the driver in virtual time: it serves a whole workload
+(`Requests`), jumps from each event to the next, and returns the times of all requests (`RunRecord`). The
+driver in real time is `server/live.py`.
 
 A run is the work of a server without a pause: a whole batch, or one iteration of a scheduler that composes a
-new batch for each iteration. The engine calls the scheduler's `form_work` when a server is free and something
-changed. At the end of a run the scheduler reports the tokens made, when each leaves, and the finished
-requests. Times are whole ns of any clock; requests are numbers. There is no clock, no IO and no randomness
-here; the schedulers are in `schedulers/`.
+new batch for each iteration. The engine calls the scheduler's `form_work` when a server is free after an
+event. At the end of a run, the scheduler returns the tokens made, the times at which they leave the engine,
+and the finished requests. Times are whole ns of any clock; requests are numbers. This module reads no clock,
+does no IO, and has no randomness. The schedulers are in `schedulers/`.
 """
 
 from array import array
@@ -24,33 +24,40 @@ from typing import Any, Final, Protocol
 from llmtap.workload.requests import Requests
 
 _NEVER: Final = (1 << 63) - 1
-_PROGRESS_EVERY: Final = 1 << 14
+_PROGRESS_ARRIVALS: Final = 1 << 14
+"""Number of arrivals between two calls of `progress` by `run_virtual`."""
 
 
 class GivenUp(Enum):
+    """Reason why a scheduler gave a request up."""
+
     TOO_LARGE = "too_large"
+    """The request needs more than the whole KV memory."""
     LATE = "late"
+    """A token of the request was later than its limit."""
 
 
 NO_REQUESTS: Final[Mapping[int, GivenUp]] = {}
+"""Result of `Scheduler.take_given_up` if no request was given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests that one server processes together, until the longest one ends."""
+    """Requests (`members`) that one server processes together, until the longest one ends."""
 
     members: Sequence[int]
     duration_ns: int
     first_ns: int
     """Time from the start of the batch to the first token of each request: alpha (multi-bin paper, 4.3)."""
     step_ns: float
+    """Time between two tokens of a request: beta h(b)."""
     queue: int = 0
+    """Number of the queue (bin) from which the requests come."""
 
     def token_times(self, start_ns: int, tokens: int) -> range:
-        """Return the times of the tokens of a request in a batch that began at `start_ns` (multi-bin paper,
-        4.3).
+        """Return the times of a request's tokens, if its batch began at `start_ns` (multi-bin paper, 4.3).
 
-        The first token is made after alpha, then one every beta h(b), in whole ns. The batch may last longer.
+        The first token is made after alpha, and one token after each further beta h(b), in whole ns.
         """
         first_ns = start_ns + self.first_ns
         step_ns = max(1, round(self.step_ns))
@@ -63,33 +70,40 @@ class Iteration:
 
     duration_ns: int
     prefill: Sequence[tuple[int, int]] = ()
-    """Requests, each with the number of tokens of its prompt that are processed. If this completes the
-    prompt, the first token of the answer is made as well."""
+    """Requests whose prompts are processed, each with the number of prompt tokens. If these complete the
+    prompt, the first token of the answer is made, too."""
     decode: Sequence[int] = ()
+    """Requests that make their next token."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
+    """Output of a run at its end: the tokens made, and the requests that have finished."""
+
     finished: Sequence[int] = ()
     tokens: Sequence[int] = ()
-    """For each token, the request to which it belongs, in the order in which the tokens leave. Empty for a
-    `Batch`: its `token_times` are known from the start."""
+    """For each token, the request to which it belongs, in the order in which the tokens leave the engine.
+    Empty for a `Batch`: its `token_times` are known from the start."""
     due_ns: Sequence[int] | None = None
+    """For each token, the time at which it leaves; None: all leave now."""
     cached: Mapping[int, int] | None = None
+    """For each request whose prompt was completed, its cached prompt tokens; None without a prefix cache."""
 
 
 def with_departure_times(output: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
-    """Return this output with the tokens in the order of `due_ns`, the times at which they leave."""
+    """Return a copy of the output with these times at which its tokens leave, sorted by time."""
     leaving = sorted(zip(due_ns, output.tokens, strict=True))
     return replace(output, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
 
 
 class Scheduler(Protocol):
+    """Decides which requests a server processes next."""
+
     def on_arrival(self, now_ns: int, request: int) -> None:
         """Add a new request."""
 
     def on_close(self, now_ns: int) -> None:
-        """Record that no other request will arrive, so that batches need not wait for more."""
+        """Record that no other request will arrive, so that no batch waits for more requests."""
 
     def form_work(self, now_ns: int) -> Any | None:
         """Return the next batch or iteration of a free server, or None to wait."""
@@ -98,10 +112,10 @@ class Scheduler(Protocol):
         """Return the output of a batch or iteration that has finished."""
 
     def on_left(self, now_ns: int, request: int) -> None:
-        """Drop an open request whose client has disconnected."""
+        """Remove an open request whose client has disconnected."""
 
     def take_given_up(self) -> Mapping[int, GivenUp]:
-        """Return the requests that were given up since the last call, each with the reason."""
+        """Return the requests that were given up since the previous call, each with the reason."""
 
 
 @dataclass(slots=True)
@@ -109,16 +123,21 @@ class IterationState:
     """Current state of an engine, and counts since its start, as in vLLM's `/metrics`."""
 
     running: int = 0
+    """Number of running requests; `waiting`: number of waiting requests."""
     waiting: int = 0
     kv_used: float = 0.0
+    """Share of the KV memory in use; `kv_peak`: its maximum since the start."""
     kv_peak: float = 0.0
     preemptions: int = 0
+    """Number of preemptions: a request can be preempted several times."""
     preempted: int = 0
+    """Number of requests preempted at least once; `recovered`: of these, served to the end."""
     recovered: int = 0
-    """Number of preempted requests that were served to the end."""
     preempted_tokens: int = 0
+    """Number of tokens whose KV was discarded by preemption; `swapped_tokens`: swapped out by preemption."""
     swapped_tokens: int = 0
     prefix_queries: int = 0
+    """Number of prompt tokens searched in the prefix cache; `prefix_hits`: of these, found."""
     prefix_hits: int = 0
 
 
@@ -140,6 +159,8 @@ class EngineRun:
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """Result of an event: the runs that start, the output of a run that ended, the requests given up."""
+
     started: Sequence[EngineRun] = ()
     output: EngineOutput = EngineOutput()
     given_up: Mapping[int, GivenUp] = field(default_factory=dict)
@@ -148,8 +169,8 @@ class Step:
 _NOTHING: Final = Step()
 
 
-class EngineDriver(Protocol):
-    """Receiver of the events of `run_virtual`: an `Engine`, or several behind a router."""
+class AnyEngine(Protocol):
+    """Engine that `run_virtual` drives: an `Engine`, or several behind a router."""
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step: ...
 
@@ -159,17 +180,19 @@ class EngineDriver(Protocol):
 
 
 class Engine:
+    """Servers of one scheduler."""
+
     def __init__(self, scheduler: Scheduler, servers: int = 1, *, first: int = 0) -> None:
         """`first`: number of the first server."""
         assert servers >= 1
         self._scheduler = scheduler
-        self._free_servers = list(
-            range(first, first + servers)
-        )  # A heap, so that the lowest number is used next.
+        self._free_servers = list(range(first, first + servers))
+        """Heap of the numbers of free servers: the lowest number is used next."""
         self._now_ns: int | None = None
+        """Time of the previous event."""
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
-        """Add a request. `more`: other requests arrive at the same time, so do not start work before them."""
+        """Add a request. `more`: whether servers must wait for another arrival at the same time."""
         self._set_time(now_ns)
         self._scheduler.on_arrival(now_ns, request)
         return _NOTHING if more else self.dispatch(now_ns)
@@ -193,7 +216,7 @@ class Engine:
         return self.dispatch(now_ns)
 
     def dispatch(self, now_ns: int) -> Step:
-        """Start work on the free servers, at the time of an arrival or of a completed run."""
+        """Start work on the free servers. Must be called at the time of an event."""
         started = []
         while self._free_servers:
             work = self._scheduler.form_work(now_ns)
@@ -204,7 +227,7 @@ class Engine:
         return Step(started, given_up=given_up) if started or given_up else _NOTHING
 
     def _set_time(self, now_ns: int) -> None:
-        assert self._now_ns is None or now_ns >= self._now_ns, "time went back"
+        assert self._now_ns is None or now_ns >= self._now_ns, "an event is earlier than the event before it"
         self._now_ns = now_ns
 
 
@@ -212,34 +235,40 @@ class RequestWatcher(Protocol):
     """Listener for the end of each request."""
 
     def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
-        """Receive the departure times of a request's tokens, in order, and the end of its answer.
+        """Receive the times at which a request's tokens left, in order, and the end of its answer.
 
-        The end is not before the last token. If not `served`, the request was given up after these tokens.
+        The end is at or after the last token. If not `served`, the request was given up after these tokens.
         """
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """Record of a run: times of each request as columns, and counts of the servers. Times are in ns."""
+    """Times and servers of all requests of a workload as columns, and counts of runs. Times are in ns."""
 
     start_ns: "array[int]"
+    """Time at which a server began to process each request; -1: never."""
     end_ns: "array[int]"
     """Time at which the last token left, the whole batch ended, or the request was given up."""
     server: "array[int]"
+    """Server that first processed each request; -1: none."""
     size: "array[int]"
+    """Number of requests in the run in which each request was first processed."""
     busy_ns: list[int]
-    sizes: Counter[int] = field(default_factory=Counter)
+    """Sum of the durations of each server's runs."""
+    run_sizes: Counter[int] = field(default_factory=Counter)
+    """Number of runs, by the number of their requests."""
     batches: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Number of whole batches, by queue and batch size."""
-    longest: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Sum of the tokens of the longest answer of each of these batches, by queue and batch size."""
+    longest_outputs: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Sum over these batches of the tokens of the longest answer, by queue and batch size."""
     finished: int = 0
+    """Number of requests that were served to the end."""
     given_up: dict[int, int] = field(default_factory=dict)
     """Requests that were not served to the end, with the number of tokens that had left."""
     reasons: dict[int, GivenUp] = field(default_factory=dict)
+    """Reasons why these requests were given up."""
     cached: "array[int]" = field(default_factory=lambda: array("q"))
-    """Number of prompt tokens of each request found in the prefix cache; -1 if it was never searched. Empty
-    without a cache."""
+    """Cached prompt tokens of each request; -1: its prompt was never completed. Empty without a cache."""
 
     @classmethod
     def for_requests(cls, requests: int, servers: int) -> "RunRecord":
@@ -249,14 +278,17 @@ class RunRecord:
 
 
 class _Recorder:
-    def __init__(self, requests: Requests, record: RunRecord, watch: RequestWatcher | None) -> None:
+    """Fills a `RunRecord` from steps, and has the current runs."""
+
+    def __init__(self, requests: Requests, record: RunRecord, watcher: RequestWatcher | None) -> None:
         self.runs: list[tuple[int, int, EngineRun]] = []
+        """Heap of the current runs, each with its end and its number."""
         self._record = record
         self._outputs = requests.output
-        self._watch = watch
-        self._tokens: dict[int, list[int]] = {}
-        """Departure times of the tokens of each open request, for schedulers that iterate."""
-        self._begin_ns = 0
+        self._watcher = watcher
+        self._token_times: dict[int, list[int]] = {}
+        """Times at which the tokens of each open request left, for schedulers that iterate."""
+        self._runs_started = 0
 
     def record_step(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
         if run is not None:
@@ -268,42 +300,42 @@ class _Recorder:
             self._record.reasons[request] = reason
             self._end(now_ns, request, served=False)
         for started in step.started:
-            self._begin_ns += 1
-            heappush(self.runs, (started.end_ns, self._begin_ns, started))
-            self._start(started)
+            self._runs_started += 1
+            heappush(self.runs, (started.end_ns, self._runs_started, started))
+            self._record_start(started)
 
-    def _start(self, run: EngineRun) -> None:
+    def _record_start(self, run: EngineRun) -> None:
         record, now_ns, work = self._record, run.start_ns, run.work
         if isinstance(work, Batch):
-            taken_up, size = work.members, len(work.members)
+            requests, size = work.members, len(work.members)
             outputs, key = self._outputs, (work.queue, size)
             record.batches[key] += 1
-            record.longest[key] += max([outputs[request] for request in taken_up])
+            record.longest_outputs[key] += max([outputs[request] for request in requests])
         else:
             assert isinstance(work, Iteration)
-            taken_up = [request for request, _ in work.prefill]
+            requests = [request for request, _ in work.prefill]
             size = len(work.prefill) + len(work.decode)
-        for request in taken_up:
+        for request in requests:
             if record.start_ns[request] < 0:
                 record.start_ns[request] = now_ns
                 record.server[request] = run.server
                 record.size[request] = size
-        record.sizes[size] += 1
+        record.run_sizes[size] += 1
         record.busy_ns[run.server] += run.end_ns - now_ns
 
     def _record_batch(self, now_ns: int, run: EngineRun) -> None:
         batch: Batch = run.work
-        record, watch = self._record, self._watch
+        record, watcher = self._record, self._watcher
         for request in batch.members:
             record.end_ns[request] = now_ns
         record.finished += len(batch.members)
-        if watch is not None:
+        if watcher is not None:
             for request in batch.members:
                 times = batch.token_times(run.start_ns, self._outputs[request])
-                watch.on_ended(request, times, now_ns, served=True)
+                watcher.on_ended(request, times, now_ns, served=True)
 
     def _record_iteration(self, now_ns: int, output: EngineOutput) -> None:
-        record, tokens = self._record, self._tokens
+        record, token_times = self._record, self._token_times
         if output.cached is not None:
             if not record.cached:
                 record.cached = array("q", [-1]) * len(record.start_ns)
@@ -311,29 +343,29 @@ class _Recorder:
                 record.cached[request] = count
         if output.due_ns is None:
             for request in output.tokens:
-                tokens.setdefault(request, []).append(now_ns)
+                token_times.setdefault(request, []).append(now_ns)
         else:
             for request, due_ns in zip(output.tokens, output.due_ns, strict=True):
-                tokens.setdefault(request, []).append(due_ns)
+                token_times.setdefault(request, []).append(due_ns)
         for request in output.finished:
             self._end(now_ns, request, served=True)
 
     def _end(self, now_ns: int, request: int, *, served: bool) -> None:
-        record, times = self._record, self._tokens.pop(request, ())
-        # Tokens that were already made still leave at their due times, so the answer ends with the last of
-        # them.
+        record, times = self._record, self._token_times.pop(request, ())
+        # Tokens that were already made leave at their due times, so the answer does not end before the last
+        # one.
         record.end_ns[request] = end_ns = max(now_ns, times[-1]) if times else now_ns
         if served:
             record.finished += 1
         else:
             record.given_up[request] = len(times)
-        if self._watch is not None:
-            self._watch.on_ended(request, times, end_ns, served=served)
+        if self._watcher is not None:
+            self._watcher.on_ended(request, times, end_ns, served=served)
 
 
 def run_virtual(
     requests: Requests,
-    engine: EngineDriver,
+    engine: AnyEngine,
     *,
     servers: int = 1,
     all_first: bool = False,
@@ -345,12 +377,12 @@ def run_virtual(
     """Serve all requests in virtual time. The requests must be in the order of their arrivals.
 
     Args:
-        all_first: if several requests arrive at one time, servers wait for the last of them (choice 18 of the
-            multi-bin paper).
-        gpu_first: if a run ends at the time of an arrival, its end is processed first (choice 19).
+        all_first: whether servers wait for the last of several requests that arrive at the same time (open
+            point 18 of the multi-bin paper).
+        gpu_first: whether the end of a run is processed before an arrival at the same time (open point 19).
         watch: listener for the end of each request.
-        record: record to fill, if `watch` reads it during the run.
-        progress: function called from time to time with the number of arrivals.
+        record: record to fill, if `watch` reads it during the run; None: a new record.
+        progress: function that is called from time to time with the number of arrivals.
     """
     n = len(requests)
     if record is None:
@@ -368,7 +400,7 @@ def run_virtual(
             more = all_first and i + 1 < n and arrivals[i + 1] == now_ns
             step = arrive(now_ns, i, more=more)
             i += 1
-            if progress is not None and not i % _PROGRESS_EVERY:
+            if progress is not None and not i % _PROGRESS_ARRIVALS:
                 progress(i)
             if step.started or step.given_up:
                 record_step(now_ns, step)
@@ -379,5 +411,5 @@ def run_virtual(
             closed = True
             record_step(now_ns, engine.close(now_ns))
     lost = n - record.finished - len(record.given_up)
-    assert not lost, f"{lost} requests were never served"
+    assert not lost, f"{lost} of {n} requests were neither served nor given up"
     return record

@@ -1,9 +1,9 @@
-"""Latency models and options of the simulated engine: choices of the multi-bin paper, limits, predictors.
+"""Latency models and options of the simulated engine: open points of the multi-bin paper, limits, predictors.
 
-A `LatencyModel` computes the time of a batch from its size and the tokens of its longest request (the option
-`length` decides whether the prompt counts). An `IterationModel` computes the time of an iteration from the
-prompt tokens, the decoding requests and their context. Both return ns. The schedulers call them.
-`sweep/fitting.py` fits both to measurements.
+A `LatencyModel` computes the duration of a batch from its size and the tokens of its longest request (the
+option `length` decides whether the prompt counts). An `IterationModel` computes the duration of an iteration
+from the prompt tokens, the number of decoding requests and their context. The schedulers call both models.
+`sweep/batch_grid.py` and `sweep/fitting.py` fit them to measurements.
 
 A batch of b requests, the longest of L tokens: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b
 (multi-bin paper). alpha is a constant per batch, beta the time per token of a batch of one, beta h(b) the
@@ -11,12 +11,12 @@ time between two tokens. The default constants are the paper's (4.2: Qwen3-1.7B 
 T is computed in double precision and rounded once to whole ns, so that starts and ends of batches add up
 exactly.
 
-`read_model_options` and `read_serving` turn texts of the command line into `ModelOptions` and `Serving`,
+`read_model_options` and `read_serving` parse texts of the command line into `ModelOptions` and `Serving`,
 which the schedulers read. `predict` returns the predicted output tokens of each request, for schedulers that
-need them. Options of the simulated server alone are in `server/options.py`.
+need them. Options that only the simulated server has are in `server/options.py`.
 
-The paper leaves two dozen points open, and these choices decide which scheduler is best, so all of them are
-options. The defaults of `Serving` are those of the servers after which the schedulers are named, and of the
+The paper leaves two dozen points open. All of them are options ("readings" of the paper), because they decide
+which scheduler is best. The defaults of `Serving` are the defaults of vLLM and Sarathi, and the memory of the
 paper's GPU: 7 GB of KV memory at 0.1875 MB per token.
 """
 
@@ -40,12 +40,14 @@ _S: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
+    """Duration of a batch of b requests, the longest of L tokens: alpha + beta L (1 + gamma (b - 1) / b)."""
+
     alpha_ns: float
     beta_ns: float
     gamma: float
 
     def step_ns(self, size: int) -> float:
-        """Time between two tokens of a batch of this size: beta h(b)."""
+        """Return the time between two tokens of a batch of this size: beta h(b)."""
         return self.beta_ns * (1 + self.gamma * (size - 1) / size)
 
     def batch_ns(self, size: int, length: int) -> int:
@@ -56,23 +58,23 @@ class LatencyModel:
 
 
 SEED_MODEL: Final = LatencyModel(alpha_ns=59_653_000, beta_ns=5_742_000, gamma=0.316)
+"""Constants of the multi-bin paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationModel:
     """Duration of one iteration in which some requests prefill and others decode.
 
-    T(p, d, c) = step(max(d, 1)) + prefill p + context c. step(d) is beta h(d) of a `LatencyModel`, p is the
-    number of prompt tokens processed, d the number of decoding requests, c the number of their tokens in KV
-    memory.
+    T(p, d, c) = step(max(d, 1)) + prefill p + context c, where p is the number of prompt tokens processed, d
+    the number of decoding requests, and c the number of their tokens in KV memory. step(d) is beta h(d), as
+    in `LatencyModel`; `prefill_ns` and `context_ns` are the times per token.
     """
 
     beta_ns: float
     gamma: float
-    """Relative slowdown for very large batches (h of the multi-bin paper)."""
+    """Relative slowdown of a step with a very large batch (in h of the multi-bin paper)."""
     prefill_ns: float
     context_ns: float = 0.0
-    """Time per token of KV memory that attention reads."""
 
     def duration_ns(self, prefill: int, decodes: int, context: int = 0) -> int:
         size = max(decodes, 1)
@@ -93,13 +95,13 @@ SEED_ITERATIONS: Final = IterationModel(
     gamma=SEED_MODEL.gamma,
     prefill_ns=(SEED_MODEL.alpha_ns - SEED_MODEL.beta_ns) / 611,
 )
-"""Constants of the multi-bin paper, with separate phases. The paper has one alpha for any prompt (4.3). Here
-only a prompt of the mean length in the paper's data (611 tokens, 3.1) takes this time; other prompts take a
-time in proportion to their length."""
+"""Constants of the multi-bin paper, for separate phases. In the paper, any prompt takes the time alpha (4.3).
+With these constants, a prompt of the mean length in the paper's data (611 tokens, 3.1) takes this time; the
+time of another prompt is proportional to its length."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Open choices of the multi-bin paper. The number in each description is that in the list of choices."""
+    """Options for the open points of the multi-bin paper (`--reading`), most with the number of the point."""
 
     eps: Annotated[Duration, opt("1: tolerance around the token SLA")] = Duration(5 * _MS)
     token_sla: Annotated[Duration, opt("2: maximum time between tokens")] = Duration(10 * _MS)
@@ -209,25 +211,32 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def free_gb(self) -> float:
-        """Memory for KV on the paper's GPU, which has 8 GB."""
+        """Memory for the KV cache in GB; on the paper's GPU 8 GB."""
         return self.memory_gb - self.model_gb
 
     @property
     def safe_gb(self) -> float:
+        """As `free_gb`, less a margin; on the paper's GPU 7 GB."""
         return self.free_gb - self.margin_gb
 
 
 def read_model_options(settings: Mapping[str, str]) -> ModelOptions:
+    """Parse options, given as texts by name. Raises ValueError."""
     readings = read_options(ModelOptions, settings, "reading")
     if readings.safe_gb <= 0:
-        raise ValueError("memory_gb: must be above model_gb + margin_gb, to leave memory for the KV cache")
+        raise ValueError(
+            "memory_gb: expected more than model_gb + margin_gb"
+            f" ({readings.model_gb + readings.margin_gb:g}), for a KV cache, got {readings.memory_gb:g}"
+        )
     edges = readings.bin_edges
     if edges and (edges[0] < 0 or any(low >= high for low, high in pairwise(edges))):
-        raise ValueError(f"bin_edges: expected ascending whole numbers, got {','.join(map(str, edges))!r}")
+        raise ValueError(f"bin_edges: expected ascending numbers >= 0, got {','.join(map(str, edges))!r}")
     return readings
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of schedulers that iterate, and of their servers (`--serving`)."""
+
     seqs_max: Annotated[int, opt("maximum number of running requests (vLLM's max_num_seqs)", ge=1)] = 256
     tokens_max: Annotated[
         int, opt("maximum prompt tokens per iteration (vLLM's max_num_batched_tokens)", ge=1)
@@ -260,6 +269,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True)
 class ServingSetup:
+    """Latency models and options with which a scheduler is built; whole batches need only the first two."""
+
     model: LatencyModel = SEED_MODEL
     readings: ModelOptions = field(default_factory=ModelOptions)
     iterations: IterationModel = SEED_ITERATIONS
@@ -267,13 +278,17 @@ class ServingSetup:
 
 
 def read_serving(settings: Mapping[str, str]) -> Serving:
+    """Parse options, given as texts by name. Raises ValueError."""
     return read_options(Serving, settings, "option of serving")
 
 
 SEEDED: Final = frozenset(("noisy", "shuffled"))
+"""Predictors that need a random seed."""
 
 _LENGTH_MAX: Final = 4_096
+"""Maximum predicted number of output tokens."""
 _SIGMA: Final = 0.1
+"""Sigma of the lognormal noise of the predictor `noisy`."""
 
 
 def predict(requests: Requests, predictor: str, seed: int | None) -> "array[int]":

@@ -1,9 +1,9 @@
 """Several servers of an iteration-level scheduler, with a router in front of them.
 
-Each server has a scheduler, a batch and a KV memory of its own. `RoutedEngine` has the interface of `Engine`
-(`engine.py`): a router assigns each request to a server when it arrives, and the request stays there. As in
-front of real servers, the router knows the server of each request and whether the request has ended, but
-neither the lengths of answers nor the memory of the servers.
+Each server has its own scheduler, batch and KV memory. `RoutedEngine` has the interface of `Engine`
+(`engine.py`). A router assigns each request to a server when it arrives; the request stays on this server.
+Like a real router, it knows the server of each request and whether the request has ended, but neither the
+lengths of answers nor the memory of the servers.
 
 `ROUTERS` has the routers by name, for `llmtap sim run --router`.
 """
@@ -18,29 +18,31 @@ from llmtap.workload.requests import Requests
 
 IMBALANCE_MAX: Final = 32
 """Limit of the router `prefix-aware`: it sends no request to a server that has this number of open requests
-more than the least loaded server, even if it has received the prompt's prefix. Without a limit, a prefix that
-all prompts share would fill one server and leave the others idle."""
+more than the least loaded server, even if the server has received the prefix of the prompt. Without this
+limit, a prefix that all prompts share would overload one server, while the others are idle."""
 
 
 class Router(Protocol):
+    """Chooses the server of each arriving request."""
+
     def server(self, request: int, open_requests: Sequence[int]) -> int:
-        """Return the server for an arriving request; `open_requests`: number of open requests by server."""
+        """Return the server for a request; `open_requests`: number of open requests of each server."""
 
 
 class RoundRobin:
     """Sends the requests to the servers in turn."""
 
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
-        self._next_server = -1
+        self._previous_server = -1
         self._servers = servers
 
     def server(self, request: int, open_requests: Sequence[int]) -> int:
-        self._next_server = (self._next_server + 1) % self._servers
-        return self._next_server
+        self._previous_server = (self._previous_server + 1) % self._servers
+        return self._previous_server
 
 
 class LeastLoaded:
-    """Sends each request to the server with the fewest open requests; of several, to the first."""
+    """Sends each request to the server with the fewest open requests; of equal servers, to the first."""
 
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
         pass
@@ -52,16 +54,16 @@ class LeastLoaded:
 class PrefixAware:
     """Sends each request to the server that has received the longest prefix of its prompt.
 
-    If several servers have, if no server has received a whole block, or if this server is overloaded
-    (`IMBALANCE_MAX`), the request goes to the server with the fewest open requests. For each server, the
-    router stores the number of blocks that fit into the server's KV memory, and forgets the least recently
-    sent blocks first."""
+    If there are several such servers, the one with the fewest open requests gets the request. If no server
+    has received a whole block of the prompt, or if this server is overloaded (`IMBALANCE_MAX`), the request
+    goes to the server with the fewest open requests of all. For each server, the router stores the most
+    recently sent blocks, as many as fit into the server's KV memory."""
 
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
         self._requests = requests
         self._blocks_max = kv_tokens // requests.block_tokens if requests.block_tokens else 0
         self._sent_blocks: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(servers)]
-        """Blocks sent to each server; the least recently sent is first, and is forgotten next."""
+        """Blocks sent to each server; the least recently sent block is first, and is removed first."""
 
     def server(self, request: int, open_requests: Sequence[int]) -> int:
         requests = self._requests
@@ -75,8 +77,7 @@ class PrefixAware:
         if open_requests[best] - min(open_requests) >= IMBALANCE_MAX:
             best = least_loaded(open_requests)
         sent = self._sent_blocks[best]
-        # Add the blocks in reverse order, so that the later blocks of a prompt are forgotten before the
-        # earlier.
+        # Add the blocks in reverse order, so that later blocks of a prompt are removed before earlier blocks.
         for block in reversed(blocks):
             sent[block] = None
             sent.move_to_end(block)
@@ -104,8 +105,7 @@ ROUTERS: Final[dict[str, Callable[[Requests, int, int], Router]]] = {
     "least-loaded": LeastLoaded,
     "prefix-aware": PrefixAware,
 }
-"""Routers by name: functions of the requests, the number of servers, and the KV memory of
-a server in tokens."""
+"""Constructors of routers by name; arguments: requests, number of servers, KV tokens of a server."""
 DEFAULT_ROUTER: Final = "round-robin"
 
 
@@ -116,15 +116,16 @@ class RoutedEngine:
         self._engines = [Engine(scheduler, first=server) for server, scheduler in enumerate(schedulers)]
         self._schedulers = schedulers
         self._router = router
-        self._open = [0] * len(schedulers)
-        self._server: dict[int, int] = {}
+        self._open_requests = [0] * len(schedulers)
+        """Number of open requests of each server."""
+        self._server_of: dict[int, int] = {}
         """Server of each open request."""
         self._waiting_servers: set[int] = set()
-        """Servers that wait for the last of several arrivals at the current time (`arrive`)."""
+        """Servers that start no work before the last of several arrivals at the current time (`arrive`)."""
 
     @property
     def state(self) -> IterationState:
-        """Return the sums of all servers' counts, and the largest share of KV memory in use."""
+        """Sums of the counts of all servers; of the shares of KV memory in use, the maximum."""
         total = IterationState()
         for scheduler in self._schedulers:
             state = scheduler.state
@@ -134,9 +135,9 @@ class RoutedEngine:
         return total
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
-        server = self._router.server(request, self._open)
-        self._server[request] = server
-        self._open[server] += 1
+        server = self._router.server(request, self._open_requests)
+        self._server_of[request] = server
+        self._open_requests[server] += 1
         step = self._engines[server].arrive(now_ns, request, more=more)
         if more:
             self._waiting_servers.add(server)
@@ -149,7 +150,7 @@ class RoutedEngine:
         return self._merge_steps([self._engines[run.server].on_done(now_ns, run)])
 
     def leave(self, now_ns: int, request: int) -> Step:
-        server = self._server[request]
+        server = self._server_of[request]
         self._close_request(request)
         return self._merge_steps([self._engines[server].leave(now_ns, request)])
 
@@ -157,7 +158,7 @@ class RoutedEngine:
         return self._merge_steps([engine.close(now_ns) for engine in self._engines])
 
     def _merge_steps(self, steps: Sequence[Step]) -> Step:
-        """Combine the steps of several engines into one, and remove ended requests from the open requests."""
+        """Combine the steps of several engines into one, and close the requests that ended in it."""
         step = steps[0]
         if len(steps) > 1:
             given_up: dict[int, GivenUp] = {}
@@ -169,4 +170,4 @@ class RoutedEngine:
         return step
 
     def _close_request(self, request: int) -> None:
-        self._open[self._server.pop(request)] -= 1
+        self._open_requests[self._server_of.pop(request)] -= 1

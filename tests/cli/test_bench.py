@@ -339,7 +339,7 @@ def test_goodput_in_vllms_form_is_the_slo_of_the_throughput_test(
     ("args", "problem"),
     [
         (("ttft", "--goodput", "ttft:200"), "--goodput: has no effect on ttft"),
-        (("throughput", "--goodput", "ttft:200ms"), "--goodput: expected an objective, got 'ttft:200ms'"),
+        (("throughput", "--goodput", "ttft:2s"), "--goodput: expected NAME:MILLISECONDS, got 'ttft:2s'"),
         (("throughput", "--goodput", "ttft:200", "--set", "slo=e2e:1s"), "cannot be combined with --set slo"),
     ],
 )

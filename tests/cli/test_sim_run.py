@@ -74,7 +74,7 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Cal
         lines = [line for line in out.splitlines() if not line.startswith("note: ")]
         assert (code, len(lines)) == (1, 5), lines
         assert "offered all at once" in out
-        assert err.splitlines()[-1].endswith(": all requests failed, and failed ones are dropped")
+        assert err.splitlines()[-1].endswith(": none has output tokens, and failed=dropped is set")
     errors = ["error" in json.loads(line) for line in kept.read_text().splitlines()]
     assert errors == [False, True, True]
 

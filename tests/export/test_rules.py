@@ -200,5 +200,5 @@ def a_class(target: float, **burn: float) -> SloClass:
 def test_an_alarm_that_cannot_ring_is_left_out(target: float, left: list[str]) -> None:
     slo = a_class(target)
     assert [window_name(a.long_ns) for a in slo.alarms] == left
-    assert len(slo.alarms) + len(slo.unreachable) == 4
+    assert len(slo.alarms) + len(slo.unreachable_alarms) == 4
     assert len(missing_alarms(slo)) == 4 - len(left)

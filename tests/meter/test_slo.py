@@ -229,9 +229,9 @@ def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytes
         ({"gold": slo(target=0.9, burn={"1h": 14.4})}, "slo.gold.burn.1h", "1 / (1 - 0.9) = 10"),
         ({"gold": slo(burn={"3d": 1.0})}, "slo.gold.burn", "no alarm"),
         ({"a": slo(), "b": slo()}, "slo.b.tenants", "slo.a"),
-        ({"a": slo(tenants=("x",)), "b": slo(tenants=("x",))}, "slo.b.tenants", "slo.a already"),
-        ({"a": slo(tenants=("*",)), "b": slo(tenants=("chat-*",))}, "slo.b.tenants", "never applies"),
-        ({"so so": slo()}, "slo.so so", "not a valid name"),
+        ({"a": slo(tenants=("x",)), "b": slo(tenants=("x",))}, "slo.b.tenants", "already in slo.a"),
+        ({"a": slo(tenants=("*",)), "b": slo(tenants=("chat-*",))}, "slo.b.tenants", "has no effect"),
+        ({"so so": slo()}, "slo.so so", "not a valid class name"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_reason(

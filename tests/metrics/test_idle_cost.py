@@ -28,12 +28,12 @@ S = 1_000_000_000
     ],
 )
 def test_an_expression_has_its_value(text: str, expected: float) -> None:
-    assert parse_idle_cost(text).of(2.0, 0.05, 200) == pytest.approx(expected, rel=1e-12)
+    assert parse_idle_cost(text).cost(2.0, 0.05, 200) == pytest.approx(expected, rel=1e-12)
     assert Benefit(alpha=3.0, f=text).tokens(200, 2 * S) == pytest.approx(200 - 3 * expected, rel=1e-12)
 
 
 def test_percent_is_at_most_100() -> None:
-    assert parse_idle_cost("percent").of(3_600.0, 0.05, 1) == 100.0
+    assert parse_idle_cost("percent").cost(3_600.0, 0.05, 1) == 100.0
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_any_other_text_is_refused(text: str) -> None:
 
 def test_the_longest_nested_expression_is_computed() -> None:
     depth = (EXPRESSION_CHARACTERS_MAX - 1) // 2
-    assert parse_idle_cost("(" * depth + "l" + ")" * depth).of(2.0, 0.05, 1) == 2.0
-    assert parse_idle_cost("--" * depth + "l").of(2.0, 0.05, 1) == 2.0
+    assert parse_idle_cost("(" * depth + "l" + ")" * depth).cost(2.0, 0.05, 1) == 2.0
+    assert parse_idle_cost("--" * depth + "l").cost(2.0, 0.05, 1) == 2.0
 
 
 def test_a_value_that_is_not_finite_is_no_benefit() -> None:

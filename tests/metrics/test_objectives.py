@@ -296,7 +296,7 @@ STALL_AFTER_2_MS = (100, 120, 1120, 1140, 1160, 1180, 1200, 1220, 1240, 1260)
 def test_fluidity_carries_slack_over_and_a_late_token_loses_it() -> None:
     # Gaps 10, 30, 30, 60 at a bound of 20: the first leaves 10, which the second uses up.
     counted = fluidity([10, 40, 70, 130], 0, 20, 20)
-    assert (counted.in_time, counted.missed) == (2, 1 + 3)
+    assert (counted.tokens_in_time, counted.missed_deadlines) == (2, 1 + 3)
     assert fluidity([], 0, 1, 1) is None
 
 
@@ -315,7 +315,7 @@ class TestOfAnExchange:
     def test_takes_its_bounds_from_the_objectives(self) -> None:
         x = exchange(*STALL_AFTER_2_MS)
         experience = experience_of(x, measure(x), self.objectives)
-        assert experience.fluidity.code == 0.5625
+        assert experience.fluidity.index_of_code == 0.5625
         assert experience.qoe_area_step == pytest.approx(0.390476190476, abs=1e-12)
         x.timeline.submit_ns = None
         assert experience_of(x, measure(x), self.objectives) is None
@@ -323,7 +323,7 @@ class TestOfAnExchange:
     def test_counts_the_tokens_of_a_chunk(self) -> None:
         x = exchange(100, 200, tokens=3)
         experience = experience_of(x, measure(x), self.objectives)
-        assert (experience.fluidity.tokens, experience.fluidity.in_time) == (6, 6)
+        assert (experience.fluidity.tokens, experience.fluidity.tokens_in_time) == (6, 6)
 
     @pytest.mark.parametrize("text", ["ttft:1s", "tpot:1s", "tbc_max:1s e2e:1s"])
     def test_needs_both_bounds(self, text: str) -> None:

@@ -114,9 +114,9 @@ def check_request(given: dict[str, Any], expected: dict[str, Any], v: int, bound
         same(Benefit(alpha, v).tokens(n, value), expected["benefit_seconds"][name])
         same(Benefit(alpha, v, "tokens").tokens(n, value), expected["benefit_tokens_(l/V)"][name])
     counted = fluidity(times, arrival, bounds["ttft"], bounds["tbt"])
-    assert [counted.missed, counted.deadlines] == expected["fluidity_code_missed_total"]
-    same(counted.code, expected["fluidity_index_code"])
-    same(counted.doc, expected["fluidity_index_doc"])
+    assert [counted.missed_deadlines, counted.deadlines] == expected["fluidity_code_missed_total"]
+    same(counted.index_of_code, expected["fluidity_index_code"])
+    same(counted.index_of_doc, expected["fluidity_index_doc"])
     same(qoe_area_step(times, arrival, bounds["ttft"], v), expected["qoe_area_step"])
 
 
@@ -214,7 +214,7 @@ def test_starvation(ietf: dict[str, Any]) -> None:
         found = starvation(waits)
         assert found.median == expected[name]["median"]
         assert found.threshold == expected[name]["threshold_5x"]
-        assert found.starved == expected[name]["starved_strict"]
+        assert found.starved_requests == expected[name]["starved_strict"]
         assert found.rate == expected[name]["rate_strict"]
     pooled = percentile(sorted(w for waits in given.values() for w in waits), 0.5)
     for name, waits in given.items():

@@ -61,7 +61,7 @@ def test_who_waits_longer_than_medians_starves(
     waits: list[int], options: dict[str, int], starved: int
 ) -> None:
     found = starvation(waits, **options)
-    assert found is not None and found.starved == starved
+    assert found is not None and found.starved_requests == starved
     assert starvation([]) is None
 
 
@@ -136,7 +136,7 @@ def test_merging_equals_recording_together(parts: list[list[int]]) -> None:
 @given(values, st.integers(-(10**13), 10**13), st.integers(0, 40))
 def test_one_value_many_times_equals_as_many_values(recorded: list[int], value: int, n: int) -> None:
     at_once = Histogram(recorded)
-    at_once.record_times(value, n)
+    at_once.record_copies(value, n)
     one_by_one = Histogram([*recorded, *[value] * n])
     assert at_once.percentiles(SHARES) == one_by_one.percentiles(SHARES)
     assert (at_once.n, at_once.total, at_once.count(value)) == (

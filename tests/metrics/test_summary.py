@@ -11,8 +11,8 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import (
+    ENDPOINTS_MAX,
     NO_TOKEN_REASONS,
-    PLACES_MAX,
     Summary,
     clock_disagreement,
     no_token_reason,
@@ -407,11 +407,11 @@ def test_times_of_inferred_answers_stand_apart_and_answers_without_dialect_have_
 
 def test_places_of_answers_without_dialect_are_bounded() -> None:
     summary, other = Summary(), Summary()
-    for i in range(PLACES_MAX + 10):
+    for i in range(ENDPOINTS_MAX + 10):
         x = stream([1])
         x.reading, x.unparsed_events, x.path = Reading.NONE, 1, f"/{i}"
         (summary if i % 2 else other).add(x)
     summary.merge_bytes(other.to_bytes())
     places: Any = summary.to_dict({}, 1.0)["without_dialect"]
-    assert len(places) == PLACES_MAX + 1
+    assert len(places) == ENDPOINTS_MAX + 1
     assert (places[0]["path"], places[0]["n"]) == ("other", 10)

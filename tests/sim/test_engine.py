@@ -83,7 +83,7 @@ def test_time_does_not_go_back_and_nothing_is_done_before_it_is_due() -> None:
     engine = Engine(Pairs())
     engine.arrive(50, 1)
     [run] = engine.arrive(50, 2).started
-    with pytest.raises(AssertionError, match="time went back"):
+    with pytest.raises(AssertionError, match="earlier than the event before it"):
         engine.arrive(49, 3)
     with pytest.raises(AssertionError):
         engine.on_done(149, run)
@@ -169,7 +169,7 @@ def test_requests_are_conserved(
         own = [run for run in runs if run.server == server]
         assert all(a.end_ns <= b.start_ns for a, b in pairwise(own))
         assert played.busy_ns[server] == sum(run.end_ns - run.start_ns for run in own)
-    assert played.sizes == Counter(len(run.work.members) for run in runs)
+    assert played.run_sizes == Counter(len(run.work.members) for run in runs)
 
 
 def _longest(requests, members, settings) -> int:  # type: ignore[no-untyped-def]

@@ -18,9 +18,9 @@ from tests.support.workloads.batch_runs import workload
         ("bin_choice", "random", "bin_choice: expected one of round-robin, longest-queue, oldest-head, got"),
         ("bins", "0", "bins: expected a whole number from 1 to 1,024, got '0'"),
         ("bins", "many", "bins: expected a whole number from 1 to 1,024, got 'many'"),
-        ("bin_edges", "5,5", "bin_edges: expected ascending whole numbers, got '5,5'"),
+        ("bin_edges", "5,5", "bin_edges: expected ascending numbers >= 0, got '5,5'"),
         ("bin_edges", "5,a", "bin_edges: expected a whole number, got 'a'"),
-        ("memory_gb", "4.5", "memory_gb: must be above"),
+        ("memory_gb", "4.5", "memory_gb: expected more than"),
     ],
 )
 def test_what_cannot_be_read_is_named(name: str, value: str, problem: str) -> None:

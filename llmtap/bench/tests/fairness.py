@@ -267,12 +267,12 @@ def _class_figures(one: _Class) -> ClassFigures:
 
 def _starvation(ttft: Sequence[float]) -> StarvationFigure | None:
     waits = starvation(ttft)
-    rate = None if waits is None else share_interval(waits.starved, waits.n)
+    rate = None if waits is None else share_interval(waits.starved_requests, waits.n)
     if waits is None or rate is None:
         return None
     return StarvationFigure(
         **msgspec.structs.asdict(figures.interval_figure(rate)),
-        starved=waits.starved,
+        starved=waits.starved_requests,
         median=waits.median,
         threshold=waits.threshold,
         medians=STARVED_MEDIANS,

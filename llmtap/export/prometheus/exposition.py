@@ -220,8 +220,8 @@ class Series:
         self._count("guardrail", 1, *labels)
 
     def count_deadlines(self, fluidity: Fluidity) -> None:
-        self._count("deadlines", fluidity.in_time, "met")
-        self._count("deadlines", fluidity.missed, "missed")
+        self._count("deadlines", fluidity.tokens_in_time, "met")
+        self._count("deadlines", fluidity.missed_deadlines, "missed")
 
     def count_uncertain(self) -> None:
         self._count("uncertain", 1)

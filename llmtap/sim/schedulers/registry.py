@@ -1,7 +1,7 @@
 """All schedulers by name (`SCHEDULERS`), how each is built, and the options that each of them reads.
 
-`llmtap sim run`, its sweeps and `llmtap sim serve` look up the name here. Options that a scheduler does not
-read are not an axis of its sweep, and are null in its results.
+`llmtap sim run`, its sweeps and `llmtap sim serve` look schedulers up by name. An option that a scheduler
+does not read makes no separate job in its sweep, and is null in its results.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from llmtap.workload.requests import Requests
 
 ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__struct_fields__))
 
-_ALWAYS: Final = frozenset(
+_COMMON_OPTIONS: Final = frozenset(
     ("token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile")
 )
 """Options that the driver and the summary read; they apply to all schedulers."""
-_BATCHES: Final = _ALWAYS | {
+_BATCH_OPTIONS: Final = _COMMON_OPTIONS | {
     "length",
     "memory_check",
     "memory_gb",
@@ -27,7 +27,7 @@ _BATCHES: Final = _ALWAYS | {
     "margin_gb",
     "kv_gb_per_token",
 }
-_DYNAMIC: Final = _BATCHES | {
+_DYNAMIC_OPTIONS: Final = _BATCH_OPTIONS | {
     "eps",
     "b_start",
     "band",
@@ -43,7 +43,7 @@ _DYNAMIC: Final = _BATCHES | {
     "alpha_ema",
     "rho",
 }
-_ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {
+_ITERATION_OPTIONS: Final = _COMMON_OPTIONS | set(Serving.__struct_fields__) - {
     "tokens_max",
     "chunk",
     "prepone",
@@ -52,36 +52,37 @@ _ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {
 
 
 class SchedulerKind(NamedTuple):
+    """A scheduler that a user can choose: its constructor and its properties."""
+
     build: Callable[[Requests, ServingSetup], Scheduler]
     iterates: bool
-    """Whether it composes a batch at every iteration; else it serves whole batches, as
-    in the multi-bin paper."""
+    """Whether it composes a batch at every iteration; otherwise it serves whole batches."""
     options_read: frozenset[str] = ALL_OPTIONS
     """Names of the options that the scheduler reads."""
 
 
 def _batch_kind(
-    scheduler: type[StaticFifo] | type[DynamicNoBins] | type[MultiBinDynamic], reads: frozenset[str]
+    scheduler: type[StaticFifo] | type[DynamicNoBins] | type[MultiBinDynamic], options_read: frozenset[str]
 ) -> SchedulerKind:
     return SchedulerKind(
         lambda requests, setup: scheduler(requests, setup.model, setup.readings),
         iterates=False,
-        options_read=reads,
+        options_read=options_read,
     )
 
 
 def _iteration_kind(
     scheduler: Callable[[Requests, ServingSetup], Iterating], *own_options: str
 ) -> SchedulerKind:
-    return SchedulerKind(scheduler, iterates=True, options_read=_ITERATIONS | set(own_options))
+    return SchedulerKind(scheduler, iterates=True, options_read=_ITERATION_OPTIONS | set(own_options))
 
 
 SCHEDULERS: Final[dict[str, SchedulerKind]] = {
-    "static_fifo": _batch_kind(StaticFifo, _BATCHES | {"static_batch", "partial"}),
-    "dynamic_no_bins": _batch_kind(DynamicNoBins, _DYNAMIC),
+    "static_fifo": _batch_kind(StaticFifo, _BATCH_OPTIONS | {"static_batch", "partial"}),
+    "dynamic_no_bins": _batch_kind(DynamicNoBins, _DYNAMIC_OPTIONS),
     "multi_bin_dynamic": _batch_kind(
         MultiBinDynamic,
-        _DYNAMIC
+        _DYNAMIC_OPTIONS
         | {
             "bins",
             "bin_edges",
@@ -104,7 +105,7 @@ SCHEDULERS: Final[dict[str, SchedulerKind]] = {
         "tokens_max",
         "output_delay",
     ),
-    # The ranks order only requests that wait for the first time; preempted requests come before them.
+    # The ranks order only requests that wait for the first time: preempted requests are served before them.
     "shortest_predicted_first": _iteration_kind(
         lambda requests, setup: iterating.ContinuousBatching(requests, setup, requests.predicted),
         "tokens_max",

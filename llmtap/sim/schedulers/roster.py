@@ -1,21 +1,22 @@
 """State of one simulated server: its waiting, running and preempted requests and their KV memory.
 
-The schedulers of `iterating.py` call it: to admit requests, to get memory for the next tokens, and to make
-and end an `Iteration`. It also keeps the deadlines of requests that are given up when they are late. A
-request takes the memory of its prompt when it is admitted ("seated"), and one more block whenever its next
-token begins a new block. When a request is admitted, the blocks for the next step of the running requests are
-kept free. If the memory is full nevertheless, the request that was admitted last is preempted: its KV is
+The schedulers of `iterating.py` call a `Roster` to admit requests, to take memory for the next tokens, and to
+begin and end an `Iteration`. A roster also has the deadlines of requests, to give late requests up. A request
+takes the memory of its prompt when it is admitted (it gets a "seat"), and one more block whenever its next
+token begins a new block. A request is admitted only if the blocks for the next step of the running requests
+stay free. If the memory is full nevertheless, the most recently admitted request is preempted: its KV is
 recomputed later, or swapped out and in. The request admitted first is never preempted, so all requests are
 served in the end. A request larger than the memory is rejected on arrival.
 
-Every iteration that decodes includes all decoding requests. So the steps of a request's last token and of its
-next block are known when it begins to decode, and a step needs no work for each request.
+Every iteration that decodes includes all decoding requests. So when a request begins to decode, the numbers
+of the steps of its last token and of its next block are known. Therefore, a step needs no work for each
+request.
 
-`Memory` only counts blocks. With a prefix cache, whole blocks of prompts have names (numbers), equal for
-prompts with equal beginnings; a named block is in memory once. A computed named block that no request holds
-stays cached until its place is needed. The least recently used block is evicted first; of one prompt, later
-blocks before earlier ones. The workload sets the size of a named block (`Requests.block_tokens`), which fills
-whole blocks of memory.
+`Memory` only counts blocks. With a prefix cache, whole blocks of prompts have names (numbers), which are
+equal for prompts with equal beginnings; a named block is in memory only once. A computed named block stays
+cached after the last request released it, until its memory is needed. The least recently used block is
+evicted first; of one prompt, later blocks are evicted before earlier blocks. The workload sets the number of
+tokens in a named block (`Requests.block_tokens`), which takes one or more whole blocks of memory.
 
 The module is long because the queue, the seats and the memory change together.
 """
@@ -31,42 +32,43 @@ from llmtap.workload.requests import Requests
 
 
 class Memory:
-    """KV memory of one server. Sizes are in blocks, except those named `tokens`."""
+    """KV memory of one server. The argument `names`: names of the blocks with which the tokens begin."""
 
-    def __init__(self, tokens: int, block: int, named_tokens: int = 0) -> None:
-        """`named_tokens`: tokens in a named block; 0 without a prefix cache."""
-        self.blocks = tokens // block
-        self.held = 0
+    def __init__(self, tokens: int, block_tokens: int, named_tokens: int = 0) -> None:
+        """`named_tokens`: number of tokens in a named block; 0 without a prefix cache."""
+        self.total_blocks = tokens // block_tokens
+        self.held_blocks = 0
         self.named_tokens = named_tokens
-        self._block = block
-        self._named = self.blocks_for(named_tokens)
+        self._block_tokens = block_tokens
+        self._blocks_per_name = self.blocks_for(named_tokens)
         self._holders: dict[int, int] = {}
+        """Number of requests that hold each named block."""
         self._cached: OrderedDict[int, None] = OrderedDict()
-        """Named blocks that are cached but held by no request; the first one is evicted next."""
+        """Named blocks that are in memory but held by no request; the first one is evicted next."""
 
     @property
     def free_blocks(self) -> int:
-        return self.blocks - self.held
+        return self.total_blocks - self.held_blocks
 
     @property
     def cached_blocks(self) -> int:
-        return len(self._cached) * self._named
+        return len(self._cached) * self._blocks_per_name
 
     def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._block)
+        return -(-tokens // self._block_tokens)
 
     def blocks_without_cache(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """Return the number of blocks for these tokens, which begin with the blocks
-        `names`, without a cache."""
-        return self.blocks_for(tokens - len(names) * self.named_tokens) + len(names) * self._named
+        """Return the number of blocks for these tokens if the cache is empty."""
+        return self.blocks_for(tokens - len(names) * self.named_tokens) + len(names) * self._blocks_per_name
 
     def blocks_needed(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """Return the number of additional blocks that `hold` would take."""
+        """Return the number of blocks that `hold` would take; blocks that are held already do not count."""
         holders = self._holders
         shared = sum(name in holders for name in names) if names else 0
-        return self.blocks_without_cache(tokens, names) - shared * self._named
+        return self.blocks_without_cache(tokens, names) - shared * self._blocks_per_name
 
     def cached_prefix(self, names: Sequence[int]) -> int:
+        """Return the number of leading blocks of `names` that are in memory."""
         count = 0
         for name in names:
             if name not in self._holders and name not in self._cached:
@@ -75,6 +77,7 @@ class Memory:
         return count
 
     def hold(self, tokens: int, names: Sequence[int] = ()) -> None:
+        """Take the memory of tokens for a request."""
         holders, cached = self._holders, self._cached
         size = self.blocks_for(tokens - len(names) * self.named_tokens)
         for name in names:
@@ -83,19 +86,19 @@ class Memory:
             else:
                 holders[name] = 1
                 cached.pop(name, None)
-                size += self._named
+                size += self._blocks_per_name
         self.take(size)
 
     def take(self, blocks: int) -> None:
-        """Take blocks, and evict cached blocks if their place is needed."""
-        self.held += blocks
-        assert self.held <= self.blocks, "more memory is held than there is"
+        """Take blocks, and evict cached blocks if their memory is needed."""
+        self.held_blocks += blocks
+        assert self.held_blocks <= self.total_blocks, "more blocks are held than the memory has"
         cached = self._cached
-        while cached and self.held + len(cached) * self._named > self.blocks:
+        while cached and self.held_blocks + len(cached) * self._blocks_per_name > self.total_blocks:
             cached.popitem(last=False)
 
     def release(self, tokens: int, names: Sequence[int] = (), computed: int = 0) -> None:
-        """Release the memory of tokens. Named blocks within the first `computed` tokens stay cached."""
+        """Release the memory of a request. Named blocks within its first `computed` tokens stay cached."""
         holders, cached = self._holders, self._cached
         size = self.blocks_for(tokens - len(names) * self.named_tokens)
         for i in range(len(names) - 1, -1, -1):
@@ -104,15 +107,15 @@ class Memory:
                 holders[name] -= 1
             else:
                 del holders[name]
-                size += self._named
+                size += self._blocks_per_name
                 if (i + 1) * self.named_tokens <= computed:
                     cached[name] = None
-        self.held -= size
-        assert self.held >= 0
+        self.held_blocks -= size
+        assert self.held_blocks >= 0
 
 
 class Deadlines:
-    """Deadline of each request's next token, to drop late requests (smooth goodput paper, 4.1, eq. 5)."""
+    """Deadline of each request's next token, to give late requests up (smooth goodput paper, 4.1, eq. 5)."""
 
     def __init__(self, ttft_ns: int, tbt_ns: int) -> None:
         self._ttft_ns = ttft_ns
@@ -131,7 +134,7 @@ class Deadlines:
             deadlines[request] = next_ns
 
     def on_delay(self, due_ns: Mapping[int, int]) -> None:
-        """Set the deadlines of the next tokens from the departure times of the newest tokens."""
+        """Set the deadlines of the next tokens again. `due_ns`: time at which each newest token leaves."""
         for request, leaves_ns in due_ns.items():
             if request in self._next_ns:
                 self._next_ns[request] = leaves_ns + self._tbt_ns
@@ -141,11 +144,12 @@ class Deadlines:
         self._missed_requests.discard(request)
 
     def missed_requests(self, now_ns: int) -> list[int]:
+        """Return the requests of which a token was late, or whose next token is late now."""
         missed = self._missed_requests
         return [r for r, next_ns in self._next_ns.items() if next_ns < now_ns or r in missed]
 
 
-class Waiting:
+class WaitingQueue:
     """Queue of requests, ordered by rank and then by number, which is the order of arrival."""
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
@@ -153,7 +157,7 @@ class Waiting:
         self._ranks = ranks
         self._heap: list[tuple[int, int]] = []
         self._waiting_requests: set[int] = set()
-        """Requests that wait. A removed request stays in the heap until it would be the next one."""
+        """Requests that wait. A removed request stays in `_heap` until it would be the next one."""
 
     def __len__(self) -> int:
         return len(self._waiting_requests)
@@ -168,8 +172,8 @@ class Waiting:
 
     def remove(self, request: int) -> None:
         self._waiting_requests.remove(request)
-        heap, here = self._heap, self._waiting_requests
-        while heap and heap[0][1] not in here:
+        heap, waiting = self._heap, self._waiting_requests
+        while heap and heap[0][1] not in waiting:
             heappop(heap)
 
     def head(self) -> int | None:
@@ -178,7 +182,10 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Seat:
+    """State of an admitted request."""
+
     names: Sequence[int]
+    """Names of the named blocks with which its tokens begin."""
     tokens: int
     """Number of tokens for which memory was taken when the request was admitted."""
     unprocessed: int
@@ -192,39 +199,50 @@ class _Seat:
 
 
 class Roster:
+    """Requests of one server and their memory."""
+
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
+        """`ranks`: order of the waiting requests, as for `WaitingQueue`."""
         serving = setup.serving
         self._requests = requests
         self._model = setup.iterations
         self._seats_max = serving.seqs_max
-        self._swaps = serving.preemption == "swap"
+        self._uses_swap = serving.preemption == "swap"
         self._swap_token_ns = serving.swap_token
         self._attention_ns = serving.attention / 1_000**2
-        self._named = serving.prefix_cache and requests.block_tokens > 0
-        self.memory = Memory(serving.kv_tokens, serving.block, requests.block_tokens if self._named else 0)
+        """Attention time of a prompt of one token; it grows with the square of the length."""
+        self._has_cache = serving.prefix_cache and requests.block_tokens > 0
+        named_tokens = requests.block_tokens if self._has_cache else 0
+        self.memory = Memory(serving.kv_tokens, serving.block, named_tokens)
         self.state = IterationState()
         self.running: list[int] = []
         """Decoding requests, in the order in which they began. The list is replaced, never changed."""
-        self._waiting = Waiting(ranks)
+        self._waiting = WaitingQueue(ranks)
         self._seats: dict[int, _Seat] = {}
+        """State of each admitted request, in the order of admission."""
         self._made_tokens: dict[int, int] = {}
-        self._preempted: set[int] = set()
+        """Number of tokens that each preempted request had made."""
+        self._preempted_requests: set[int] = set()
+        """Requests that have been preempted at least once."""
         self._swapped_requests: set[int] = set()
+        """Waiting requests whose KV is swapped out."""
         self._swap_ns = 0
-        """Time spent on swapping since the last iteration was composed, in ns."""
+        """Duration of swapping since the previous iteration was composed."""
         self._step = 0
-        self._growing = [0] * serving.block
-        """Number of requests that begin a new block of memory, by step modulo the block size."""
-        self._ending: dict[int, list[int]] = {}
+        """Number of the newest decoding step."""
+        self._growing_requests = [0] * serving.block
+        """Number of running requests that begin a new block of memory, by the step modulo the block size."""
+        self._ending_requests: dict[int, list[int]] = {}
         """Requests by the number of the step that makes their last token."""
-        self._context = 0
+        self._context_tokens = 0
+        """Number of tokens in memory of all running requests."""
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
         self._given_up: dict[int, GivenUp] = {}
 
     def on_arrival(self, now_ns: int, request: int) -> None:
-        """Queue a request, or reject it if it cannot fit into the memory."""
-        tokens = self._prompt(request) + self._requests.output[request]
-        if self.memory.blocks_without_cache(tokens, self._names(request)) > self.memory.blocks:
+        """Queue a request, or reject it if it is larger than the memory."""
+        tokens = self._prompt_tokens(request) + self._requests.output[request]
+        if self.memory.blocks_without_cache(tokens, self._block_names(request)) > self.memory.total_blocks:
             self._given_up[request] = GivenUp.TOO_LARGE
             return
         self._waiting.add(request)
@@ -246,8 +264,8 @@ class Roster:
         given_up, self._given_up = self._given_up, {}
         return given_up
 
-    def begin(self, now_ns: int) -> None:
-        """Prepare an iteration: give up late requests, and swap in the requests that fit into the memory."""
+    def prepare_iteration(self, now_ns: int) -> None:
+        """Give up late requests, and swap in the requests that fit into the memory."""
         if self._deadlines is not None:
             for late in self._deadlines.missed_requests(now_ns):
                 self._given_up[late] = GivenUp.LATE
@@ -256,11 +274,10 @@ class Roster:
             request = self._waiting.head()
             if request is None or request not in self._swapped_requests:
                 return
-            names, made = self._names(request), self._made_tokens[request]
-            tokens = self._prompt(request) + made - 1
-            # Require room for the next token as well: otherwise the request would be swapped out again at
-            # once.
-            if not self._has_room(tokens + 1, names, 1):
+            names, made = self._block_names(request), self._made_tokens[request]
+            tokens = self._prompt_tokens(request) + made - 1
+            # Require memory for the next token, too: without it, the request would be swapped out again.
+            if not self._fits(tokens + 1, names, 1):
                 return
             seat = self._give_seat(request, tokens, names)
             self._swapped_requests.remove(request)
@@ -269,29 +286,29 @@ class Roster:
             self._start_decoding(request, seat, made)
 
     def admit_next(self, limit: int | None = None, *, steps: int = 1) -> tuple[int, int] | None:
-        """Admit the next waiting request. Return its number and the number of tokens to process.
+        """Admit the next waiting request. Return its number and the number of its tokens to process.
 
-        Return None if no request waits, if it does not fit, or if it has more than `limit` tokens. Room for
-        this number of `steps` is reserved for running requests.
+        Return None if no request waits, if it does not fit into the memory, or if it has more than `limit`
+        tokens to process. The memory for the next `steps` steps of the running requests stays free.
         """
         request = self._waiting.head()
         if request is None or request in self._swapped_requests:
             return None
-        names = self._names(request)
-        tokens = self._prompt(request) + self._made_tokens.get(request, 0)
+        names = self._block_names(request)
+        tokens = self._prompt_tokens(request) + self._made_tokens.get(request, 0)
         if limit is not None and max(1, tokens - self._cached_tokens(names)) > limit:
             return None
-        if not self._has_room(tokens, names, steps):
+        if not self._fits(tokens, names, steps):
             return None
         seat = self._give_seat(request, tokens, names)
-        # If the whole prompt is cached, process its last token again: this makes the first token of the
+        # Even if the whole prompt is cached, process its last token: this makes the first token of the
         # answer.
         seat.unprocessed = max(1, seat.unprocessed)
         seat.cached = tokens - seat.unprocessed
         return request, seat.unprocessed
 
     def admit_prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
-        """Admit whole prompts with at most `tokens_max` tokens in total; a single prompt may have more."""
+        """Admit whole prompts with at most `tokens_max` tokens in total; a single prompt can have more."""
         admitted: list[tuple[int, int]] = []
         limit: int | None = None
         while (prompt := self.admit_next(limit, steps=steps)) is not None:
@@ -310,12 +327,13 @@ class Roster:
         """
         if not self.running:
             return self.running
-        memory, growing, place = self.memory, self._growing, self._step % len(self._growing)
-        while growing[place] > memory.free_blocks:
+        memory, growing = self.memory, self._growing_requests
+        phase = self._step % len(growing)
+        while growing[phase] > memory.free_blocks:
             self._preempt(next(reversed(self._seats)))
-        memory.take(growing[place])
+        memory.take(growing[phase])
         self._step += 1
-        self._context += len(self.running)
+        self._context_tokens += len(self.running)
         return self.running
 
     def make_iteration(
@@ -330,26 +348,25 @@ class Roster:
             return None
         size = len(decode)
         tokens = sum([n for _, n in prefill]) if prefill else 0
-        duration_ns = self._model.duration_ns(tokens, size, self._context - size if size else 0)
+        duration_ns = self._model.duration_ns(tokens, size, self._context_tokens - size if size else 0)
         duration_ns += self._swap_ns + self._attention_time_ns(prefill)
         self._swap_ns = 0
         return Iteration(duration_ns, prefill, decode)
 
     def forecast(self, steps: int, prefill: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return the time until these prompts are complete, and the time until the first token after that, in
-        ns.
+        """Return the time in ns until these prompts are processed, and until the first token after that.
 
-        All running requests make `steps` tokens before the prompts are processed. The times are exact unless
-        a request leaves, is late or is swapped in.
+        Before the prompts are processed, all running requests make `steps` tokens. The times are exact unless
+        a request leaves, is given up as late, or is swapped in.
         """
         duration_ns = self._model.duration_ns
-        size, context, total_ns = len(self.running), self._context, self._swap_ns
+        size, context, total_ns = len(self.running), self._context_tokens, self._swap_ns
         for step in range(self._step + 1, self._step + steps + 1):
             if not size:
                 break
             total_ns += duration_ns(0, size, context)
             context += size
-            for request in self._ending.get(step, ()):
+            for request in self._ending_requests.get(step, ()):
                 size -= 1
                 context -= self._tokens_held(self._seats[request], step)
         total_ns += duration_ns(sum([n for _, n in prefill]), 0) + self._attention_time_ns(prefill)
@@ -360,35 +377,36 @@ class Roster:
                 context += self._seats[request].tokens
         return whole_ns, whole_ns + duration_ns(0, size, context)
 
-    def put_back(self, requests: Sequence[int]) -> None:
+    def return_to_queue(self, requests: Sequence[int]) -> None:
+        """Undo the admission of requests whose prompts have not been processed."""
         for request in requests:
             seat = self._seats.pop(request)
-            # Do not cache the blocks of these requests: a block may build on a block of another of them,
-            # which will now not be computed.
+            # Do not cache the blocks of these requests: some are not computed, since another of these
+            # requests was to compute them.
             self.memory.release(seat.tokens, seat.names)
             self._waiting.add(request, is_preempted=True)
 
     def on_delay(self, due_ns: Mapping[int, int]) -> None:
-        """Judge lateness by the departure times of the newest tokens."""
+        """Compute the deadlines of the next tokens from the times at which the newest tokens leave."""
         if self._deadlines is not None:
             self._deadlines.on_delay(due_ns)
 
     def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
         """Return the tokens that an iteration made, and the requests that it finished.
 
-        Requests with a complete prompt begin to decode; finished ones release their memory.
+        Requests with a complete prompt begin to decode; finished requests release their memory.
         """
         tokens: Sequence[int] = ()
         finished: list[int] = []
         cached: dict[int, int] | None = None
         if work.decode:
-            # If `running` is still the same list, no request began or ended in the meantime.
+            # If `running` is still the same list, no request has begun or ended since, so it needs no filter.
             tokens = (
                 work.decode
                 if work.decode is self.running
                 else [request for request in work.decode if request in self._seats]
             )
-            finished = self._ending.pop(self._step, [])
+            finished = self._ending_requests.pop(self._step, [])
             if finished:
                 self._release_seats(finished)
         if work.prefill:
@@ -398,17 +416,17 @@ class Roster:
         if self._deadlines is not None:
             self._deadlines.on_tokens(now_ns, tokens)
         for request in finished:
-            self.state.recovered += request in self._preempted
+            self.state.recovered += request in self._preempted_requests
             self._forget(request)
         return EngineOutput(finished, tokens, cached=cached)
 
     def _finish_prompts(
         self, prefill: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[int], dict[int, int] | None]:
-        """Return the requests that made their first token, the requests that ended with it, and the cached
-        tokens of each prompt."""
+        """Process these parts of prompts. Return the requests that made a token after their prompt, the
+        requests that ended with it, and the number of cached tokens of each prompt."""
         first, ended = [], []
-        cached: dict[int, int] | None = {} if self._named else None
+        cached: dict[int, int] | None = {} if self._has_cache else None
         for request, tokens in prefill:
             seat = self._seats.get(request)
             if seat is None:
@@ -434,7 +452,7 @@ class Roster:
     def _attention_time_ns(self, prefill: Sequence[tuple[int, int]]) -> int:
         """Return the attention time of these parts of prompts.
 
-        Over all parts of a prompt, it is quadratic in the length of the prompt.
+        The sum over all parts of a prompt is quadratic in the length of the prompt.
         """
         if not self._attention_ns:
             return 0
@@ -445,12 +463,12 @@ class Roster:
             squares += (before + tokens) ** 2 - before**2
         return round(self._attention_ns * squares)
 
-    def _prompt(self, request: int) -> int:
+    def _prompt_tokens(self, request: int) -> int:
         """Return the number of prompt tokens; an empty prompt counts as one token."""
         return max(1, self._requests.input[request])
 
-    def _names(self, request: int) -> Sequence[int]:
-        if not self._named:
+    def _block_names(self, request: int) -> Sequence[int]:
+        if not self._has_cache:
             return ()
         whole = self._requests.input[request] // self._requests.block_tokens
         return self._requests.blocks[request][:whole]
@@ -459,12 +477,13 @@ class Roster:
         """Return the number of tokens in the leading blocks of `names` that are in memory."""
         return self.memory.cached_prefix(names) * self.memory.named_tokens if names else 0
 
-    def _has_room(self, tokens: int, names: Sequence[int], steps: int) -> bool:
+    def _fits(self, tokens: int, names: Sequence[int], steps: int) -> bool:
+        """Return whether a request fits in addition to the next `steps` steps of the running requests."""
         if len(self._seats) >= self._seats_max:
             return False
-        growing, n = self._growing, len(self._growing)
-        spared = sum([growing[(self._step + i) % n] for i in range(steps)])
-        return self.memory.blocks_needed(tokens, names) + spared <= self.memory.free_blocks
+        growing, n = self._growing_requests, len(self._growing_requests)
+        reserved = sum([growing[(self._step + i) % n] for i in range(steps)])
+        return self.memory.blocks_needed(tokens, names) + reserved <= self.memory.free_blocks
 
     def _give_seat(self, request: int, tokens: int, names: Sequence[int]) -> _Seat:
         cached = self._cached_tokens(names)
@@ -477,19 +496,18 @@ class Roster:
         seat.unprocessed = 0
         seat.start_step = self._step
         seat.end_step = self._step + self._requests.output[request] - made
-        self._ending.setdefault(seat.end_step, []).append(request)
-        self._growing[self._block_phase(seat)] += 1
-        self._context += seat.tokens
+        self._ending_requests.setdefault(seat.end_step, []).append(request)
+        self._growing_requests[self._block_phase(seat)] += 1
+        self._context_tokens += seat.tokens
         self.running = [*self.running, request]
 
     def _tokens_held(self, seat: _Seat, step: int) -> int:
         return seat.tokens + step - seat.start_step
 
     def _block_phase(self, seat: _Seat) -> int:
-        """Return the step modulo `block` at which the request begins a new block."""
-        return (seat.start_step - seat.tokens + len(seat.names) * self.memory.named_tokens) % len(
-            self._growing
-        )
+        """Return the step, modulo the block size, in which a decoding request begins a new block."""
+        unnamed_tokens = seat.tokens - len(seat.names) * self.memory.named_tokens
+        return (seat.start_step - unnamed_tokens) % len(self._growing_requests)
 
     def _release_seats(self, requests: Sequence[int]) -> None:
         decoded = False
@@ -499,10 +517,10 @@ class Roster:
             if seat.end_step:
                 decoded = True
                 tokens = self._tokens_held(seat, self._step)
-                self._context -= tokens
-                self._growing[self._block_phase(seat)] -= 1
-                if seat.end_step in self._ending:
-                    self._ending[seat.end_step].remove(request)
+                self._context_tokens -= tokens
+                self._growing_requests[self._block_phase(seat)] -= 1
+                if seat.end_step in self._ending_requests:
+                    self._ending_requests[seat.end_step].remove(request)
             self.memory.release(tokens, seat.names, tokens - seat.unprocessed)
         if decoded:
             self.running = [request for request in self.running if request in self._seats]
@@ -516,22 +534,22 @@ class Roster:
         self._release_seats([request])
         self._waiting.add(request, is_preempted=True)
         self._made_tokens[request] = made
-        if seat.end_step and self._swaps:
+        if seat.end_step and self._uses_swap:
             self._swapped_requests.add(request)
             self._swap_ns += tokens * self._swap_token_ns
             state.swapped_tokens += tokens
         else:
-            # Do not count the tokens of named blocks as discarded: they stay in the prefix cache.
+            # Count only tokens whose KV is lost: the named blocks stay in the prefix cache.
             cached = min(len(seat.names) * self.memory.named_tokens, tokens)
             state.preempted_tokens += tokens - cached
         state.preemptions += 1
-        state.preempted += request not in self._preempted
-        self._preempted.add(request)
+        state.preempted += request not in self._preempted_requests
+        self._preempted_requests.add(request)
 
     def _forget(self, request: int) -> None:
         self._made_tokens.pop(request, None)
         self._swapped_requests.discard(request)
-        self._preempted.discard(request)
+        self._preempted_requests.discard(request)
         if self._deadlines is not None:
             self._deadlines.forget(request)
 
@@ -539,5 +557,5 @@ class Roster:
         state, memory = self.state, self.memory
         state.running = len(self._seats)
         state.waiting = len(self._waiting)
-        state.kv_used = memory.held / memory.blocks if memory.blocks else 0.0
+        state.kv_used = memory.held_blocks / memory.total_blocks if memory.total_blocks else 0.0
         state.kv_peak = max(state.kv_peak, state.kv_used)

@@ -2,13 +2,13 @@
 
     made by the engine -> input filter -> output filter -> chunks -> faults -> coalescing -> keep-alives
 
-The stages of one answer are a `Delivery`. A source reports each token when it is made (`on_token`); the
-sender (`sender.py`) takes the due `Write`s (`take`), which name tokens of choices and have no bytes. Times
-are ns of any clock. No stage reads a clock, so the content and the due time of a write do not depend on the
-time at which it is taken.
+A `Delivery` has the stages of one answer. A source reports each token when it is made (`on_token`); the
+sender (`sender.py`) takes the due writes (`take`). A `Write` has the indexes of tokens of choices, not their
+bytes. Times are ns of any clock. No stage reads a clock, so the content and the due time of a write do not
+depend on the time at which it is taken.
 
-Tokens come from a `PlanSource`, which reports to the delivery all tokens made until a given time: a schedule
-known when the request is accepted (`PlannedSource`), or an engine (`EngineSource`, `live.py`).
+Tokens come from a `PlanSource`, which reports to the delivery all tokens made until a given time. It is a
+schedule known when the request is accepted (`PlannedSource`), or an engine (`EngineSource`, `live.py`).
 """
 
 import random
@@ -24,21 +24,24 @@ from llmtap.sim.server.options import FaultKind, SimOptions
 from llmtap.units import NEVER
 
 BREAKS: Final[frozenset[FaultKind]] = frozenset({"reset", "truncate", "unfinished", "error"})
+"""Faults that break an answer off before its end."""
 
 
 class Chunk(NamedTuple):
+    """Consecutive tokens of a choice, which are sent as one event: from `first` to `end` - 1."""
+
     due_ns: int
     choice: int
     first: int
     end: int
-    """Index after the last token."""
     is_final: bool
+    """Whether the choice ends after these tokens."""
     breaks_off: bool = False
-    """Whether the answer breaks off here instead of ending."""
+    """Whether a fault breaks the answer off at this chunk."""
 
 
 class Write(NamedTuple):
-    """Chunks that are sent together; without chunks, a keep-alive."""
+    """Chunks that are sent in one write; a write without chunks is a keep-alive."""
 
     due_ns: int
     chunks: tuple[Chunk, ...]
@@ -50,16 +53,18 @@ class DeliveredText:
 
     tokens: int
     block_after: int | None = None
-    """Token after which the output filter stops the answer; None: it does not."""
-    ends_apart: bool = False
-    """Whether a call of `on_choice_end` ends the choice, and not its last token."""
+    """Number of tokens after which the output filter blocks the answer; None: never."""
+    ends_separately: bool = False
+    """Whether a call of `on_choice_end`, at the end of its batch, ends the choice, not its last token."""
 
 
 class Delivery:
+    """Stages of one answer between the source of its tokens and the socket."""
+
     def __init__(
         self, texts: Sequence[DeliveredText], options: SimOptions, fault: FaultKind | None, begin_ns: int = 0
     ) -> None:
-        """`begin_ns`: time when the request was accepted."""
+        """`begin_ns`: time at which the request was accepted."""
         g, p = options.guardrails, options.pacing
         self._texts = texts
         self._hold_sizes = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in texts]
@@ -67,9 +72,9 @@ class Delivery:
         self._chunk_tokens = p.tokens_per_chunk
         self._made_tokens = [0] * len(texts)
         self._chunked_tokens = [0] * len(texts)
-        """Number of tokens of each choice that were put into chunks."""
+        """Number of tokens of each choice that are in chunks."""
         self._ended_choices = [False] * len(texts)
-        self._open = len(texts)
+        self._open_choices = len(texts)
         """Number of choices that have not ended."""
         self._fault = fault
         self._fault_after = max(0, min(options.faults.fault_after, sum(one.tokens for one in texts) - 1))
@@ -79,21 +84,21 @@ class Delivery:
         self._window_ns = p.coalesce
         self._batch: list[Chunk] = []
         self._write_ns = NEVER
-        """Time at which the collected chunks are sent, unless the answer ends before."""
+        """Time at which the chunks in `_batch` are sent, unless the answer ends earlier."""
         self._ready_writes: deque[Write] = deque()
         self._keepalive_ns = p.keepalive
         self._last_write_ns = self._slow_ns if fault == "slow" else begin_ns
-        self.closed = False
-        """Whether the answer has ended: tokens made from now on are not written."""
-        self.ended = False
-        """Whether all writes have been taken."""
+        self.is_closed = False
+        """Whether the answer has ended or was broken off, so that further tokens are ignored."""
+        self.all_taken = False
+        """Whether the answer has ended, and the sender has taken all writes."""
         for choice, text in enumerate(texts):
-            if not text.tokens:  # The choice was refused before it reached the engine.
-                self._chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
+            if not text.tokens:  # The choice was refused, so no source reports its end.
+                self._add_chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
 
     def on_token(self, choice: int, at_ns: int) -> None:
-        """Record that the next token of a choice was made. Times must not decrease, also across choices."""
-        if self._ended_choices[choice] or self.closed:
+        """Record that the next token of a choice was made. Times must not decrease from call to call."""
+        if self._ended_choices[choice] or self.is_closed:
             return
         n = self._made_tokens[choice] = self._made_tokens[choice] + 1
         text, hold = self._texts[choice], self._hold_sizes[choice]
@@ -103,34 +108,33 @@ class Delivery:
         due_ns = at_ns + self._filter_ns
         first, size = self._chunked_tokens[choice], self._chunk_tokens
         if text.block_after is not None and n > text.block_after:
-            # The filter blocks the answer: discard the tokens that it holds, and write those before them.
-            shown = text.block_after // hold * hold
-            if first < shown:
-                self._chunk(Chunk(due_ns, choice, first, shown, False))
-            self._chunk(Chunk(due_ns, choice, shown, shown, True))
+            # The filter blocks the answer: write the released groups of tokens, and discard the held tokens.
+            released = text.block_after // hold * hold
+            if first < released:
+                self._add_chunk(Chunk(due_ns, choice, first, released, False))
+            self._add_chunk(Chunk(due_ns, choice, released, released, True))
             return
-        ends = last and not text.ends_apart
-        chunk = self._collect if self._fault is None else self._chunk
+        ends = last and not text.ends_separately
+        add_chunk = self._collect if self._fault is None else self._add_chunk
         while n - first >= size:
             end = first + size
-            chunk(Chunk(due_ns, choice, first, end, ends and end == n))
+            add_chunk(Chunk(due_ns, choice, first, end, ends and end == n))
             first = end
         if last and first < n:
-            chunk(Chunk(due_ns, choice, first, n, ends))
+            add_chunk(Chunk(due_ns, choice, first, n, ends))
             first = n
         self._chunked_tokens[choice] = first
 
     def on_choice_end(self, choice: int, at_ns: int) -> None:
-        """End a choice after its last token."""
-        if self._ended_choices[choice] or self.closed:
+        """Record that a choice has ended, after its last token."""
+        if self._ended_choices[choice] or self.is_closed:
             return
         tokens = self._texts[choice].tokens
-        self._chunk(Chunk(at_ns + self._filter_ns, choice, tokens, tokens, True))
+        self._add_chunk(Chunk(at_ns + self._filter_ns, choice, tokens, tokens, True))
 
     def give_up(self, at_ns: int) -> None:
-        """Break the answer off, since the engine gave it up. Discard the tokens that
-        the output filter holds."""
-        if self.closed:
+        """Break the answer off, because the engine gave it up. Tokens in the output filter are lost."""
+        if self.is_closed:
             return
         if self._batch:
             at_ns = max(at_ns, self._batch[-1].due_ns)
@@ -139,7 +143,7 @@ class Delivery:
         self._collect(Chunk(at_ns, 0, self._chunked_tokens[0], self._chunked_tokens[0], False, True))
 
     def take(self, now_ns: int) -> Write | None:
-        """Return the next write, if it is due. All tokens made until `now_ns` must have been reported."""
+        """Return the next write if it is due, else None. Report all tokens made until `now_ns` first."""
         ready, every_ns = self._ready_writes, self._keepalive_ns
         if not ready and self._batch and self._write_ns <= now_ns:
             self._flush()
@@ -150,23 +154,23 @@ class Delivery:
                     return None
                 self._last_write_ns = due_ns
                 write = ready.popleft()
-                self.ended = self.closed and not ready
+                self.all_taken = self.is_closed and not ready
                 return write
-        if every_ns and not self.ended and self._last_write_ns + every_ns <= now_ns:
+        if every_ns and not self.all_taken and self._last_write_ns + every_ns <= now_ns:
             self._last_write_ns += every_ns
             return Write(self._last_write_ns, ())
         return None
 
     def next_ns(self) -> int:
-        """Return the time of the next `take`, if no token is made before."""
+        """Return the time at which `take` returns the next write, if no token is made before."""
         due_ns = self._ready_writes[0].due_ns if self._ready_writes else self._write_ns
-        if self._keepalive_ns and not self.ended:
+        if self._keepalive_ns and not self.all_taken:
             return min(due_ns, self._last_write_ns + self._keepalive_ns)
         return due_ns
 
-    def _chunk(self, chunk: Chunk) -> None:
-        """Apply the fault of the request, if it has one, to a chunk, and collect the chunk."""
-        if self.closed:
+    def _add_chunk(self, chunk: Chunk) -> None:
+        """Apply the fault of the request, if any, to a chunk, and collect the chunk for a write."""
+        if self.is_closed:
             return
         fault = self._fault
         if fault is not None:
@@ -183,7 +187,7 @@ class Delivery:
         self._collect(chunk)
 
     def _collect(self, chunk: Chunk) -> None:
-        """Collect chunks for one write: those due within a window after the first, or at the same time."""
+        """Add a chunk to the next write: it has all chunks that are due within a window after the first."""
         batch = self._batch
         if batch and chunk.due_ns > self._write_ns:
             self._flush()
@@ -192,11 +196,11 @@ class Delivery:
         batch.append(chunk)
         if chunk.is_final:
             self._ended_choices[chunk.choice] = True
-            self._open -= 1
-        if chunk.breaks_off or not self._open:
-            self._write_ns = chunk.due_ns  # The end of an answer flushes the buffer.
+            self._open_choices -= 1
+        if chunk.breaks_off or not self._open_choices:
+            self._write_ns = chunk.due_ns  # The end of an answer is written without waiting for the window.
             self._flush()
-            self.closed = True
+            self.is_closed = True
 
     def _flush(self) -> None:
         self._ready_writes.append(Write(self._write_ns, tuple(self._batch)))
@@ -205,19 +209,18 @@ class Delivery:
 
 
 def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
-    """Yield the due times of an answer's tokens without end, in ns after the request was accepted.
+    """Yield the due times of an endless sequence of tokens, in ns after the request was accepted.
 
-    Without jitter, token i is due at `ttft + i * itl`, counted from the request and not from the previous
-    token, so that lateness does not accumulate. `chance`: random generator of this answer alone, so that
-    answers do not depend on each other.
+    Without jitter, token i is due at `ttft + i * itl`, so that a late token does not delay later tokens.
+    `chance`: random generator of this answer only, so that answers do not depend on each other.
     """
     ttft_ns = round(options.ttft * _random_factor(options.spread, chance))
     itl_ns = round(options.itl * _random_factor(options.spread, chance))
     sigma = options.pacing.jitter
     if not sigma:
         return count(ttft_ns, itl_ns)
-    # The mean of a lognormal is exp(mu + sigma^2 / 2). This mu makes it 1, so that jitter keeps the mean
-    # rate.
+    # The mean of the lognormal factor is exp(mu + sigma^2 / 2). With this mu it is 1, so that jitter does not
+    # change the mean rate.
     mu = -sigma * sigma / 2
     gaps = (round(itl_ns * chance.lognormvariate(mu, sigma)) for _ in repeat(None))
     return accumulate(chain((ttft_ns,), gaps))
@@ -233,17 +236,17 @@ class PlanSource(Protocol):
     given_up: bool
     """Whether the engine gave up the request."""
     next_ns: int
-    """Time of the next token, if known; NEVER if `on_news` reports it."""
+    """Time of the next token, if known; NEVER for an engine, which calls `EngineSource.on_news`."""
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens found in the prefix cache; None: no cache, or not known yet."""
+        """Number of prompt tokens found in the prefix cache; None: no cache, or not known yet."""
 
     def advance(self, now_ns: int) -> None:
         """Report to the delivery all tokens that were made until `now_ns`."""
 
     def close(self, now_ns: int) -> None:
-        """Discard the remaining tokens. Called once, at the end of the request."""
+        """Discard the remaining tokens. Must be called at the end of the request."""
 
 
 class PlannedSource:
@@ -260,39 +263,41 @@ class PlannedSource:
         begin_ns: int,
         wait_ns: int,
     ) -> None:
-        """`plans`: for each choice, the times of its tokens relative to the start, and the
-        number of tokens. `made_ns`: lists to which the absolute times are added. The schedule
-        starts `wait_ns` after `begin_ns`."""
+        """`plans`: for each choice, the times of its tokens relative to the start of the schedule, and the
+        number of its tokens. `made_ns`: for each choice, list to which the time of each token is added, as if
+        the schedule started at `begin_ns`. It really starts `wait_ns` later, after the input filter."""
         self._delivery = delivery
         self._made_ns = made_ns
         self._begin_ns = begin_ns + wait_ns
         self._wait_ns = wait_ns
         self._times = [times for times, _ in plans]
         self._tokens_left = [tokens for _, tokens in plans]
-        self._heads = [(self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens]
-        """A heap with the time of the next token of each choice that has one."""
-        heapify(self._heads)
-        self.next_ns = self._heads[0][0] if self._heads else NEVER
+        self._next_tokens = [
+            (self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens
+        ]
+        """Heap with the time of the next token of each choice that has one."""
+        heapify(self._next_tokens)
+        self.next_ns = self._next_tokens[0][0] if self._next_tokens else NEVER
 
     def advance(self, now_ns: int) -> None:
-        heads, delivery = self._heads, self._delivery
-        while heads and heads[0][0] <= now_ns and not delivery.closed:
-            at_ns, choice = heads[0]
+        next_tokens, delivery = self._next_tokens, self._delivery
+        while next_tokens and next_tokens[0][0] <= now_ns and not delivery.is_closed:
+            at_ns, choice = next_tokens[0]
             self._made_ns[choice].append(at_ns - self._wait_ns)
             delivery.on_token(choice, at_ns)
             self._tokens_left[choice] -= 1
             if self._tokens_left[choice]:
-                heapreplace(heads, (self._begin_ns + next(self._times[choice]), choice))
+                heapreplace(next_tokens, (self._begin_ns + next(self._times[choice]), choice))
             else:
-                heappop(heads)
-        self.next_ns = heads[0][0] if heads else NEVER
+                heappop(next_tokens)
+        self.next_ns = next_tokens[0][0] if next_tokens else NEVER
 
     def close(self, now_ns: int) -> None:
         pass
 
 
 class EngineSource:
-    """Source of tokens from an engine, as its `TokenListener`. Calls `on_news` after it reported tokens."""
+    """Source of tokens from an engine. As the engine's `TokenListener`, it reports tokens to the delivery."""
 
     next_ns = NEVER
 
@@ -301,18 +306,20 @@ class EngineSource:
         self._delivery = delivery
         self._made_ns = made_ns
         self.tickets: Sequence[Ticket] = ()
+        """Tickets of the answer's choices."""
         self.given_up = False
         self.on_news: Callable[[], None] = _do_nothing
+        """Function to call after a token or an end was reported to the delivery."""
 
     @property
     def cached_tokens(self) -> int | None:
-        """Sum over the prompts. If a prompt has several choices, the first one counts."""
-        by_prompt = {ticket.prompt: ticket.cached for ticket in reversed(self.tickets)}
+        """Sum of the cached tokens over all prompts: those of the first choice of each prompt."""
+        by_prompt = {ticket.prompt: ticket.cached_tokens for ticket in reversed(self.tickets)}
         known = [cached for cached in by_prompt.values() if cached is not None]
         return sum(known) if known else None
 
     def submit(self, now_ns: int, arrival_ns: int) -> None:
-        """Submit the answer to the engine, at once or after the input filter."""
+        """Submit the choices, which arrive at the engine at `arrival_ns`, the end of the input filter."""
         self._engine.submit(now_ns, arrival_ns, self.tickets)
 
     def advance(self, now_ns: int) -> None:
@@ -338,4 +345,4 @@ class EngineSource:
 
 
 def _do_nothing() -> None:
-    """Default for `on_news`: do nothing."""
+    """Do nothing: default of `EngineSource.on_news`."""

@@ -1,10 +1,10 @@
 """vLLM's and SGLang's engine services over gRPC (method Generate), served by the simulated engine.
 
-`server.py` starts it in addition to the HTTP server. Calls go through the same `Reception` as HTTP requests,
-and are answered by a stream of messages from `GrpcInference`. Each message has its length before it, as on
-the wire, since several may be written together. The metadata of a call replace headers: `x-sim-*` change the
-options. gRPC's own threads write to the wire; the truth log has the time at which a message was passed to the
-coroutine that passes it to gRPC.
+`server.py` starts `GrpcService` beside the HTTP server. Calls use the same `Reception` as HTTP requests, and
+are answered by a stream of messages that `GrpcInference` writes. Before each message it writes the length, as
+on the wire, because several messages can be written together. The metadata of a call have the role of HTTP
+headers: `x-sim-*` change the options. gRPC's own threads write to the wire. So the truth log has an earlier
+time: when a message was passed to the coroutine that passes it to gRPC.
 
 Faults: a rejected request gets a status and no message. A gRPC server cannot reset or cut a connection, so a
 call ends with the status that its client would report: `reset` UNAVAILABLE, `truncate` DATA_LOSS, `error`
@@ -36,10 +36,11 @@ from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
 from llmtap.workload.prompts.text import token_ids
 
 PREFIX: Final = struct.Struct("!BI")
+"""Prefix of a gRPC message: compressed flag, length."""
 
 
 def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:
-    """Return a request and its id. Raises BadRequest."""
+    """Parse the request message of a call. Return the request and its id. Raises BadRequest."""
     try:
         r = read_request(data, service)
     except ValueError as exc:
@@ -60,8 +61,7 @@ def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:
 
 
 class GrpcInference(Shape):
-    """Writes one answer, which has one choice and is always streamed. gRPC itself
-    sends keep-alives and errors."""
+    """Writes one answer (one choice, always streamed). gRPC itself sends keep-alives and errors."""
 
     media_type = ""
 
@@ -94,47 +94,46 @@ _STATUSES: Final = {
     503: grpc.StatusCode.UNAVAILABLE,
 }
 """gRPC status of a rejected request, by the HTTP status of the rejection. 400 is a refusal by a guardrail."""
-_BROKEN: Final = {
+_FAILURES: Final = {
     "reset": (grpc.StatusCode.UNAVAILABLE, "the connection was reset"),
     "truncate": (grpc.StatusCode.DATA_LOSS, "the connection was closed within a message"),
     "error": (grpc.StatusCode.INTERNAL, "the engine broke down"),
-    "given_up": (grpc.StatusCode.INTERNAL, "the engine gave it up"),
+    "given_up": (grpc.StatusCode.INTERNAL, "the engine gave the request up"),
 }
 """gRPC status and message by the outcome of an answer that broke off."""
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 """Maximum size of a request, as over HTTP."""
 
 
-class _Pipe:
-    """Replacement for a transport to which a `ResponseSender` writes bytes; `next`
-    returns them as messages."""
+class _MessagePipe:
+    """Replacement for a transport: a `ResponseSender` writes bytes to it, and `next` returns the messages."""
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
-        self._bytes = 0
+        self._buffered_bytes = 0
         self._news_event = asyncio.Event()
         self._has_ended = False
 
-    # Methods of a transport, which the sender calls.
+    # Methods of asyncio.Transport, which the sender calls:
 
     def is_closing(self) -> bool:
         return False
 
     def get_write_buffer_size(self) -> int:
-        return self._bytes
+        return self._buffered_bytes
 
     def get_extra_info(self, name: str) -> None:
         return None
 
     def write(self, data: bytes) -> None:
-        at = 0
-        while at + PREFIX.size <= len(data):
-            end = at + PREFIX.size + PREFIX.unpack_from(data, at)[1]
+        start = 0
+        while start + PREFIX.size <= len(data):
+            end = start + PREFIX.size + PREFIX.unpack_from(data, start)[1]
             if end > len(data):
-                return  # A fault cut the message: discard it.
-            self._messages.append(data[at + PREFIX.size : end])
-            at = end
-        self._bytes += len(data)
+                return  # The fault `truncate` cut the message: gRPC cannot send a part of it.
+            self._messages.append(data[start + PREFIX.size : end])
+            start = end
+        self._buffered_bytes += len(data)
         self._news_event.set()
 
     def close(self) -> None:
@@ -143,7 +142,7 @@ class _Pipe:
     def abort(self) -> None:
         """Do nothing, like `close`: messages that were already written are still sent."""
 
-    # Methods that the gRPC call uses.
+    # Methods that `GrpcService` calls:
 
     def end(self, done: "asyncio.Future[None]") -> None:
         """Record that no more messages will be written."""
@@ -158,12 +157,12 @@ class _Pipe:
             self._news_event.clear()
             await self._news_event.wait()
         message = self._messages.popleft()
-        self._bytes = self._bytes - len(message) - PREFIX.size if self._messages else 0
+        self._buffered_bytes = self._buffered_bytes - len(message) - PREFIX.size if self._messages else 0
         return message
 
 
 class GrpcService:
-    """Server of both services. Call `start` and `stop` within the event loop that serves the calls."""
+    """Server of vLLM's and SGLang's services. Call `start` and `stop` in the event loop that serves calls."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
@@ -182,7 +181,7 @@ class GrpcService:
             )
         )
         for name in (SERVICE, SGLANG_SERVICE):
-            # Give no serializers, so that gRPC passes requests and messages as bytes.
+            # Pass no serializers, so that gRPC passes requests and messages as bytes.
             method = grpc.unary_stream_rpc_method_handler(partial(self._generate, name))
             service = grpc.method_handlers_generic_handler(name, {"Generate": method})
             server.add_generic_rpc_handlers((service,))
@@ -202,7 +201,8 @@ class GrpcService:
 
     async def stop(self) -> None:
         """Stop serving, and end running calls at once."""
-        # Drop the reference to the server, which refers to this object, so that gRPC's poller is freed.
+        # The server refers to this object. Remove the reference to it, so that both and gRPC's poller are
+        # freed.
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -237,7 +237,7 @@ class GrpcService:
             reception.end(job)
 
     async def _stream(self, job: ServerJob, context: Any) -> None:
-        pipe = _Pipe()
+        pipe = _MessagePipe()
         sender = self._reception.make_sender(job)
         try:
             if not await self._reception.wait_to_begin(job, sender):
@@ -249,11 +249,11 @@ class GrpcService:
                 await context.write(message)
         finally:
             sender.abandon("client_left")
-        if broken := _BROKEN.get(job.truth.outcome):
-            await context.abort(*broken)
+        if failure := _FAILURES.get(job.truth.outcome):
+            await context.abort(*failure)
 
     async def _reject(self, job: ServerJob, status: int, context: Any) -> None:
-        """Reject a call. This does not return: gRPC raises an exception that ends the call."""
+        """Reject a call. This never returns: `context.abort` raises an exception, which ends the call."""
         job.set_rejected(status)
         code, message = BUSY.get(status, ("content_filter", FILTERED))
         retry = (("retry-after", RETRY_AFTER_S),) if status in BUSY else ()

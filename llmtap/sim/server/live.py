@@ -4,14 +4,14 @@
 `TokenListener` receives the tokens. The driver in virtual time is `run_virtual` of `sim/engine.py`.
 
 The engine's times are exact even on a busy machine: a run ends at its computed time, even if `advance` is
-called later, and a request arrives when it was accepted. So the times of tokens depend only on the arrivals
-and departures of requests, and the virtual driver computes the same times for the same arrivals. Only the
-sending of tokens may be late.
+called later, and a request arrives when the server accepted it. So the times of tokens depend only on the
+times at which requests arrive and clients leave, and the virtual driver computes the same times for the same
+arrivals. Only the sending of tokens can be late.
 
-No clock is read here: the caller passes the time, and `alarm` requests a call of `advance` at a given
-time. All events are processed in order of their times. A server runs for days, so ended requests are
-removed (`ServedRequests`). Their numbers are not reused, since schedulers serve equal requests in the
-order of their numbers."""
+This module reads no clock: the caller passes the time, and the function `alarm` requests a call of `advance`
+at a given time. All events are processed in order of their times. Since a server runs for days, ended
+requests are removed (`ServedRequests`). Their numbers are not reused, since schedulers serve equal requests
+in the order of their numbers."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -45,31 +45,36 @@ class TokenListener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One choice of an answer. In the engine it is a separate request."""
+    """One choice of an answer, which is a separate request for the engine."""
 
     listener: TokenListener | None
     """Listener for its tokens; None after the client disconnected."""
     choice: int
-    input: int
-    output: int
+    """Index of the choice in the answer."""
+    input_tokens: int
+    output_tokens: int
     blocks: tuple[int, ...] = ()
+    """Hashes of the whole blocks of its prompt, for the prefix cache."""
     prompt: int = 0
     """Index of its prompt among the prompts of the request."""
     arrival_ns: int = 0
     """Planned arrival in the engine; 0 before it is submitted."""
     number: int = -1
     """Number in the engine; -1 until it arrives there."""
-    predicted: int = 0
-    prefilled: int = 0
-    cached: int | None = None
-    """Prompt tokens found in the prefix cache; None before the first token."""
+    predicted_tokens: int = 0
+    """Predicted number of output tokens."""
+    prefilled_tokens: int = 0
+    """Number of prompt tokens that the engine has processed or is processing."""
+    cached_tokens: int | None = None
+    """Number of prompt tokens found in the prefix cache; None before the first token."""
     last_ns: int = 0
-    """Departure time of the newest token."""
+    """Time at which its newest token leaves the engine."""
     is_over: bool = False
+    """Whether it has ended, was given up, or its client has disconnected."""
 
 
 class ServedRequests:
-    """Columns like those of `Requests`, from which ended requests are removed."""
+    """Requests in the engine: the columns of `Requests` as dicts, from which ended requests are removed."""
 
     def __init__(self, block_tokens: int = 0) -> None:
         self.arrival_ns: dict[int, int] = {}
@@ -87,8 +92,8 @@ class ServedRequests:
         number = ticket.number = self._next_number
         self._next_number += 1
         self.arrival_ns[number] = ticket.arrival_ns
-        self.input[number] = ticket.input
-        self.output[number] = ticket.output
+        self.input[number] = ticket.input_tokens
+        self.output[number] = ticket.output_tokens
         self.blocks[number] = ticket.blocks
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -98,6 +103,8 @@ class ServedRequests:
 
 
 class LiveEngine:
+    """A simulated engine in real time. The caller passes the current time to its methods."""
+
     def __init__(
         self,
         build: Callable[[Requests], Scheduler],
@@ -108,7 +115,8 @@ class LiveEngine:
         seed: int = 0,
         block_tokens: int = 0,
     ) -> None:
-        """`block_tokens`: tokens in the blocks of tickets; 0: no prefix cache."""
+        """`build`: makes the scheduler. `alarm`: requests a call of `advance` at a time. `block_tokens`:
+        number of tokens in the blocks of tickets; 0: no prefix cache."""
         self._served_requests = ServedRequests(block_tokens)
         # The cast is correct: schedulers only index the columns, and dicts can be indexed as well.
         self._scheduler = build(cast(Requests, self._served_requests))
@@ -118,32 +126,33 @@ class LiveEngine:
         self._seed = seed
         self._has_prefix_cache = block_tokens > 0
         self._order = count()
-        self._begin_ns = 0
+        """Numbers for heap entries, so that entries with equal times keep their order."""
+        self._runs_started = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
-        """Requests that have not arrived at the engine yet, since the input filter holds them."""
+        """Heap of the requests that will arrive at the engine later, because the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
+        """Heap of the current runs, each with its end and its number."""
         self._later_calls: list[tuple[int, int, Callable[[], None]]] = []
-        """Functions to call when tokens and ends leave later, with their times."""
-        self._open: dict[int, Ticket] = {}
+        """Heap of functions that report tokens and ends later, with the times at which to call them."""
+        self._open_tickets: dict[int, Ticket] = {}
         self._ended_requests: dict[int, list[int]] = {}
-        """Ended requests to remove at the end of a run (key), because the run may refer
-        to them until then."""
+        """Ended requests to remove at the end of a run (key: its number), which possibly refers to them."""
         self.next_ns = NEVER
-        """Time of the next event, unless a request arrives before."""
+        """Time of the next event, unless a request arrives before it."""
 
     def __len__(self) -> int:
         return len(self._served_requests)
 
     def state(self) -> IterationState:
-        """Return the scheduler's state. Schedulers of whole batches have none: return the driver's counts."""
+        """Return the scheduler's state; for schedulers of whole batches, which have no state, only counts."""
         state: IterationState | None = getattr(self._scheduler, "state", None)
         if state is not None:
             return state
-        running = sum(r in self._open for _, _, run in self._runs for r in run.work.members)
-        return IterationState(running=running, waiting=len(self._open) - running)
+        running = sum(r in self._open_tickets for _, _, run in self._runs for r in run.work.members)
+        return IterationState(running=running, waiting=len(self._open_tickets) - running)
 
     def submit(self, now_ns: int, arrival_ns: int, tickets: Iterable[Ticket]) -> None:
-        """Submit requests that arrive together at the engine at `arrival_ns`, which is now or later."""
+        """Submit requests that arrive together at the engine at `arrival_ns`, which must be now or later."""
         for ticket in tickets:
             ticket.arrival_ns = arrival_ns
             heappush(self._arrivals, (arrival_ns, next(self._order), ticket))
@@ -154,7 +163,7 @@ class LiveEngine:
             self.advance(now_ns)
 
     def leave(self, now_ns: int, tickets: Iterable[Ticket]) -> None:
-        """Drop requests whose client has disconnected; ended ones are ignored."""
+        """Remove the requests of a client that has disconnected. Requests that have ended are ignored."""
         self.advance(now_ns)
         for ticket in tickets:
             ticket.listener = None
@@ -164,13 +173,13 @@ class LiveEngine:
             if ticket.number < 0:
                 self._arrivals = [entry for entry in self._arrivals if entry[2] is not ticket]
                 heapify(self._arrivals)
-            elif self._open.pop(ticket.number, None) is not None:
+            elif self._open_tickets.pop(ticket.number, None) is not None:
                 self._handle_step(now_ns, self._engine.leave(now_ns, ticket.number))
                 self._forget_later(ticket.number)
         self._update_next_time()
 
     def advance(self, now_ns: int) -> None:
-        """Process all events until now, in order of time."""
+        """Process all events until `now_ns`, in order of time."""
         if now_ns < self.next_ns:
             return
         while True:
@@ -180,8 +189,8 @@ class LiveEngine:
             if leaves_ns <= now_ns and leaves_ns <= arrives_ns and leaves_ns <= ends_ns:
                 heappop(self._later_calls)[2]()
             elif arrives_ns <= now_ns and arrives_ns <= ends_ns:
-                self._arrive()
-            elif ends_ns < now_ns:  # If equal, wait: arrivals at that time come first.
+                self._handle_arrival()
+            elif ends_ns < now_ns:  # If equal, wait: further arrivals at this time must be processed first.
                 self._finish_run()
             else:
                 break
@@ -195,41 +204,42 @@ class LiveEngine:
         )
         self._alarm(self.next_ns)
 
-    def _arrive(self) -> None:
+    def _handle_arrival(self) -> None:
         now_ns, _, ticket = heappop(self._arrivals)
         self._served_requests.add(ticket)
         number = ticket.number
-        arrival_ns, inputs, outputs = (array("q", [n]) for n in (now_ns, ticket.input, ticket.output))
+        tokens = ticket.input_tokens, ticket.output_tokens
+        arrival_ns, inputs, outputs = (array("q", [n]) for n in (now_ns, *tokens))
         requests = Requests(arrival_ns, inputs, outputs)
-        ticket.predicted = self._predict(requests, Random(f"{self._seed}/{number}"))[0]
-        self._served_requests.predicted[number] = ticket.predicted
-        self._open[number] = ticket
+        ticket.predicted_tokens = self._predict(requests, Random(f"{self._seed}/{number}"))[0]
+        self._served_requests.predicted[number] = ticket.predicted_tokens
+        self._open_tickets[number] = ticket
         self._handle_step(now_ns, self._engine.arrive(now_ns, number))
 
     def _finish_run(self) -> None:
-        end_ns, began, run = heappop(self._runs)
+        end_ns, run_number, run = heappop(self._runs)
         step = self._engine.on_done(end_ns, run)
         if not isinstance(run.work, Batch):
             self._report_tokens(end_ns, step)
         for number in step.output.finished:
-            ticket = self._open.pop(number, None)
+            ticket = self._open_tickets.pop(number, None)
             if ticket is not None and isinstance(run.work, Batch):
                 ticket.is_over = True
                 if ticket.listener is not None:
                     ticket.listener.on_end(ticket.choice, end_ns)
         self._served_requests.forget(step.output.finished)
-        self._served_requests.forget(self._ended_requests.pop(began, ()))
+        self._served_requests.forget(self._ended_requests.pop(run_number, ()))
         self._handle_step(end_ns, step)
 
     def _report_tokens(self, now_ns: int, step: Step) -> None:
-        """Report the tokens of an iteration, now or at their due times."""
-        made, open_, shares = step.output, self._open, self._has_prefix_cache
+        """Report the tokens of an iteration to their listeners, now or when they leave the engine."""
+        made, tickets, has_cache = step.output, self._open_tickets, self._has_prefix_cache
         for i, number in enumerate(made.tokens):
-            ticket = open_.get(number)
+            ticket = tickets.get(number)
             if ticket is None:
                 continue
-            if shares and ticket.cached is None:
-                ticket.cached = max(0, ticket.input - ticket.prefilled)
+            if has_cache and ticket.cached_tokens is None:
+                ticket.cached_tokens = max(0, ticket.input_tokens - ticket.prefilled_tokens)
             due_ns = now_ns if made.due_ns is None else made.due_ns[i]
             ticket.last_ns = due_ns
             if due_ns <= now_ns:
@@ -239,30 +249,31 @@ class LiveEngine:
 
     def _handle_step(self, now_ns: int, step: Step) -> None:
         for number in step.given_up:
-            ticket = self._open.pop(number, None)
+            ticket = self._open_tickets.pop(number, None)
             self._forget_later(number)
             if ticket is not None:
-                # Delay the end until the tokens that were already made have left.
+                # Report the end only after the tokens that were already made have left the engine.
                 at_ns = max(now_ns, ticket.last_ns)
                 self._call_later(at_ns, partial(self._report_refusal, ticket, at_ns))
         for run in step.started:
-            self._begin_ns += 1
-            heappush(self._runs, (run.end_ns, self._begin_ns, run))
+            self._runs_started += 1
+            heappush(self._runs, (run.end_ns, self._runs_started, run))
             if isinstance(run.work, Batch):
                 for number in run.work.members:
-                    ticket = self._open[number]
-                    self._schedule_next_token(ticket, iter(run.work.token_times(run.start_ns, ticket.output)))
+                    ticket = self._open_tickets[number]
+                    times = run.work.token_times(run.start_ns, ticket.output_tokens)
+                    self._schedule_next_token(ticket, iter(times))
             elif self._has_prefix_cache:
                 for number, tokens in run.work.prefill:
-                    self._open[number].prefilled += tokens
+                    self._open_tickets[number].prefilled_tokens += tokens
 
     def _schedule_next_token(self, ticket: Ticket, times: Iterator[int]) -> None:
-        """Schedule the next token of a request in a whole batch, in which all times are known."""
+        """Schedule the next token of a request in a whole batch. `times`: times of its remaining tokens."""
         at_ns = next(times, None)
         if at_ns is not None:
-            self._call_later(at_ns, partial(self._batch_token, ticket, at_ns, times))
+            self._call_later(at_ns, partial(self._send_batch_token, ticket, at_ns, times))
 
-    def _batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
+    def _send_batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
         if not ticket.is_over:
             self._send_token(ticket, at_ns)
             self._schedule_next_token(ticket, times)
@@ -280,14 +291,14 @@ class LiveEngine:
         heappush(self._later_calls, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:
-        """Remove an ended request when the current runs have ended, because they may refer to it."""
+        """Remove an ended request when all current runs have ended, because they possibly refer to it."""
         if not self._runs:
             self._served_requests.forget((number,))
         else:
             self._ended_requests.setdefault(max(self._runs)[1], []).append(number)
 
 
-def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:
+def make_live_engine(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:
     build, setup = SCHEDULERS[options.scheduler].build, options.setup
     return LiveEngine(
         lambda requests: build(requests, setup),

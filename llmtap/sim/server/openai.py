@@ -37,13 +37,16 @@ class _StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class _Completion(shape.CommonRequest, kw_only=True):
+class _CompletionRequest(shape.CommonRequest, kw_only=True):
+    """Fields of the body that chat completions and completions share."""
+
     stop: str | list[str] | None = None
     n: int | None = 1
     stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = False
 
-    def completion(self, *prompts: str, **more: Any) -> shape.SimulatedRequest:
+    def to_completion(self, *prompts: str, **more: Any) -> shape.SimulatedRequest:
+        """Return the request with these prompts, as `to_request`, with the fields of this class."""
         options = self.stream_options or _StreamOptions()
         return self.to_request(
             *prompts,
@@ -56,33 +59,33 @@ class _Completion(shape.CommonRequest, kw_only=True):
         )
 
 
-class _Chat(_Completion, kw_only=True):
+class _ChatRequest(_CompletionRequest, kw_only=True):
     messages: list[shape.Message]
     max_completion_tokens: int | None = None
 
 
-class _Completions(_Completion, kw_only=True):
+class _CompletionsRequest(_CompletionRequest, kw_only=True):
     prompt: str | list[Any]
 
 
 def read_chat(body: bytes) -> shape.SimulatedRequest:
-    """Read a request. Raises BadRequest."""
-    r: _Chat = shape.decode(body, _Chat)
+    """Parse the body of a chat completion. Raises BadRequest."""
+    r: _ChatRequest = shape.decode(body, _ChatRequest)
     limit = r.max_tokens if r.max_completion_tokens is None else r.max_completion_tokens
-    return r.completion("\n".join(shape.text_of(m.content) for m in r.messages), max_tokens=limit)
+    return r.to_completion("\n".join(shape.text_of(m.content) for m in r.messages), max_tokens=limit)
 
 
-class _BenchChat(_Chat, kw_only=True):
+class _BenchChatRequest(_ChatRequest, kw_only=True):
     use_prefix_cache: bool | None = False
 
 
 def read_bench_chat(body: bytes) -> shape.SimulatedRequest:
-    """Read a request to exo's benchmark endpoint. Raises BadRequest.
+    """Parse the body of a request to exo's benchmark endpoint. Raises BadRequest.
 
-    Its answer has exactly `max_tokens` tokens, comes in one piece, and does not use the prefix cache by
-    default.
+    The answer of this endpoint has exactly `max_tokens` tokens and is not streamed. By default, the request
+    does not use the prefix cache.
     """
-    r: _BenchChat = shape.decode(body, _BenchChat)
+    r: _BenchChatRequest = shape.decode(body, _BenchChatRequest)
     request = read_chat(body)
     request.stream, request.ignore_eos, request.stop = False, True, ()
     request.use_prefix_cache = bool(r.use_prefix_cache)
@@ -90,29 +93,35 @@ def read_bench_chat(body: bytes) -> shape.SimulatedRequest:
 
 
 def read_completions(body: bytes) -> shape.SimulatedRequest:
-    """Read a request with a prompt of one text, several texts, or tokens. Raises BadRequest."""
-    r: _Completions = shape.decode(body, _Completions)
+    """Parse the body of a completion, whose prompts are texts or lists of token ids. Raises BadRequest."""
+    r: _CompletionsRequest = shape.decode(body, _CompletionsRequest)
     match r.prompt:
         case str() as text:
-            return r.completion(text)
+            return r.to_completion(text)
         case [str(), *_] as texts if all(isinstance(text, str) for text in texts):
-            return r.completion(*texts)
+            return r.to_completion(*texts)
         case [int(), *_] as tokens if all(isinstance(token, int) for token in tokens):
-            return r.completion(str(tokens), prompt_tokens=len(tokens))
+            return r.to_completion(str(tokens), prompt_tokens=len(tokens))
         case [[int(), *_], *_] as lists if all(isinstance(tokens, list) for tokens in lists):
-            return r.completion(*map(str, lists), prompt_tokens=sum(map(len, lists)))
-    raise shape.BadRequest("prompt: expected a text, a list of token ids, or a list of either")
+            return r.to_completion(*map(str, lists), prompt_tokens=sum(map(len, lists)))
+    raise shape.BadRequest(
+        "prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids"
+    )
 
 
 class OpenAIChatShape(shape.Shape):
-    _prefix = "chatcmpl-sim"
+    """Writes the answer of chat completions."""
+
+    _id_prefix = "chatcmpl-sim"
     _object = "chat.completion"
     _chunk_object = "chat.completion.chunk"
 
     def __init__(self, answer: shape.Answer) -> None:
-        super().__init__(answer, self._prefix)
-        self._vllm = answer.dialect == "vllm"
-        self._continuous = self._vllm and self._request.include_usage and self._request.continuous_usage
+        super().__init__(answer, self._id_prefix)
+        self._is_vllm = answer.dialect == "vllm"
+        self._has_running_usage = (
+            self._is_vllm and self._request.include_usage and self._request.continuous_usage
+        )
         self._head = {
             "id": self.id,
             "object": self._chunk_object,
@@ -120,12 +129,12 @@ class OpenAIChatShape(shape.Shape):
             "model": self._request.model,
         }
 
-    def _delta(self, choice: shape.Choice, text: str) -> JsonObject:
-        """Return the fields of a choice with a piece of text."""
+    def _delta_fields(self, choice: shape.Choice, text: str) -> JsonObject:
+        """Return the fields of a choice in a chunk, with a piece of its text."""
         return {"delta": {"refusal" if choice.refused else "content": text} if text else {}}
 
     def _full_fields(self, choice: shape.Choice) -> JsonObject:
-        """Return the fields of a choice with the whole text."""
+        """Return the fields of a choice in an answer that is not streamed, with its whole text."""
         content, refusal = (None, choice.text) if choice.refused else (choice.text, None)
         return {"message": {"role": "assistant", "content": content, "refusal": refusal}}
 
@@ -144,9 +153,9 @@ class OpenAIChatShape(shape.Shape):
         frame: JsonObject = {**self._head, "choices": choices}
         if usage is not None:
             frame["usage"] = usage
-        elif self._continuous:
+        elif self._has_running_usage:
             frame["usage"] = self._usage(sum(self._answer.sent_tokens))
-        elif self._request.include_usage and not self._vllm:
+        elif self._request.include_usage and not self._is_vllm:
             frame["usage"] = None
         return shape.sse(frame)
 
@@ -166,8 +175,9 @@ class OpenAIChatShape(shape.Shape):
         text = self._take(index, first, last)
         frames = b""
         if last > first:
-            entry = {"index": index, **self._delta(choice, text), "logprobs": None, "finish_reason": None}
-            if self._vllm:
+            delta_fields = self._delta_fields(choice, text)
+            entry = {"index": index, **delta_fields, "logprobs": None, "finish_reason": None}
+            if self._is_vllm:
                 entry["token_ids"] = token_ids(text) if self._request.token_ids else None
                 if final:
                     return self._frame([entry | self._finish_fields(choice)])
@@ -175,7 +185,7 @@ class OpenAIChatShape(shape.Shape):
         if final:
             ended = {
                 "index": index,
-                **self._delta(choice, ""),
+                **self._delta_fields(choice, ""),
                 "logprobs": None,
                 **self._finish_fields(choice),
             }
@@ -184,7 +194,7 @@ class OpenAIChatShape(shape.Shape):
 
     def _finish_fields(self, choice: shape.Choice) -> JsonObject:
         finish: JsonObject = {"finish_reason": choice.finish}
-        return {**finish, "stop_reason": choice.stop_text} if self._vllm else finish
+        return {**finish, "stop_reason": choice.stop_text} if self._is_vllm else finish
 
     def ending(self) -> bytes:
         if not self._request.include_usage:
@@ -197,7 +207,7 @@ class OpenAIChatShape(shape.Shape):
     def failure(self) -> bytes:
         error = {"message": shape.BROKEN, "type": "InternalServerError", "param": None, "code": 500}
         # vLLM sends its end marker even after an error.
-        return shape.sse({"error": error}) + (_DONE if self._vllm else b"")
+        return shape.sse({"error": error}) + (_DONE if self._is_vllm else b"")
 
     def full_answer(self) -> JsonObject:
         choices = [
@@ -209,10 +219,10 @@ class OpenAIChatShape(shape.Shape):
 
 
 class ExoBenchShape(OpenAIChatShape):
-    """Writes a chat completion with exo's two rates (exo-bench methodology).
+    """Writes a chat completion with exo's two rates in tokens per second (exo-bench methodology).
 
-    Prompt rate: uncached prompt tokens / time to the first token. Generation rate: (tokens - 1) / time from
-    the first to the last token.
+    The prompt rate is the number of uncached prompt tokens / the time to the first token. The generation rate
+    is (output tokens - 1) / the time from the first to the last token.
     """
 
     def full_answer(self) -> JsonObject:
@@ -237,20 +247,20 @@ class ExoBenchShape(OpenAIChatShape):
 
 
 def _tokens_per_second(tokens: int, ns: int) -> float:
-    """Return tokens per second; 0 without a duration."""
+    """Return tokens / duration, in tokens per second; 0 if the duration is 0."""
     return max(tokens, 0) * 1e9 / ns if ns > 0 else 0.0
 
 
 class OpenAICompletionsShape(OpenAIChatShape):
     """Writes the answer of the completions API, which differs from chat in the fields of a choice."""
 
-    _prefix = "cmpl-sim"
+    _id_prefix = "cmpl-sim"
     _object = _chunk_object = "text_completion"
 
     def opening(self) -> bytes:
         return b""
 
-    def _delta(self, choice: shape.Choice, text: str) -> JsonObject:
+    def _delta_fields(self, choice: shape.Choice, text: str) -> JsonObject:
         return {"text": text}
 
     def _full_fields(self, choice: shape.Choice) -> JsonObject:
@@ -260,34 +270,37 @@ class OpenAICompletionsShape(OpenAIChatShape):
 # ---------------------------------------------------------------- Responses
 
 
-class _Responses(shape.CommonRequest, kw_only=True):
+class _ResponsesRequest(shape.CommonRequest, kw_only=True):
     input: str | list[Any]
     instructions: str | None = None
     max_output_tokens: int | None = None
 
 
 def read_responses(body: bytes) -> shape.SimulatedRequest:
-    r: _Responses = shape.decode(body, _Responses)
+    """Parse the body of a request to the Responses API. Raises BadRequest."""
+    r: _ResponsesRequest = shape.decode(body, _ResponsesRequest)
     items = [r.input] if isinstance(r.input, str) else [i for i in r.input if isinstance(i, dict)]
     texts = [r.instructions, *(i if isinstance(i, str) else shape.text_of(i.get("content")) for i in items)]
     return r.to_request("\n".join(filter(None, texts)), max_tokens=r.max_output_tokens)
 
 
 class OpenAIResponsesShape(shape.Shape):
+    """Writes the answer of the Responses API."""
+
     def __init__(self, answer: shape.Answer) -> None:
         super().__init__(answer, "resp_sim")
         self._item_id = f"msg_sim{answer.number}"
-        self._sequence = 0
+        self._next_sequence_number = 0
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         kind = kind if kind == "error" else f"response.{kind}"
-        event = {"type": kind, "sequence_number": self._sequence, **fields}
-        self._sequence += 1
+        event = {"type": kind, "sequence_number": self._next_sequence_number, **fields}
+        self._next_sequence_number += 1
         return self._encode_event(event, kind)
 
     def _encode_event(self, event: JsonObject, kind: str) -> bytes:
-        """Return the bytes of an event: a server-sent event here, a message over WebSocket."""
+        """Return the bytes of an event: a server-sent event, unless a subclass writes WebSocket messages."""
         return shape.sse(event, kind)
 
     def _response(self, status: str, reason: str | None = None) -> JsonObject:

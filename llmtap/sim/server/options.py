@@ -1,11 +1,11 @@
 """Options of the simulated server: for its answers (`SimOptions`) and for its engine (`EngineOptions`).
 
-`load_options` and `load_engine` read and check the texts of the command line;
-`for_request` applies the headers of one request, which may override most options of answers.
+`load_options` and `load_engine` parse the texts of the command line; `for_request` applies the headers of one
+request, which can override most options of its answer.
 
 A request sets an option NAME of its answer by the header `x-sim-NAME`, with dashes instead of underscores:
-`x-sim-output-hold: 8`. With the ending `-ms`, the value is a plain number of milliseconds: `x-sim-ttft-ms:
-200`. `llmtap sim serve --keys` lists all of them (`keys`).
+`x-sim-output-hold: 8`. With the ending `-ms`, the value is a number of milliseconds without a unit:
+`x-sim-ttft-ms: 200`. `llmtap sim serve --keys` lists all options with their headers (`keys`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,16 +26,16 @@ from llmtap.units import Duration
 _OF_WHOLE_RUNS: Final = frozenset(
     {"request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile", "bins", "edges"}
 )
-"""Options that the server does not have: options of summaries, and options that need
-all requests in advance."""
+"""Options of a scheduler that the server lacks: for summaries, or for requests known in advance."""
 
 
 MS: Final = 1_000_000
 HEADER: Final = "x-sim-"
+"""Prefix of the headers that set options of a request."""
 FIXED: Final = "fixed"
 """Value of `--scheduler` for a fixed schedule without an engine."""
 TOKENS_MAX: Final = 131_072
-"""Maximum number of tokens of an answer: the longest context of common models."""
+"""Maximum number of tokens of an answer: the context length of common models."""
 CHOICES_MAX: Final = 128
 """Maximum number of choices of a request, as at OpenAI."""
 
@@ -51,11 +51,13 @@ _RATES: Final[dict[FaultKind, str]] = {
     "503": "unavailable_rate",
     "slow": "slow_rate",
 }
-"""Option with the rate of each fault."""
+"""For each fault, the option with its rate."""
 Rate = Annotated[float, Meta(ge=0, le=1)]
 
 
 class PacingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the times at which tokens are written."""
+
     tokens_per_chunk: Annotated[int, opt("Tokens per event.", ge=1)] = 1
     coalesce: Annotated[
         Duration, opt("Interval in which events are collected and sent in one write; 0: each event at once.")
@@ -88,7 +90,7 @@ class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Faults and their rates. At most one fault per request."""
+    """Faults and their rates. A request has at most one of these faults."""
 
     fault_after: Annotated[int, opt("Tokens before a fault in the stream.", ge=0)] = 5
     stall: Annotated[Duration, opt("Duration of a stall.")] = Duration(2_000 * MS)
@@ -114,7 +116,8 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         if sum(rate for _, rate in self.rates()) > 1 + 1e-9:
-            raise ValueError("the sum of the rates of all faults must not be above 1")
+            total = sum(rate for _, rate in self.rates())
+            raise ValueError(f"the sum of the rates of all faults is {total:g}; it must not be above 1")
 
 
 class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,21 +140,23 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     faults: FaultOptions = FaultOptions()
 
 
-_OWN: Final = ("ttft", "itl", "tokens", "spread", "dialect")
-"""Options that are in no table and that a request may set."""
-_SCHEDULE: Final = ("ttft", "itl", "spread", "jitter")
+_TOP_LEVEL_NAMES: Final = ("ttft", "itl", "tokens", "spread", "dialect")
+"""Options outside the tables (`pacing`, `guardrails`, `faults`) that the headers of a request can set."""
+_SCHEDULE_NAMES: Final = ("ttft", "itl", "spread", "jitter")
 """Options that apply only to a fixed schedule."""
-_CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
-"""Options with the option of their rate. A header that sets the option also sets the rate to 1, because the
-request asks for this behaviour."""
+_RATE_NAMES: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
+"""Options whose behaviour has a rate, with the option of the rate. A header that sets the option also sets
+the rate to 1, because the request wants this behaviour."""
 
 
 class Key(NamedTuple):
+    """Description of an option, for `llmtap sim serve --keys`."""
+
     key: str
     """Name on the command line, such as `pacing.jitter`."""
     default: str
     header: str
-    """Request header that sets the option; empty: none."""
+    """Header of a request that sets the option; empty: no header can set it."""
     meaning: str
 
 
@@ -167,13 +172,13 @@ _OPTIONS: Final = dict(_options_of(SimOptions))
 _BY_HEADER: Final = {
     option.name: (key.rpartition(".")[0], option)
     for key, option in _OPTIONS.items()
-    if "." in key or option.name in _OWN
+    if "." in key or option.name in _TOP_LEVEL_NAMES
 }
-"""Table and option of each name in a header."""
+"""Table and option for each NAME of a header `x-sim-NAME`."""
 
 
 def keys() -> list[Key]:
-    """Return all keys, followed by the header `x-sim-fault`, which has no key."""
+    """Return the descriptions of all options, and of the header `x-sim-fault`, which has no option."""
     rows = []
     for key, option in _OPTIONS.items():
         header = HEADER + option.name.replace("_", "-") + "[-ms]" * isinstance(option.default, Duration)
@@ -197,14 +202,13 @@ class EngineOptions:
 
     @property
     def tokens_max(self) -> int | None:
-        """Maximum number of tokens of a prompt and its answer: the KV memory. None:
-        whole batches, no limit."""
+        """Maximum number of tokens of a prompt and its answer (the KV memory); None for whole batches."""
         serving = self.setup.serving
         return serving.kv_tokens // serving.block * serving.block if self.iterates else None
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of the blocks that prompts may share; 0 without a prefix cache."""
+        """Number of tokens in the blocks that prompts can share; 0 without a prefix cache."""
         serving = self.setup.serving
         return serving.block if self.iterates and serving.prefix_cache else 0
 
@@ -218,15 +222,15 @@ def load_engine(
     servers: int = 1,
     places: Mapping[str, str] | None = None,
 ) -> EngineOptions | None:
-    """Return the engine with this scheduler; None for the fixed schedule.
+    """Return the options of an engine with this scheduler; None for the fixed schedule.
 
-    `values`: options of the server that the user set; some of them do not apply to an engine. `places`: flag
-    by which each was set. Raises ConfigError, which names the option.
+    `values`: options of answers that the user set, to reject those that do not apply to an engine. `places`:
+    by the name of an option, the flag that set it. Raises ConfigError naming the flag or option.
     """
     if scheduler == FIXED:
         for option, words in (("--serving", serving), ("--reading", readings), ("--servers", servers != 1)):
             if words:
-                problem = f"has no effect with --scheduler {FIXED}"
+                problem = f"has no effect with --scheduler {FIXED}, which has no engine"
                 raise ConfigError(option, problem, "choose another scheduler")
         return None
     if scheduler not in SCHEDULERS:
@@ -235,7 +239,7 @@ def load_engine(
             "--scheduler", f"no scheduler is called {scheduler!r}", nearest_hint(scheduler, known)
         )
     for key in values:
-        if key.rpartition(".")[2] in _SCHEDULE:
+        if key.rpartition(".")[2] in _SCHEDULE_NAMES:
             raise ConfigError(
                 (places or {}).get(key, key),
                 f"has no effect with --scheduler {scheduler}, which decides when tokens are generated",
@@ -252,29 +256,32 @@ def load_engine(
         except ValueError as exc:
             raise ConfigError(option, str(exc), f"`{listed}` lists the options") from None
         for name in named.keys() - (kind.options_read - _OF_WHOLE_RUNS):
-            raise ConfigError(f"{option} {name}", f"has no effect on {scheduler}")
+            raise ConfigError(f"{option} {name}", f"has no effect with --scheduler {scheduler}")
     served, chosen = settings
     if chosen.predictor == "shuffled":
         raise ConfigError(
-            "--reading", "predictor=shuffled needs all requests in advance", "choose another predictor"
+            "--reading",
+            "predictor=shuffled needs all requests in advance, which a server does not have",
+            "choose another predictor",
         )
     if scheduler == "multi_bin_dynamic" and not chosen.bin_edges:
         raise ConfigError(
             "--reading",
-            "bin_edges is missing: bins of equal mass need all requests in advance",
+            "bin_edges is missing: its default needs all requests in advance, which a server does not have",
             "such as --reading bin_edges=1,30,117",
         )
     if kind.iterates and servers != 1:
         raise ConfigError(
-            "--servers", f"{scheduler} has one server; only schedulers of whole batches have several"
+            "--servers",
+            f"expected 1, got {servers}: only schedulers of whole batches have more, not {scheduler}",
         )
     return EngineOptions(scheduler, ServingSetup(readings=chosen, serving=served), servers)
 
 
 def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = None) -> SimOptions:
-    """Return options from texts by key (`{"ttft": "200ms", "pacing.jitter": "0.3"}`).
+    """Parse options, given as texts by key (`{"ttft": "200ms", "pacing.jitter": "0.3"}`).
 
-    `places`: flag by which each was set (`--ttft`). Raises ConfigError, which names the flag or the key.
+    `places`: by key, the flag that set the option (`--ttft`). Raises ConfigError naming the flag or the key.
     """
     tables = OptionTables({"": SimOptions}, list_hint="llmtap sim serve --keys lists them")
     for key, value in values.items():
@@ -285,10 +292,10 @@ def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = N
 
 
 def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool = True) -> SimOptions:
-    """Return the options of one request: those of the server, overridden by its headers.
+    """Return the options of one request: the options of the server, overridden by the request's headers.
 
-    Times set by a request are exact, without spread. They can only be set with a `fixed` schedule, not with
-    an engine. Raises ValueError for unknown headers and invalid values."""
+    Times set by a header are exact, without spread. Headers can set times only with a `fixed` schedule, not
+    with an engine. Raises ValueError for an unknown header or an invalid value."""
     set_headers = [(name, value) for name, value in headers.items() if name.lower().startswith(HEADER)]
     if not set_headers:
         return options
@@ -298,9 +305,9 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
         name = header.lower().removeprefix(HEADER).replace("-", "_")
         if name.endswith("_ms"):
             name, value = name.removesuffix("_ms"), f"{value}ms"
-        if not fixed and name in _SCHEDULE:
+        if not fixed and name in _SCHEDULE_NAMES:
             raise ValueError(
-                f"{header}: applies only with --scheduler {FIXED}; here the scheduler decides the times"
+                f"{header}: has an effect only with --scheduler {FIXED}; here the scheduler decides the times"
             )
         if name == "fault":
             if value not in _RATES:
@@ -309,13 +316,13 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
             tables.setdefault("faults", {}).update(none, **{_RATES[value]: 1.0})
             continue
         if name not in _BY_HEADER:
-            raise ValueError(f"there is no header {header}")
+            raise ValueError(f"unknown header {header}; `llmtap sim serve --keys` lists the headers")
         table, option = _BY_HEADER[name]
         try:
             tables.setdefault(table, {})[name] = read_text(option.kind, value)
         except ValueError as exc:
             raise ValueError(f"{header}: {exc}") from None
-    for name, rate in _CERTAIN.items():
+    for name, rate in _RATE_NAMES.items():
         if name in tables.get("guardrails", {}):
             tables["guardrails"].setdefault(rate, 1.0)
     if own_values.keys() & {"ttft", "itl"}:
@@ -324,6 +331,6 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
     change = msgspec.structs.replace
     try:
         changed = {t: change(getattr(options, t), **values) for t, values in tables.items()}
-    except ValueError as exc:  # Each value is valid, but not their combination.
+    except ValueError as exc:  # Each value is valid, but their combination is not.
         raise ValueError(f"{', '.join(header for header, _ in set_headers)}: {exc}") from None
     return change(options, **own_values, **changed)

@@ -1,8 +1,8 @@
 """A session of OpenAI's Realtime API over WebSocket on the simulated server, with text only.
 
-Reads the client's events, keeps the settings and items of the session, and writes the events of one response
-at a time. The connection itself is handled by `websocket.py`; `server.py` starts a session. A request has the
-id of its `response.create` event or, without one, of its response.
+`SimulatedRealtimeSession` reads the client's events, has the settings and items of the session, and writes
+the events of one response at a time. `websocket.py` handles the connection; `server.py` starts a session. The
+id of a request is the id of its `response.create` event or, if the client gave none, the id of the response.
 
 Source: OpenAI's Realtime API reference; openai/openai-python types/realtime.
 """
@@ -21,10 +21,12 @@ from llmtap.sim.server.shapes import BROKEN, Answer, BadRequest, Shape, Simulate
 from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
 _ITEMS_MAX: Final = 10_000
-"""Maximum number of items of a conversation."""
+"""Maximum number of items of a conversation, to limit the memory of a session."""
 
 
 class Item(msgspec.Struct, omit_defaults=True):
+    """An item of a conversation: a message of the user or of the assistant."""
+
     type: str = "message"
     id: str | None = None
     role: str = "user"
@@ -32,21 +34,21 @@ class Item(msgspec.Struct, omit_defaults=True):
 
 
 class RealtimeSettings(msgspec.Struct):
-    """Settings of a session, or of one response. None: unchanged."""
+    """Settings of a session, or of one response. A field of None does not change the setting."""
 
     instructions: str | None = None
     output_modalities: list[str] | None = None
     max_output_tokens: int | Literal["inf"] | None = None
     conversation: str | None = None
     input: list[Item] | None = None
-    """Input that the response uses instead of the conversation."""
+    """Input that the response uses instead of the items of the conversation."""
     min_tokens: int | None = None
-    """This field and the next two exist at other endpoints of vLLM, but not at OpenAI."""
+    """`min_tokens`, `ignore_eos` and `seed` are no fields of OpenAI's API, but of other endpoints of vLLM."""
     ignore_eos: bool | None = None
     seed: int | None = None
 
     def with_changes(self, new: "RealtimeSettings | None") -> "RealtimeSettings":
-        """Return these settings, replaced by those that `new` sets."""
+        """Return a copy with the settings that `new` sets."""
         fields = {name: getattr(new, name, None) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **{k: v for k, v in fields.items() if v is not None})
 
@@ -65,13 +67,15 @@ def _read_event(data: str) -> _ClientEvent:
     except msgspec.MsgspecError as exc:
         raise BadRequest(f"invalid event: {exc}") from None
     for settings in (event.session, event.response):
-        if settings is not None and set(settings.output_modalities or ()) - {"text"}:
-            raise BadRequest("output_modalities: only text is supported")
+        if settings is not None and (others := set(settings.output_modalities or ()) - {"text"}):
+            raise BadRequest(
+                f"output_modalities: only 'text' is supported, got {', '.join(sorted(others))!r}"
+            )
     return event
 
 
-class _Events:
-    """Makes the frames of the events of one session, with ascending event ids."""
+class _EventWriter:
+    """Makes the WebSocket frames of the events of one session, with ascending event ids."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -82,18 +86,18 @@ class _Events:
         return frame(msgspec.json.encode(event))
 
     def delta(self, rest: bytes) -> bytes:
-        """Return the frame of a piece of text. `rest`: JSON after the event's id.
+        """Return the frame of an event with a piece of text. `rest`: its JSON after the event's id.
 
-        The JSON is put together as bytes, because thousands of these events are sent per second.
+        The JSON is joined from bytes, which is faster: thousands of these events are sent per second.
         """
         self._count += 1
         return frame(
             b'{"type":"response.output_text.delta","event_id":"event_sim%d",%b' % (self._count, rest)
         )
 
-    def error(self, kind: str, code: str, message: str, about: str | None) -> bytes:
-        """Return an error event. `about`: id of the client's event that caused the error, if it has one."""
-        error = {"type": kind, "code": code, "message": message, "param": None, "event_id": about}
+    def error(self, kind: str, code: str, message: str, cause_id: str | None) -> bytes:
+        """Return an error event. `cause_id`: id of the client's event that caused it; None: it has no id."""
+        error = {"type": kind, "code": code, "message": message, "param": None, "event_id": cause_id}
         return self.event("error", error=error)
 
 
@@ -102,8 +106,8 @@ class OpenAIRealtimeShape(Shape):
 
     media_type = ""
 
-    def __init__(self, answer: Answer, events: _Events, conversation: str | None) -> None:
-        """`conversation`: id of the conversation to which the response is added, or None."""
+    def __init__(self, answer: Answer, events: _EventWriter, conversation: str | None) -> None:
+        """`conversation`: id of the conversation to which the response is added; None: it is not added."""
         super().__init__(answer, "resp_sim")
         self.item_id = f"item_sim{answer.number}"
         self._events = events
@@ -124,8 +128,8 @@ class OpenAIRealtimeShape(Shape):
         }
 
     def _item_event(self, kind: str, item: JsonObject) -> bytes:
-        """Return the events that report a change of the response's item, and of the conversation if the
-        response belongs to one."""
+        """Return the event that the response's item was added or is done, and the same event of the
+        conversation, if the response belongs to one."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
         if self.conversation is not None:
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
@@ -204,23 +208,25 @@ class OpenAIRealtimeShape(Shape):
 
 
 class SimulatedRealtimeSession(SimulatedSession):
+    """A session of the Realtime API."""
+
     path = "/v1/realtime"
     protocols = ("realtime",)
 
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
         super().__init__(reception, request, number)
         self._model = request.query.get("model", reception.options.model)
-        self._events = _Events()
+        self._events = _EventWriter()
         self._settings = RealtimeSettings()
         self._items: list[Item] = []
 
-    def _greet(self) -> None:
-        self._send_event("session.created", session=self._session())
+    def _send_greeting(self) -> None:
+        self._send_event("session.created", session=self._session_json())
 
     def _send_event(self, kind: str, **fields: Any) -> None:
         self._write(self._events.event(kind, **fields))
 
-    def _session(self) -> JsonObject:
+    def _session_json(self) -> JsonObject:
         return {
             "type": "realtime",
             "object": "realtime.session",
@@ -235,30 +241,32 @@ class SimulatedRealtimeSession(SimulatedSession):
         event = _ClientEvent("")
         try:
             if isinstance(data, bytes):
-                raise BadRequest("expected a text message, got a binary one")
+                raise BadRequest("expected a text message, got a binary message")
             event = _read_event(data)
             match event.type:
                 case "session.update":
                     self._settings = self._settings.with_changes(event.session)
-                    self._send_event("session.updated", session=self._session())
+                    self._send_event("session.updated", session=self._session_json())
                 case "conversation.item.create":
                     self._add_item(event.item)
                 case "response.create":
                     if self._running_response() is not None:
-                        raise BadRequest("the session has a running response; only one at a time is allowed")
+                        raise BadRequest(
+                            "response.create: a response is running; wait for its end, or cancel it"
+                        )
                     self._queue_response(event, now_ns)
                 case "response.cancel":
                     if (running := self._running_response()) is None or running[1].sender is None:
-                        raise BadRequest("there is no response to cancel")
-                    running[1].cancelled = True
+                        raise BadRequest("response.cancel: no response is running")
+                    running[1].is_cancelled = True
                     running[0].cancel()
                 case kind:
-                    raise BadRequest(f"unknown client event {kind!r}")
+                    raise BadRequest(f"type: unknown client event {kind!r}")
         except ValueError as exc:
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _running_response(self) -> "tuple[asyncio.Task[None], SessionTurn] | None":
-        """Return the response that is in progress, or None."""
+        """Return the response that has not ended, with its task; None if there is none."""
         for task, turn in self._running.items():
             if turn.sender is None or not turn.sender.done.done():
                 return task, turn
@@ -266,9 +274,9 @@ class SimulatedRealtimeSession(SimulatedSession):
 
     def _add_item(self, item: Item | None) -> None:
         if item is None:
-            raise BadRequest("item: is missing")
+            raise BadRequest("conversation.item.create: the field 'item' is missing")
         if len(self._items) >= _ITEMS_MAX:
-            raise BadRequest(f"a conversation has at most {_ITEMS_MAX} items")
+            raise BadRequest(f"the conversation already has {_ITEMS_MAX} items, which is the maximum")
         previous = self._items[-1].id if self._items else None
         if item.id is None:
             item.id = f"item_user{len(self._items) + 1}"
@@ -279,34 +287,34 @@ class SimulatedRealtimeSession(SimulatedSession):
             self._send_event(f"conversation.item.{kind}", previous_item_id=previous, item=shown)
 
     def _plan(self, event: _ClientEvent) -> Plan:
-        wanted = self._settings.with_changes(event.response)
-        items = self._items if wanted.input is None else wanted.input
-        limit = wanted.max_output_tokens
-        texts = (wanted.instructions, *(text_of(item.content) for item in items))
+        settings = self._settings.with_changes(event.response)
+        items = self._items if settings.input is None else settings.input
+        limit = settings.max_output_tokens
+        texts = (settings.instructions, *(text_of(item.content) for item in items))
         parsed = SimulatedRequest(
             model=self._model,
             stream=True,
             prompts=("\n".join(filter(None, texts)),),
             max_tokens=limit if isinstance(limit, int) else None,
-            min_tokens=wanted.min_tokens or 0,
-            ignore_eos=bool(wanted.ignore_eos),
-            seed=wanted.seed,
+            min_tokens=settings.min_tokens or 0,
+            ignore_eos=bool(settings.ignore_eos),
+            seed=settings.seed,
             include_usage=True,
         )
-        conversation = None if wanted.conversation == "none" else "conv_sim"
+        conversation = None if settings.conversation == "none" else "conv_sim"
         return parsed, lambda answer: OpenAIRealtimeShape(answer, self._events, conversation), event.event_id
 
     def _refuse(self, event: _ClientEvent, status: int, code: str, message: str) -> None:
         kind = openai_error(status, code, message)["error"]["type"]
         self._write(self._events.error(kind, code, message, event.event_id))
 
-    def _remember(self, turn: SessionTurn) -> None:
+    def _store_response(self, turn: SessionTurn) -> None:
         shape = turn.job.shape
         assert isinstance(shape, OpenAIRealtimeShape)
         if shape.conversation is not None and shape.sent_text:
             parts = [{"type": "output_text", "text": shape.sent_text}]
             self._items.append(Item(id=shape.item_id, role="assistant", content=parts))
 
-    def _end_cancelled(self, turn: SessionTurn) -> None:
+    def _write_cancelled_end(self, turn: SessionTurn) -> None:
         assert isinstance(turn.job.shape, OpenAIRealtimeShape)
         self._write(turn.job.shape.cancelled_events())

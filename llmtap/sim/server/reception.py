@@ -1,10 +1,10 @@
-"""Turn a request of any API into a job of the simulated server, and record how it ended.
+"""Turn a request of any API into a job of the simulated server, and record the end of the request.
 
-`Reception` gets a `SimulatedRequest` from the code of a protocol (`server.py`, `websocket.py`,
-`grpc_service.py`), draws its faults and its answer, plans its tokens (`delivery.py`), and returns a
+The code of a protocol (`server.py`, `websocket.py`, `grpc_service.py`) passes a `SimulatedRequest` to
+`Reception.accept`, which draws its faults and its answer, plans its tokens (`delivery.py`), and returns a
 `ServerJob` (`sender.py`). `submit` then submits the job to the engine (`live.py`), if there is one. The
-protocol's code sends the answer with the sender of the job and calls `end` afterwards, which adds the job to
-the truth log and the metrics.
+protocol's code sends the answer with the sender of the job. Finally it calls `end`, which adds the job to the
+truth log and the metrics.
 """
 
 import random
@@ -23,7 +23,7 @@ from llmtap.sim.server.delivery import (
     fixed_schedule,
 )
 from llmtap.sim.server.gauges import EngineMetrics
-from llmtap.sim.server.live import LiveEngine, Ticket, live_of
+from llmtap.sim.server.live import LiveEngine, Ticket, make_live_engine
 from llmtap.sim.server.options import TOKENS_MAX, EngineOptions, FaultKind, SimOptions, for_request
 from llmtap.sim.server.sender import Gatherer, RequestFaults, ResponseSender, ServerJob
 from llmtap.sim.server.shapes import Answer, BadRequest, Choice, Shape, SimulatedRequest
@@ -33,44 +33,46 @@ from llmtap.workload.prompts.text import answer_tokens, count_tokens, token_ids,
 
 ANSWERED: Final = frozenset({"complete", "refused", "blocked", "stall", "slow"})
 """Outcomes of answers that were sent completely."""
-NOT_THE_ENGINES: Final = frozenset({"429", "503", "refused"})
-"""Outcomes of requests that are rejected before they reach the engine, as by a real API server."""
+REJECTED: Final = frozenset({"429", "503", "refused"})
+"""Outcomes of requests that the API server rejects before they reach the engine."""
 FILTERED: Final = "the prompt was filtered: it triggered the content management policy"
+"""Message of a rejection by the input filter."""
 BUSY: Final = {
     429: ("rate_limit_exceeded", "too many requests"),
     503: ("overloaded", "the engine is overloaded"),
 }
-"""Code and message of a rejection by status."""
+"""Code and message of a rejection, by its status."""
 RETRY_AFTER_S: Final = "1"
 
 
 REFUSAL: Final = "I'm sorry, but I can't help with that."
+"""Text of a refusal."""
 
 
 def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:
-    """Draw the faults, always with three numbers, so that one rate does not affect the others."""
-    at = (chance.random(), chance.random(), chance.random())
+    """Draw the faults of a request. Every call draws three numbers, so that no rate affects later draws."""
+    draws = (chance.random(), chance.random(), chance.random())
     fault: FaultKind | None = None
-    reached = 0.0
+    rates_sum = 0.0
     for kind, rate in options.faults.rates():
-        reached += rate
-        if at[0] < reached:
+        rates_sum += rate
+        if draws[0] < rates_sum:
             fault = kind
             break
     g = options.guardrails
     return RequestFaults(
         fault=fault,
-        refusal=g.refusal if at[1] < g.refusal_rate else None,
-        block_after=g.block_after if at[2] < g.block_rate else None,
+        refusal=g.refusal if draws[1] < g.refusal_rate else None,
+        block_after=g.block_after if draws[2] < g.block_rate else None,
     )
 
 
 def choose_text(
     request: SimulatedRequest, options: SimOptions, faults: RequestFaults, key: str, exact: bool
 ) -> Choice:
-    """Return the text of a choice.
+    """Return the text of a choice. `key`: random seed of the text.
 
-    `exact`: the text has the number of tokens in the options; the limit of the request is ignored.
+    `exact`: whether the text has the number of tokens in the options, even beyond the limit of the request.
     """
     match faults.refusal:
         case "content_filter" | "error":
@@ -92,8 +94,7 @@ def choose_text(
 
 
 def cut_blocked(choice: Choice, after: int, options: SimOptions) -> None:
-    """Cut a choice that the output filter blocks after token `after`. Tokens that the filter holds at this
-    time are discarded."""
+    """Remove the tokens of a choice that the output filter does not release if it blocks after `after`."""
     tokens, hold = len(choice.pieces), options.guardrails.output_hold
     if after < tokens:
         size = tokens if hold == "all" else max(1, hold)
@@ -102,29 +103,29 @@ def cut_blocked(choice: Choice, after: int, options: SimOptions) -> None:
 
 
 def _cut_at_stop(choice: Choice, request: SimulatedRequest) -> None:
-    """End the choice where the first stop string is complete, but not before `min_tokens`.
+    """End a choice at the first stop string that is complete, but not before `min_tokens`.
 
-    The tokens of the stop string count as output, but are not sent.
+    The tokens of the stop string count as output, but their text is not sent.
     """
     text = choice.text
     start = sum(map(len, choice.pieces[: request.min_tokens]))
-    matches = [(at, stop) for stop in request.stop if (at := text.find(stop, start)) >= 0]
+    matches = [(index, stop) for stop in request.stop if (index := text.find(stop, start)) >= 0]
     if not matches:
         return
-    at, stop = min(matches, key=lambda hit: hit[0] + len(hit[1]))
-    chars = 0
+    index, stop = min(matches, key=lambda match: match[0] + len(match[1]))
+    piece_end = 0
     for i, piece in enumerate(choice.pieces):
-        begun, chars = chars, chars + len(piece)
-        choice.pieces[i] = piece[: max(0, at - begun)]
-        if chars >= at + len(stop):
+        piece_start, piece_end = piece_end, piece_end + len(piece)
+        choice.pieces[i] = piece[: max(0, index - piece_start)]
+        if piece_end >= index + len(stop):
             del choice.pieces[i + 1 :]
             break
     choice.finish, choice.stop_text = "stop", stop
 
 
 def prompt_lengths(request: SimulatedRequest) -> list[int]:
-    """Return the number of tokens of each prompt. If several prompts were given as tokens, only the sum is
-    known, and it is divided equally."""
+    """Return the number of tokens of each prompt. If the prompts were given as token ids, only the sum is
+    known: it is divided equally."""
     if request.prompt_tokens is None:
         return [count_tokens(prompt) for prompt in request.prompts]
     each, more = divmod(request.prompt_tokens, max(1, len(request.prompts)))
@@ -132,7 +133,7 @@ def prompt_lengths(request: SimulatedRequest) -> list[int]:
 
 
 def prefix_blocks(prompt: str, size: int) -> tuple[int, ...]:
-    """Return the hash of each whole block of `size` tokens, which includes the hash of the block before."""
+    """Return a hash of all tokens up to the end of each whole block of `size` tokens."""
     tokens = token_ids(prompt)
     blocks: list[int] = []
     before = 0
@@ -160,7 +161,8 @@ class Reception:
         self._engine = engine
         self._live_engine: LiveEngine | None = None
         if engine is not None:
-            self._live_engine = live_of(engine, options.seed, Waker(self.pacer, self._advance).call_at)
+            alarm = Waker(self.pacer, self._advance).call_at
+            self._live_engine = make_live_engine(engine, options.seed, alarm)
         self.truths = TruthLog(self.clock, truth_file)
         self._count = 0
         self.gauges = EngineMetrics(
@@ -188,20 +190,21 @@ class Reception:
         choices_max: int = 1,
         request_id: str | None = None,
     ) -> ServerJob:
-        """Determine an answer completely before any of it is sent.
+        """Determine the whole answer to a request, before any of it is sent.
 
-        `headers`: HTTP headers, or for gRPC the metadata. A request without an id gets the id of its answer.
-        Raises ValueError for an invalid request; it then has no effect on later ones.
+        `headers`: HTTP headers, or the metadata of a gRPC call. `request_id`: id of the request; None: the id
+        of its answer. Raises ValueError for an invalid request, which has no effect on the answers to later
+        requests.
         """
         options = for_request(self.options, headers, fixed=self._engine is None)
-        wanted = len(request.prompts) * request.n
-        if not 1 <= wanted <= choices_max:
-            raise BadRequest(f"the request wants {wanted} choices; expected 1 to {choices_max}")
+        choice_count = len(request.prompts) * request.n
+        if not 1 <= choice_count <= choices_max:
+            raise BadRequest(f"n: expected 1 to {choices_max} choices (prompts times n), got {choice_count}")
         if request.max_tokens is not None and request.max_tokens < 1:
             raise BadRequest(f"max_tokens: expected 1 or more, got {request.max_tokens}")
         self._count += 1
-        # The answer to a request with a seed depends only on this seed, so that it can be repeated. Without a
-        # seed, it depends on the number of the request.
+        # If the request has a seed, the answer depends only on this seed, the server's seed and the request,
+        # so that it can be repeated. Otherwise, it also depends on the number of the request.
         key = f"{options.seed}/" + (f"seed {request.seed}" if request.seed is not None else f"{self._count}")
         chance = random.Random(key)
         faults = draw_faults(options, chance)
@@ -268,34 +271,33 @@ class Reception:
             input_tokens, output_tokens = lengths[prompt], text.tokens
             if limit is not None and input_tokens + output_tokens > limit:
                 raise BadRequest(
-                    f"the prompt has {input_tokens} tokens and the answer would have {output_tokens};"
-                    f" the limit of both together is {limit}"
+                    f"the prompt has {input_tokens} tokens and the answer would have {output_tokens}; the"
+                    f" maximum of their sum is {limit} (the KV memory of the engine)"
                 )
-            if output_tokens:  # Without output tokens, the engine does not get the request.
+            if output_tokens:  # A refused choice has no output tokens and does not reach the engine.
                 tickets.append(Ticket(listener, i, input_tokens, output_tokens, shared[prompt], prompt))
         return tickets
 
     def submit(self, job: ServerJob) -> None:
-        """Submit a job to the engine, at once or after the input filter.
+        """Submit a job to the engine, if there is one. The request arrives there after the input filter.
 
-        Must be called in the same iteration of the event loop in which the request was accepted, since an
-        engine does not accept events of the past.
+        Must be called in the same iteration of the event loop as `accept`, because the engine does not accept
+        arrivals in the past.
         """
         if isinstance(job.source, EngineSource):
             accepted_ns = job.truth.accepted_ns
             job.source.submit(accepted_ns, accepted_ns + job.options.guardrails.input_filter)
 
     async def wait_for_input_filter(self, job: ServerJob) -> None:
-        """Wait until the input filter has decided."""
+        """Wait for the duration of the input filter, before a rejection by the filter is sent."""
         await self.pacer.wait_until(job.truth.accepted_ns + job.options.guardrails.input_filter)
 
     def make_sender(self, job: ServerJob) -> ResponseSender:
-        """Return the sender of a stream; the caller must call `abandon` at the end."""
+        """Return the sender of a stream. The caller must call its `abandon` at the end."""
         return ResponseSender(job, self.gauges, self.pacer, self.clock)
 
     async def wait_to_begin(self, job: ServerJob, sender: ResponseSender) -> bool:
-        """Wait until the head of a stream may be sent. Return False if the engine gave
-        up the request before."""
+        """Wait until the head of a stream is due. Return False if the engine gave the request up before."""
         source = job.source
         if job.faults.fault == "slow":
             await self.pacer.wait_until(job.truth.accepted_ns + job.options.faults.slow)
@@ -309,7 +311,7 @@ class Reception:
         return True
 
     async def wait_until_complete(self, job: ServerJob) -> int | None:
-        """Wait until an answer is complete and due. Return the due time, or None if it was given up."""
+        """Wait until an answer that is not streamed is due. Return the due time; None: it was given up."""
         source = job.source
         gatherer = Gatherer(job, self.pacer)
         if isinstance(source, EngineSource):
@@ -338,10 +340,10 @@ class Reception:
                     choice=one.choice,
                     number=one.number,
                     arrival_ns=one.arrival_ns,
-                    input=one.input,
-                    output=one.output,
-                    predicted=one.predicted,
-                    cached=one.cached,
+                    input=one.input_tokens,
+                    output=one.output_tokens,
+                    predicted=one.predicted_tokens,
+                    cached=one.cached_tokens,
                 )
                 for one in job.source.tickets
                 if one.arrival_ns
@@ -350,13 +352,14 @@ class Reception:
         made = [stamp for stamps in truth.made_ns for stamp in stamps]
         if made and not sent:
             self.gauges.on_prompt(truth.prompt_tokens)
-        # Use the send times of a stream; without streaming, the times at which the engine made the tokens.
+        # The time per output token is that between the send times of a stream. An answer that is not streamed
+        # has only one send time, so use the times at which the engine made its tokens.
         times = sent if truth.stream else made
         answered = truth.outcome in ANSWERED and truth.status == 200
         reasons: list[str] = []
-        if answered or truth.outcome not in NOT_THE_ENGINES:
-            other = "error" if truth.outcome == "error" else "abort"
-            reasons = [finish or other for finish in truth.finish]
+        if answered or truth.outcome not in REJECTED:
+            unfinished_reason = "error" if truth.outcome == "error" else "abort"
+            reasons = [finish or unfinished_reason for finish in truth.finish]
         self.gauges.on_ended(
             tokens=len(sent),
             first_to_last_ns=max(times) - min(times) if times else None,

@@ -1,12 +1,12 @@
-"""A running request (`ServerJob`) and its answer: write the bytes to the connection at the scheduled times.
+"""A running request (`ServerJob`), and the senders, which write its answer at the scheduled times.
 
-`ResponseSender` streams: it takes the due writes of a `Delivery`, gets their bytes from the API's `Shape`,
-writes them to the transport and records the time of each token. `Gatherer` waits until an answer that is not
-streamed is complete. `reception.py` creates both; one `Pacer` wakes them.
+`ResponseSender` sends a stream: it takes the due writes of a `Delivery`, gets their bytes from the API's
+`Shape`, writes them to the transport, and records the time of each token. `Gatherer` waits until an answer
+that is not streamed is complete. `reception.py` creates both; one `Pacer` wakes them.
 
-A response of aiohttp takes a coroutine and two more calls per write, too slow for ten thousand tokens a
-second on one core. So aiohttp reads the request, writes the head and ends the body, and the rest is written
-to its transport here, in chunks if the body is chunked (RFC 9112 7.1).
+A write by aiohttp needs a coroutine and two more calls, which is too slow for ten thousand tokens per second
+on one core. So aiohttp only reads the request, writes the head and ends the body. The sender writes the rest
+directly to the transport, in chunks if the body is chunked (RFC 9112 7.1).
 """
 
 import asyncio
@@ -25,16 +25,20 @@ from llmtap.sim.server.truth import Truth
 from llmtap.units import NEVER
 
 BUFFER_BYTES_MAX: Final = 256 << 10
-"""Maximum number of bytes that wait in the buffer for a slow client; with more, its answer is paused."""
-HELD_NS: Final = 5_000_000
-"""Time between two checks of a slow client."""
+"""Number of bytes in the write buffer above which the answer to a slow client is paused."""
+BUFFER_CHECK_NS: Final = 5_000_000
+"""Time between two checks of the buffer while an answer is paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFaults:
+    """Faults and guardrails of one request, as drawn at random; None: the request has no such fault."""
+
     fault: FaultKind | None = None
     refusal: RefusalKind | None = None
+    """Form of the refusal."""
     block_after: int | None = None
+    """Number of tokens after which the output filter blocks the answer."""
 
 
 @dataclass(slots=True)
@@ -50,24 +54,25 @@ class ServerJob:
     outcome: str
     """Planned outcome for the truth log, unless the client or the engine ends the request earlier."""
     truth: Truth
-    stamps: list[int]
+    send_times: list[int]
+    """Send time of each token, of all choices (`TruthLog.send_times`)."""
 
     @property
     def rejection_status(self) -> int | None:
-        """HTTP status with which the request is rejected at once; None: it is answered."""
+        """HTTP status with which the request is rejected without an answer; None: it is answered."""
         if self.faults.fault in ("429", "503"):
             return int(self.faults.fault)
         return 400 if self.faults.refusal == "error" else None
 
     def set_rejected(self, status: int) -> None:
-        """Record that an error of this status is sent instead of an answer."""
+        """Record in the truth log that an error with this status is sent instead of an answer."""
         self.truth.status = status
         self.truth.outcome = (
             "refused" if status == 400 else "given_up" if self.source.given_up else str(status)
         )
 
     def next_ns(self) -> int:
-        """Return the time of the next write, or of the next token of the source if this is earlier."""
+        """Return the time of the next write, or of the source's next token if it is earlier."""
         return min(self.delivery.next_ns(), self.source.next_ns)
 
     def complete(self, first_ns: int, last_ns: int) -> None:
@@ -78,11 +83,7 @@ class ServerJob:
 
 
 class ResponseSender:
-    """Sender of a streamed answer.
-
-    `begins` is set when the first write is due, or when the engine gives up the request. Nothing is sent
-    before `start` is called. `done` is set when everything is sent.
-    """
+    """Sender of a streamed answer. Nothing is sent before `start` is called."""
 
     def __init__(self, job: ServerJob, gauges: EngineMetrics, pacer: Pacer, clock: Clock) -> None:
         self._job = job
@@ -100,25 +101,28 @@ class ResponseSender:
         self._first_ns: int | None = None
         loop = asyncio.get_running_loop()
         self.begins: asyncio.Future[None] = loop.create_future()
+        """Done when the first write is due, or when the engine gives the request up."""
         self.done: asyncio.Future[None] = loop.create_future()
+        """Done when everything was sent, or when the answer was ended early."""
 
     def wake(self) -> None:
         self._waker.call_at(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
-        """Begin to send, after the response head. `framed`: whether the body is chunked."""
+        """Begin to send, after the head of the response. `framed`: whether the body is chunked."""
         self._transport = transport
         self._is_framed = framed
         self.wake()
 
     def abandon(self, outcome: str | None = None) -> None:
-        """End the answer early: the client has disconnected, or the server ends it on an open connection."""
+        """End the answer, unless it has ended. `outcome`: outcome for the truth log; None: that the client
+        has disconnected, or else that the server has stopped."""
         if not self.done.done():
             is_open = self._transport is not None and not self._transport.is_closing()
             self._end(outcome or ("cut" if is_open else "client_left"))
 
     def _send_due(self, now_ns: int) -> int:
-        """Send the due writes. Return the time of the next one."""
+        """Send the next write, if it is due. Return the time of the next call."""
         if self.done.done():
             return NEVER
         self._source.advance(now_ns)
@@ -134,24 +138,24 @@ class ResponseSender:
             self._end("client_left")
             return NEVER
         if transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
-            return self._mono_ns() + HELD_NS
+            return self._mono_ns() + BUFFER_CHECK_NS
         write = self._delivery.take(now_ns)
         if write is None:
             return self._job.next_ns()
-        ends = self._delivery.ended
+        ends = self._delivery.all_taken
         if write.chunks:
-            if self._send(write, ends):
+            if self._send_chunks(write, ends):
                 self._end("given_up" if self._source.given_up else self._job.outcome)
                 return NEVER
-        elif silence := self._shape.keepalive():
-            self._put(silence)
+        elif keepalive := self._shape.keepalive():
+            self._write_bytes(keepalive)
         if ends:
             self._end(self._job.outcome)
             return NEVER
         return self._job.next_ns()
 
-    def _send(self, write: Write, ends: bool) -> bool:
-        """Write the bytes of one write, and return whether the answer broke off."""
+    def _send_chunks(self, write: Write, ends: bool) -> bool:
+        """Send the chunks of a write (the last one, if `ends`). Return whether the answer broke off."""
         shape = self._shape
         chunks = write.chunks
         data = b""
@@ -170,23 +174,23 @@ class ResponseSender:
             self._job.complete(now_ns if self._first_ns is None else self._first_ns, now_ns)
             data += shape.ending()
         self._record_times(write.due_ns, chunks)
-        self._put(data)
+        self._write_bytes(data)
         return False
 
     def _record_times(self, due_ns: int, chunks: tuple[Chunk, ...]) -> None:
         truth = self._truth
         now_ns = self._mono_ns()
-        carried = False
+        has_tokens = False
         for chunk in chunks:
             if tokens := chunk.end - chunk.first:
-                carried = True
+                has_tokens = True
                 truth.due_ns[chunk.choice] += [due_ns] * tokens
                 truth.sent_ns[chunk.choice] += [now_ns] * tokens
-                self._job.stamps += [now_ns] * tokens
+                self._job.send_times += [now_ns] * tokens
             if chunk.is_final:
                 truth.finish[chunk.choice] = self._job.answer.choices[chunk.choice].finish
         truth.late_ns_max = max(truth.late_ns_max, now_ns - due_ns)
-        if carried:
+        if has_tokens:
             if self._first_ns is None:
                 self._first_ns = now_ns
                 self._gauges.on_prompt(truth.prompt_tokens)
@@ -206,14 +210,14 @@ class ResponseSender:
             data += self._shape.failure()
         if len(chunks) > 1:
             self._record_times(last.due_ns, chunks[:-1])
-        self._put(data)
+        self._write_bytes(data)
         if outcome == "reset":
             reset_connection(transport)
         elif outcome == "truncate":
             transport.close()
 
-    def _put(self, data: bytes) -> None:
-        if data:  # RFC 9112 7.1: an empty chunk would end the body.
+    def _write_bytes(self, data: bytes) -> None:
+        if data:  # Write no empty chunk: it would end the body (RFC 9112 7.1).
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_framed else data)
 
     def _end(self, outcome: str) -> None:
@@ -223,14 +227,15 @@ class ResponseSender:
 
 
 class Gatherer:
-    """Waits for an answer that is not streamed. `done` is set when its last token was made; the answer is due
-    at `due_ns`."""
+    """Waits until an answer that is not streamed is complete."""
 
     def __init__(self, job: ServerJob, pacer: Pacer) -> None:
         self._job = job
         self._waker = Waker(pacer, self.take_due)
         self.due_ns = 0
+        """Time at which the answer must be sent, after `done`."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the last token was made, or the engine gave the request up."""
 
     def wake(self) -> None:
         self._waker.call_at(self._job.next_ns())
@@ -239,12 +244,12 @@ class Gatherer:
         self._waker.close()
 
     def take_due(self, now_ns: int) -> int:
-        """Take the due writes. Return the time of the next one."""
+        """Take the due writes from the delivery. Return the time of the next call."""
         delivery = self._job.delivery
         self._job.source.advance(now_ns)
         while (write := delivery.take(now_ns)) is not None:
             self.due_ns = write.due_ns
-        if not delivery.ended:
+        if not delivery.all_taken:
             return self._job.next_ns()
         if not self.done.done():
             self.done.set_result(None)
@@ -252,7 +257,7 @@ class Gatherer:
 
 
 def reset_connection(transport: asyncio.Transport) -> None:
-    """Reset the connection (TCP RST) and discard unsent bytes."""
+    """Reset the connection (TCP RST). Bytes in its buffers are lost."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

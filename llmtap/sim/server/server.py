@@ -1,14 +1,14 @@
 """Simulated server with the APIs of OpenAI, Anthropic and Ollama, which sends each token at a scheduled time.
 
 `SimServer` has the aiohttp application with all its routes, and starts the WebSocket sessions and the gRPC
-services; `llmtap sim serve` and the self-test run it. A request is read by its endpoint and accepted by the
-reception (`reception.py`), which decides the answer and its schedule. `delivery.py` and `sender.py` deliver
-the answer; one pacer wakes the senders of all answers. The real send times are kept (`truth.py`) for
-comparison with a measurement: in `SimServer.sent`, at `GET /sim/truth?since=N`, and in a file. Headers
-`x-sim-*` change the options of one request (`options.py`).
+services; `llmtap sim serve` and the self-test run it. An `Endpoint` parses a request, and the reception
+(`reception.py`) decides the answer and its schedule. `delivery.py` and `sender.py` deliver the answer; one
+pacer wakes the senders of all answers. The actual send times (`truth.py`) can be compared with a measurement:
+they are in `SimServer.send_times`, at `GET /sim/truth?since=N`, and in a file. Headers `x-sim-*` change the
+options of one request (`options.py`).
 
-With a fixed schedule the head of a stream is sent at once. With an engine it is sent with the first write, so
-that its status can report that the engine gave up the request before.
+With a fixed schedule, the head of a stream is sent at once. With an engine, it is sent with the first write,
+so that the status of the response is 503 if the engine gave the request up before.
 """
 
 import asyncio
@@ -35,11 +35,12 @@ from llmtap.sim.server.shapes import BROKEN, Answer, Shape, SimulatedRequest
 from llmtap.sim.server.websocket import SimulatedResponsesSession, SimulatedSession
 
 BODY_BYTES_MAX: Final = 64 << 20
+"""Maximum size of a request body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint with its functions to read a request, to write an answer, and to report an error."""
+    """An endpoint with its functions to parse a request, to write an answer, and to report an error."""
 
     path: str
     read: Callable[[bytes], SimulatedRequest]
@@ -117,9 +118,9 @@ class SimServer:
         self.app.on_shutdown.append(stop)
 
     @property
-    def sent(self) -> OrderedDict[str, list[int]]:
-        """Times just before each token was written (monotonic ns), by request id."""
-        return self._truths.sent
+    def send_times(self) -> OrderedDict[str, list[int]]:
+        """Time at which each token was written to the connection (monotonic ns), by request id."""
+        return self._truths.send_times
 
     async def _close(self, app: web.Application) -> None:
         self.reception.close()
@@ -132,7 +133,7 @@ class SimServer:
         return _json_response({"object": "list", "data": [model]})
 
     async def _unknown(self, request: web.Request) -> web.Response:
-        message = f"there is no {request.method} {request.path}"
+        message = f"there is no endpoint {request.method} {request.path}"
         return _json_response(openai_error(404, "unknown_url", message), 404)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -142,7 +143,7 @@ class SimServer:
     async def _truth(self, request: web.Request) -> web.Response:
         since = request.query.get("since", "0")
         if not since.isdigit():
-            return _json_response({"error": "since is the number of a request"}, 400)
+            return _json_response({"error": f"since: expected a number of 0 or more, got {since!r}"}, 400)
         return _json_response(self._truths.page_since(int(since)))
 
     async def _handle(self, api: Endpoint, request: web.Request) -> web.StreamResponse:
@@ -190,7 +191,7 @@ class SimServer:
             )
             transport = request.transport
             if transport is None:
-                return response  # The client has disconnected.
+                return response  # The client has disconnected, so nothing can be sent.
             await response.prepare(request)
             sender.start(transport, framed=request.version >= HttpVersion11)
             await asyncio.shield(sender.done)
@@ -235,7 +236,7 @@ class SimServer:
         for i, choice in enumerate(job.answer.choices):
             truth.due_ns[i] = [due_ns] * len(choice.pieces)
             truth.sent_ns[i] = [now_ns] * len(choice.pieces)
-            job.stamps += truth.sent_ns[i]
+            job.send_times += truth.sent_ns[i]
         truth.late_ns_max = now_ns - due_ns
         return web.Response(body=body, content_type="application/json", headers=headers)
 

@@ -1,12 +1,12 @@
 """Requests and answers of the simulated server, and the APIs of Anthropic and Ollama.
 
-The `read_` functions of an API turn a body into a `SimulatedRequest`; a `Shape` turns an `Answer` into bytes.
-The APIs of OpenAI are in `openai.py`.
+The `read_` functions of an API parse a body into a `SimulatedRequest`; a `Shape` turns an `Answer` into
+bytes. The APIs of OpenAI are in `openai.py`.
 
-A stream of Anthropic has content blocks that start, grow and stop; `ping` events are the keep-alive. A stream
-of Ollama is a line of JSON for each piece; the last has the counts and the times in ns. Ollama streams unless
-the request has `"stream": false`. It has no keep-alive, and no finish reason for a refusal, which ends with
-`stop`.
+A stream of Anthropic has content blocks, each with events for its start, its pieces and its end; `ping`
+events are the keep-alive. A stream of Ollama has a line of JSON for each piece; the last line has the counts,
+and the durations in ns. Ollama streams unless the request has `"stream": false`. It has no keep-alive. It has
+no finish reason for a refusal, so a refusal ends with `stop`.
 
 Source: anthropics/anthropic-sdk-python types; ollama/ollama docs/api.md; docs/dialects.md.
 """
@@ -19,35 +19,41 @@ import msgspec
 from llmtap.json_types import JsonObject
 
 CREATED: Final = 1_700_000_000
-"""Date in every answer (seconds since 1970). It is fixed, so that equal requests get equal bytes."""
+"""Creation date of every answer (seconds since 1970). It is fixed, so that equal requests get equal bytes."""
 BROKEN: Final = "the engine broke down"
+"""Error message of the fault `error`."""
 
 
 class BadRequest(ValueError):
-    """The body of a request is invalid; the message is sent to the client."""
+    """A request is invalid; the message is sent to the client."""
 
     code = "invalid_value"
 
 
 @dataclass(slots=True)
 class SimulatedRequest:
+    """A request of any API."""
+
     model: str
     stream: bool
     prompts: tuple[str, ...]
-    """Prompts; each gets `n` answers."""
+    """Prompts, for each of which the answer has `n` choices."""
     prompt_tokens: int | None = None
-    """Number of tokens, if the prompts were given as tokens; None: the tokens of the texts are counted."""
+    """Total number of tokens, if the prompts were given as token ids; None: count the tokens of the texts."""
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+    """Whether the answer continues until `max_tokens`."""
     stop: tuple[str, ...] = ()
     seed: int | None = None
     n: int = 1
     include_usage: bool = False
+    """Whether a stream ends with the usage; `continuous_usage`: whether every chunk has the usage so far."""
     continuous_usage: bool = False
     token_ids: bool = False
+    """Whether the chunks have the ids of their tokens (vLLM)."""
     use_prefix_cache: bool = True
-    """Whether the engine may take blocks of the prompt from its prefix cache, if it has one."""
+    """Whether the engine is allowed to take blocks of the prompt from its prefix cache, if it has a cache."""
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):
@@ -61,7 +67,7 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
 
     def to_request(self, *prompts: str, **more: Any) -> SimulatedRequest:
-        """Return the request with these prompts. `more`: further fields of `SimulatedRequest`."""
+        """Return the request with these prompts. `more`: further fields of the `SimulatedRequest`."""
         return SimulatedRequest(
             **{
                 "model": self.model,
@@ -79,13 +85,16 @@ class CommonRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Choice:
-    """One of the texts (choices) that answer a request, as a string for each token."""
+    """One of the texts (choices) of an answer."""
 
     pieces: list[str]
+    """Text of each token."""
     finish: str = "stop"
+    """Finish reason, as in OpenAI's API."""
     refused: bool = False
-    """Whether the text is a refusal, which is sent in the API's field for refusals, if there is one."""
+    """Whether the text is a refusal that is sent in the API's field for refusals, if the API has one."""
     stop_text: str | None = None
+    """Stop string that ended the text; None: no stop string ended it."""
 
     @property
     def text(self) -> str:
@@ -97,16 +106,20 @@ class Answer:
     """Content of an answer, from which a `Shape` makes the bytes."""
 
     number: int
+    """Number of the request on this server, for the ids in the answer."""
     request: SimulatedRequest
     prompt_tokens: int
     choices: list[Choice]
     dialect: str = "openai"
+    """`openai` or `vllm`: dialect of chat completions and completions."""
     sent_tokens: list[int] = field(default_factory=list)
+    """Number of tokens sent so far, of each choice."""
     prompt_ns: int = 0
-    """Duration of the prompt phase, for APIs that report it at the end."""
+    """Time from the request to the first token, for APIs that report it at the end."""
     output_ns: int = 0
+    """Time from the first to the last token, for the same APIs."""
     cached_tokens: int | None = None
-    """Prompt tokens found in the engine's prefix cache; None: no cache, or not known yet."""
+    """Number of prompt tokens found in the engine's prefix cache; None: no cache, or not known yet."""
 
     def __post_init__(self) -> None:
         self.sent_tokens = [0] * len(self.choices)
@@ -117,13 +130,12 @@ class Answer:
 
 
 class Shape:
-    """Writes the bytes of one answer. For a stream, call `opening`, then
-    `chunk` repeatedly, then `ending`."""
+    """Writes the bytes of one answer: of a stream by `opening`, then several `chunk`s, then `ending`."""
 
     media_type = "text/event-stream"
 
     def __init__(self, answer: Answer, prefix: str) -> None:
-        """`prefix`: beginning of the answer's id."""
+        """`prefix`: start of the answer's id."""
         self.id = f"{prefix}{answer.number}"
         self._answer = answer
         self._request = answer.request
@@ -134,7 +146,7 @@ class Shape:
         return b""
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
-        """Return the bytes of the tokens from `first` to `last` - 1 of a choice; if `final`, also its end."""
+        """Return the bytes of the tokens `first` to `last` - 1 of a choice; if `final`, also its end."""
         raise NotImplementedError
 
     def ending(self) -> bytes:
@@ -146,7 +158,7 @@ class Shape:
         return b""
 
     def failure(self) -> bytes:
-        """Return the bytes that report a failure of the engine in the middle of an answer."""
+        """Return the bytes that report a failure of the engine in the middle of a stream."""
         return b""
 
     def full_answer(self) -> JsonObject:
@@ -154,7 +166,7 @@ class Shape:
         raise NotImplementedError
 
     def _take(self, index: int, first: int, last: int) -> str:
-        """Return the text of these tokens, and count them as sent."""
+        """Return the text of the tokens `first` to `last` - 1 of a choice, and count them as sent."""
         answer = self._answer
         answer.sent_tokens[index] = last
         pieces = answer.choices[index].pieces
@@ -162,7 +174,7 @@ class Shape:
 
     @property
     def sent_text(self) -> str:
-        """Part of the first choice's text that has been sent so far."""
+        """Text of the first choice that has been sent so far."""
         return "".join(self._choice.pieces[: self._answer.sent_tokens[0]])
 
     def _status(self) -> tuple[str, str | None]:
@@ -173,13 +185,13 @@ class Shape:
 
 
 def sse(event: JsonObject, kind: str = "") -> bytes:
-    """Return a server-sent event, named `kind` if given."""
+    """Return the bytes of a server-sent event. `kind`: name of the event; empty: no name."""
     name = b"event: " + kind.encode() + b"\n" if kind else b""
     return name + b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def decode(body: bytes, kind: type[Any]) -> Any:
-    """Decode a JSON body as `kind`. Raises BadRequest."""
+    """Parse a JSON body as an object of the type `kind`. Raises BadRequest."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
@@ -191,7 +203,7 @@ def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content: a string, or the text parts of a list."""
+    """Return the text of a message's content, which is a string or a list of parts, some of them texts."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -215,7 +227,7 @@ class _AnthropicRequest(CommonRequest, kw_only=True):
 
 
 def read_messages(body: bytes) -> SimulatedRequest:
-    """Read a request. Raises BadRequest."""
+    """Parse the body of a request to Anthropic's Messages API. Raises BadRequest."""
     r: _AnthropicRequest = decode(body, _AnthropicRequest)
     texts = [text_of(r.system), *(text_of(m.content) for m in r.messages)]
     return r.to_request("\n".join(filter(None, texts)), stop=stop_texts(r.stop_sequences))
@@ -228,6 +240,8 @@ def anthropic_error(status: int, code: str, message: str) -> JsonObject:
 
 
 class AnthropicShape(Shape):
+    """Writes the answer of Anthropic's Messages API."""
+
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer, "msg_sim")
 
@@ -315,7 +329,8 @@ class _OllamaRequest(msgspec.Struct):
 
     def to_request(self, prompt: str) -> SimulatedRequest:
         o = self.options or _OllamaOptions()
-        limit = o.num_predict if o.num_predict is not None and o.num_predict >= 0 else None  # -1: no limit
+        # Ollama's value for no limit is -1.
+        limit = o.num_predict if o.num_predict is not None and o.num_predict >= 0 else None
         return o.to_request(
             prompt,
             model=self.model,
@@ -326,13 +341,13 @@ class _OllamaRequest(msgspec.Struct):
 
 
 def read_ollama_chat(body: bytes) -> SimulatedRequest:
-    """Read a request to `/api/chat`. Raises BadRequest."""
+    """Parse the body of a request to `/api/chat`. Raises BadRequest."""
     r: _OllamaRequest = decode(body, _OllamaRequest)
     return r.to_request("\n".join(text_of(m.content) for m in r.messages or ()))
 
 
 def read_ollama_generate(body: bytes) -> SimulatedRequest:
-    """Read a request to `/api/generate`. Raises BadRequest."""
+    """Parse the body of a request to `/api/generate`. Raises BadRequest."""
     r: _OllamaRequest = decode(body, _OllamaRequest)
     return r.to_request("\n".join(filter(None, (r.system, r.prompt))))
 
@@ -342,6 +357,8 @@ def ollama_error(status: int, code: str, message: str) -> JsonObject:
 
 
 class OllamaChat(Shape):
+    """Writes the answer of `/api/chat`: lines of JSON."""
+
     media_type = "application/x-ndjson"
 
     def __init__(self, answer: Answer) -> None:
@@ -383,7 +400,7 @@ class OllamaChat(Shape):
 
 
 class OllamaGenerate(OllamaChat):
-    """Writes an answer to `/api/generate`, which has its text in the field `response`."""
+    """Writes the answer of `/api/generate`, which has its text in the field `response`."""
 
     def _content(self, text: str) -> JsonObject:
         return {"response": text}

@@ -1,9 +1,9 @@
-"""Truth log of the simulated server: when each token was made, due and sent, to check measurements.
+"""Truth log of the simulated server: times at which each token was made, due and sent, to check measurements.
 
-`sender.py` (for answers that are not streamed, `server.py`) adds the send times, and `reception.py` adds the
-finished request (`Truth`). The log keeps the newest requests for `GET /sim/truth` and the self-test, and
-appends all requests as JSON lines to a file if one is named. All times are ns of the monotonic clock; the
-anchor converts them to wall-clock time.
+`sender.py` adds the send times of streams, and `server.py` those of other answers; `reception.py` adds the
+`Truth` of a finished request. The log has the newest requests in memory, for `GET /sim/truth` and the
+self-test. If a file is given, all requests are appended to it as JSON lines. All times are ns of the
+monotonic clock; the anchor converts them to wall-clock time.
 """
 
 import itertools
@@ -17,34 +17,38 @@ import msgspec
 from llmtap.clock import Clock, WallAnchor
 
 TRUTHS_MAX: Final = 10_000
+"""Maximum number of requests in memory."""
 TOKENS_MAX: Final = 1_000_000
-"""Maximum number of tokens of which the times are kept in memory, about 100 bytes each."""
+"""Maximum number of tokens whose times are in memory, about 100 bytes each."""
 PAGE_TRUTHS_MAX: Final = 1_000
-"""Maximum number of truths in one answer."""
+"""Maximum number of requests in one page of `GET /sim/truth`."""
 
 log = logging.getLogger(__name__)
 
 
 class Submitted(msgspec.Struct, kw_only=True):
-    """One choice of a request as submitted to the engine."""
+    """One choice of a request, as submitted to the engine."""
 
     choice: int
+    """Index of the choice in the answer."""
     number: int
-    """Number in the engine, in the order of arrival; -1 if the request did not arrive there."""
+    """Number in the engine, in the order of arrival; -1 if the choice did not arrive there."""
     arrival_ns: int
     """Planned arrival at the engine, after the input filter."""
     input: int
+    """Number of prompt tokens."""
     output: int
-    """Number of tokens that the engine had to make; `input` is the number of prompt tokens."""
+    """Number of tokens that the engine had to make; `predicted` is their predicted number."""
     predicted: int
     cached: int | None = None
-    """Prompt tokens found in the prefix cache; None: no cache, or no token was made."""
+    """Number of prompt tokens found in the prefix cache; None: no cache, or no token was made."""
 
 
 class Truth(msgspec.Struct, kw_only=True):
     """Log entry of one request. A nested list has a list for each choice, with an item for each token."""
 
     seq: int = 0
+    """Number in the log, in the order in which requests ended; the first is 1."""
     id: str
     path: str
     model: str
@@ -55,21 +59,24 @@ class Truth(msgspec.Struct, kw_only=True):
     made_ns: list[list[int]]
     """Time at which the engine made each token, before filters and buffers."""
     due_ns: list[list[int]]
+    """Scheduled send time of each token; `sent_ns`: actual send time."""
     sent_ns: list[list[int]]
     ended_ns: int = 0
     outcome: str = "client_left"
-    """How the request ended: complete, refused (by a guardrail or the model), blocked (by the output filter),
-    given_up (by the scheduler), cancelled (by the client, on a connection that stays open), cut (the server
-    was stopped), client_left (the client disconnected before the end), or the name of the fault."""
+    """Way in which the request ended: complete, refused (by a guardrail or the model), blocked (by the output
+    filter), given_up (by the scheduler), cancelled (by the client, on a connection that stays open), cut (the
+    server was stopped), client_left (the client disconnected before the end), or the name of the fault."""
     status: int = 200
     finish: list[str | None] = []
     """Finish reason of each choice; None if its end was not sent."""
     late_ns_max: int = 0
+    """Longest time between the scheduled and the actual time of a write."""
     submitted: list[Submitted] = []
+    """Choices that were submitted to the engine; empty with a fixed schedule."""
 
 
 class TruthAnchor(msgspec.Struct, frozen=True):
-    """A time on both clocks; they were read within `width_ns`."""
+    """The same moment on the monotonic and the wall clock; these were read within `width_ns`."""
 
     mono_ns: int
     wall_ns: int
@@ -77,51 +84,56 @@ class TruthAnchor(msgspec.Struct, frozen=True):
 
 
 class TruthPage(msgspec.Struct, frozen=True):
+    """Answer to `GET /sim/truth`."""
+
     anchor: TruthAnchor
     next: int
-    """Number after which the next page begins."""
+    """Value of `since` that returns the next page: the `seq` of the last request of this page."""
     truths: list[Truth]
 
 
 class TruthLog:
-    """Newest requests in memory; all requests in a file, if one is named."""
+    """Log of the newest requests in memory, and of all requests in a file, if one is given."""
 
     def __init__(self, clock: Clock, file: Path | None = None) -> None:
         self.anchor = WallAnchor.sample(clock)
-        self.sent: OrderedDict[str, list[int]] = OrderedDict()
-        self._ended: deque[Truth] = deque()
+        self.send_times: OrderedDict[str, list[int]] = OrderedDict()
+        """Send times of the tokens of each request, by request id; the oldest request is first."""
+        self._truths: deque[Truth] = deque()
         self._tokens = 0
-        self._seq = 0
+        """Number of tokens of the requests in `_truths`."""
+        self._last_seq = 0
         self._file: BinaryIO | None = None
         if file is not None:
             self._file = file.open("ab")
-            self._put({"anchor": self._anchor()})
+            self._append_line({"anchor": self._anchor()})
 
     def begin(self, request_id: str) -> list[int]:
-        """Return the list for the send times of a new request."""
+        """Add a request, and return the list to which its sender must append the send times of tokens."""
         stamps: list[int] = []
-        self.sent[request_id] = stamps
-        if len(self.sent) > TRUTHS_MAX:
-            self.sent.popitem(last=False)
+        self.send_times[request_id] = stamps
+        if len(self.send_times) > TRUTHS_MAX:
+            self.send_times.popitem(last=False)
         return stamps
 
     def end(self, truth: Truth) -> None:
-        self._seq += 1
-        truth.seq = self._seq
-        if len(self._ended) >= TRUTHS_MAX:
-            self._tokens -= _token_count(self._ended.popleft())
-        self._ended.append(truth)
+        """Add a finished request to the log. Remove the oldest requests if the log is full."""
+        self._last_seq += 1
+        truth.seq = self._last_seq
+        if len(self._truths) >= TRUTHS_MAX:
+            self._tokens -= _token_count(self._truths.popleft())
+        self._truths.append(truth)
         self._tokens += _token_count(truth)
-        while self._tokens > TOKENS_MAX and len(self._ended) > 1:
-            oldest = self._ended.popleft()
+        while self._tokens > TOKENS_MAX and len(self._truths) > 1:
+            oldest = self._truths.popleft()
             self._tokens -= _token_count(oldest)
-            self.sent.pop(oldest.id, None)
+            self.send_times.pop(oldest.id, None)
         if self._file is not None:
-            self._put(truth)
+            self._append_line(truth)
 
     def page_since(self, seq: int) -> TruthPage:
-        """Return a page of requests that ended after number `seq`, oldest first, and the next `seq`."""
-        page = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_TRUTHS_MAX))
+        """Return the oldest requests with numbers above `seq`, at most PAGE_TRUTHS_MAX."""
+        page = list(itertools.islice((truth for truth in self._truths if truth.seq > seq), PAGE_TRUTHS_MAX))
         return TruthPage(self._anchor(), page[-1].seq if page else seq, page)
 
     def close(self) -> None:
@@ -133,13 +145,13 @@ class TruthLog:
         anchor = self.anchor
         return TruthAnchor(anchor.mono_ns, anchor.wall_ns, anchor.width_ns)
 
-    def _put(self, line: Any) -> None:
+    def _append_line(self, line: Any) -> None:
         assert self._file is not None
         try:
             self._file.write(msgspec.json.encode(line) + b"\n")
             self._file.flush()
         except OSError as exc:
-            log.warning("event=truth_lost error=%r", str(exc))
+            log.warning("event=truth_lost file=%r error=%r", self._file.name, str(exc))
             self.close()
 
 

@@ -1,18 +1,19 @@
 """WebSocket sessions of the simulated server in which a client requests responses.
 
-`SimulatedSession` is the base class of both APIs, which parse the client's messages: OpenAI's Responses API
-(here) and Realtime (`realtime.py`). A lane is one stream of requests; the responses of a lane are sent one
-after the other. aiohttp opens the session, reads its messages and answers pings. The `ResponseSender` of
-`sender.py` writes due frames directly to the connection, between whole frames of aiohttp; the derived classes
-make these frames.
+`SimulatedSession` is the base class of the sessions of two APIs: OpenAI's Responses API
+(`SimulatedResponsesSession`) and Realtime API (`realtime.py`). Its subclasses parse the client's messages and
+make the frames of responses. A lane is a sequence of requests, whose responses are sent one after the other.
+aiohttp opens the session, reads its messages and answers pings. The `ResponseSender` of `sender.py` writes
+due frames directly to the connection, between whole frames of aiohttp.
 
 The client's headers (`x-sim-*`) apply to every response of the session. Faults: a rejected request gets an
-error event and no response; `reset` and `truncate` end the session as they end a stream, and `unfinished`
-closes it properly in the middle of a response.
+error event and no response; `reset` and `truncate` end the session in the same way as a stream over HTTP, and
+`unfinished` closes the session properly in the middle of a response.
 
-In a Responses session, requests with the same `stream_id` are one lane, and so are all requests without one.
-A `previous_response_id` puts the earlier response and its input before the new input; the newest 64 responses
-of a session are remembered. A client cancels by closing the session.
+In a Responses session, requests with the same `stream_id` are one lane, and all requests without a
+`stream_id` are another lane. With a `previous_response_id`, the input and output of that response are put
+before the new input; the newest 64 responses of a session are stored for this. A client cancels by closing
+the session.
 
 Source: RFC 6455; developers.openai.com api/docs/guides/websocket-mode; openai/openai-python
 types/responses/responses_client_event.py, responses_server_event.py.
@@ -37,26 +38,28 @@ from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
 
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _TURNS_MAX: Final = 64
-"""Maximum number of responses of a session that run or wait; llmtap can measure the same number."""
+"""Maximum number of responses of a session that run or wait. It is also the maximum that llmtap measures."""
 
 Plan = tuple[SimulatedRequest, Callable[[Answer], Shape], str | None]
-"""A request, the shape of its answer, and its id if the client gave one."""
+"""A request, the function that makes the shape of its answer, and its id if the client gave one."""
 
 
 @dataclass(slots=True, eq=False)
 class SessionTurn:
-    """A response in progress."""
+    """A response in progress, and the client's event that requested it."""
 
     event: Any
     job: ServerJob
     sender: ResponseSender | None = None
-    cancelled: bool = False
+    """Sender of the response; None before it begins."""
+    is_cancelled: bool = False
+    """Whether a message of the client cancelled the response."""
 
 
 class SimulatedSession:
-    """One WebSocket session of a client; base class for the Realtime and the Responses API.
+    """One WebSocket session of a client: base class for the Realtime and the Responses API.
 
-    Parameter `event` of its methods: a message of the client, as the subclass has parsed it.
+    The argument `event` of its methods is a message of the client, as parsed by the subclass.
     """
 
     path: ClassVar[str]
@@ -71,19 +74,19 @@ class SimulatedSession:
         )
         self._transport: asyncio.Transport | None = None
         self._lanes: dict[str, deque[Any]] = {}
-        """Events that request a response, by lane. The response to the first event of a lane is in
-        progress."""
+        """Events that request a response, by lane. The response to the first event of a lane is running."""
         self._running: dict[asyncio.Task[None], SessionTurn] = {}
+        """Running responses by their tasks."""
         self._is_over = False
 
     async def run(self) -> web.StreamResponse:
         socket = self._socket
         if not socket.can_prepare(self._request).ok:
-            error = openai_error(426, "upgrade_required", f"GET {self.path} is for a WebSocket")
+            error = openai_error(426, "upgrade_required", f"GET {self.path} needs a WebSocket upgrade")
             return web.json_response(error, status=426, headers={"Upgrade": "websocket"})
         await socket.prepare(self._request)
         self._transport = self._request.transport
-        self._greet()
+        self._send_greeting()
         try:
             while (message := await socket.receive()).type in (WSMsgType.TEXT, WSMsgType.BINARY):
                 self._receive(message.data, self._reception.clock.mono_ns())
@@ -97,8 +100,8 @@ class SimulatedSession:
     async def close(self) -> None:
         await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
-    def _greet(self) -> None:
-        """Send the server's first event, if any."""
+    def _send_greeting(self) -> None:
+        """Send the event with which the server begins a session, if the API has one."""
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         """Handle one message of the client."""
@@ -107,7 +110,7 @@ class SimulatedSession:
     def _plan(self, event: Any) -> Plan:
         """Return the request of an event. It is called when all earlier responses of the lane have ended.
 
-        Raises ValueError for an invalid request.
+        Raises ValueError if the request is invalid.
         """
         raise NotImplementedError
 
@@ -115,22 +118,21 @@ class SimulatedSession:
         """Send an error instead of the response that an event requests."""
         raise NotImplementedError
 
-    def _remember(self, turn: SessionTurn) -> None:
-        """Store a response, because later requests may refer to it."""
+    def _store_response(self, turn: SessionTurn) -> None:
+        """Store a response that has ended, because later requests can refer to it."""
 
-    def _end_cancelled(self, turn: SessionTurn) -> None:
-        """Write the end of a response that a message of the client cancelled."""
+    def _write_cancelled_end(self, turn: SessionTurn) -> None:
+        """Write the last events of a response that a message of the client cancelled."""
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def _queue_response(self, event: Any, now_ns: int, lane: str = "") -> None:
-        """Queue the response that an event requests. It begins when all earlier responses of
-        the lane have ended."""
+        """Queue the response that an event requests, after all earlier responses of the lane."""
         if sum(map(len, self._lanes.values())) >= _TURNS_MAX:
             raise BadRequest(
-                f"a session has at most {_TURNS_MAX} responses that run or wait; wait until one has ended"
+                f"{_TURNS_MAX} responses run or wait, the maximum of a session; wait until one has ended"
             )
         waiting = self._lanes.setdefault(lane, deque())
         waiting.append(event)
@@ -159,13 +161,14 @@ class SimulatedSession:
             request_id=request_id,
         )
         if job.rejection_status is None:
-            self._reception.submit(
-                job
-            )  # Submit here: the task runs later, when the engine may be past this time.
+            # Submit here, not in the task: it runs later, when the engine's time can already be past
+            # `now_ns`.
+            self._reception.submit(job)
         turn = SessionTurn(event, job)
         task = asyncio.create_task(self._respond(turn))
         self._running[task] = turn
-        # Use a callback: a task that is cancelled before it begins would not run code at its end.
+        # Use a callback instead of `finally` in the task: a task that is cancelled before it begins runs no
+        # code.
         task.add_done_callback(partial(self._on_ended, lane))
 
     def _on_ended(self, lane: str, task: "asyncio.Task[None]") -> None:
@@ -177,9 +180,9 @@ class SimulatedSession:
         try:
             await self._answer(turn)
         except asyncio.CancelledError:
-            if not turn.cancelled:
+            if not turn.is_cancelled:
                 raise
-            self._end_cancelled(turn)
+            self._write_cancelled_end(turn)
 
     async def _answer(self, turn: SessionTurn) -> None:
         job, reception = turn.job, self._reception
@@ -197,8 +200,8 @@ class SimulatedSession:
                 sender.start(self._transport, framed=False)
                 await asyncio.shield(sender.done)
         finally:
-            sender.abandon("cancelled" if turn.cancelled else None)
-        self._remember(turn)
+            sender.abandon("cancelled" if turn.is_cancelled else None)
+        self._store_response(turn)
         if job.truth.outcome == "unfinished":
             await self._socket.close()
 
@@ -209,7 +212,8 @@ class SimulatedSession:
 
 # ---------------------------------------------------------------- Responses
 
-_REMEMBERED_MAX: Final = 64
+_STORED_MAX: Final = 64
+"""Maximum number of responses of a session that are stored for `previous_response_id`."""
 
 
 class _ClientEvent(msgspec.Struct):
@@ -225,47 +229,52 @@ class _UnknownResponse(BadRequest):
 
 
 class _MessagesShape(OpenAIResponsesShape):
-    """Writes one response as frames."""
+    """Writes one response as WebSocket frames."""
 
-    def __init__(self, answer: Answer, lane: dict[str, str]) -> None:
+    def __init__(self, answer: Answer, lane_field: dict[str, str]) -> None:
+        """`lane_field`: field `stream_id` of each event, if the request has one."""
         super().__init__(answer)
-        self._lane = lane
+        self._lane_field = lane_field
 
     def _encode_event(self, event: JsonObject, kind: str) -> bytes:
-        return frame(msgspec.json.encode(event | self._lane))
+        return frame(msgspec.json.encode(event | self._lane_field))
 
     def keepalive(self) -> bytes:
         return frame(b"", Opcode.PING)
 
 
 class SimulatedResponsesSession(SimulatedSession):
+    """A session of the Responses API."""
+
     path = "/v1/responses"
 
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
         super().__init__(reception, request, number)
         self._texts: OrderedDict[str, str] = OrderedDict()
-        """Text of the input and output of each response, by the id of the response."""
+        """Text of the input and output of each stored response, by the id of the response."""
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         event = _ClientEvent("")
         try:
             if isinstance(data, bytes):
-                raise BadRequest("expected a text message, got a binary one")
+                raise BadRequest("expected a text message, got a binary message")
             event = decode(data.encode(), _ClientEvent)
             if event.type != "response.create":
-                raise BadRequest(f"unknown client event {event.type!r}")
+                raise BadRequest(f"type: expected 'response.create', got {event.type!r}")
             event.body = data.encode()
             self._queue_response(event, now_ns, event.stream_id or "")
         except ValueError as exc:
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _plan(self, event: _ClientEvent) -> Plan:
-        plan, before = read_responses(event.body), event.previous_response_id
-        if before is not None:
-            if before not in self._texts:
-                raise _UnknownResponse(f"there is no response {before!r} in this session")
-            plan = replace(plan, prompts=(f"{self._texts[before]}\n{plan.prompts[0]}",))
-        return replace(plan, stream=True), lambda answer: _MessagesShape(answer, _lane_field(event)), None
+        request, previous_id = read_responses(event.body), event.previous_response_id
+        if previous_id is not None:
+            if previous_id not in self._texts:
+                raise _UnknownResponse(
+                    f"previous_response_id: {previous_id!r} is none of the last {_STORED_MAX} of this session"
+                )
+            request = replace(request, prompts=(f"{self._texts[previous_id]}\n{request.prompts[0]}",))
+        return replace(request, stream=True), lambda answer: _MessagesShape(answer, _lane_field(event)), None
 
     def _refuse(self, event: _ClientEvent, status: int, code: str, message: str) -> None:
         error = {
@@ -276,11 +285,11 @@ class SimulatedResponsesSession(SimulatedSession):
         }
         self._write(frame(msgspec.json.encode(error)))
 
-    def _remember(self, turn: SessionTurn) -> None:
+    def _store_response(self, turn: SessionTurn) -> None:
         shape = turn.job.shape
         assert isinstance(shape, _MessagesShape)
         self._texts[shape.id] = f"{turn.job.answer.request.prompts[0]}\n{shape.sent_text}"
-        if len(self._texts) > _REMEMBERED_MAX:
+        if len(self._texts) > _STORED_MAX:
             self._texts.popitem(last=False)
 
 

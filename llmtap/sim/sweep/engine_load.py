@@ -1,6 +1,7 @@
 """Number of requests and tokens in an engine at any time, computed from the times of its requests.
 
-`fitting.py` uses it to find the iterations that only decoded, and their size.
+`fitting.py` uses `EngineLoad` to find the iterations that only decoded, and their numbers of requests and
+tokens.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,47 +16,52 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
 
 _ROUNDED_NS: Final = 2_000
-"""Rounding error of times in captures: whole microseconds, rounded down, relative to each arrival."""
+"""Tolerance for times in captures, which are rounded down to whole microseconds since each arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """KV memory of the measured server. A block that several prompts share is counted once
-    for each of them."""
+    """Size of the KV memory of the measured server."""
 
     blocks: int
     block_tokens: int
+    """Number of tokens in a block."""
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Times and tokens of one request."""
+    """Times and token counts of one request."""
 
     arrival_ns: int
     start_ns: int
-    """Time at which the server began to process the request, if reported; else the arrival."""
+    """Time at which the server began to process the request, if it reports this; else the arrival."""
     first_ns: int | None
+    """Time of the first token of a stream; `last_ns`: of the last token."""
     last_ns: int | None
     end_ns: int
     prompt: int | None
-    """Prompt tokens that were not cached."""
+    """Number of prompt tokens that were not cached."""
     context: int
+    """Number of all prompt tokens; `output`: number of output tokens."""
     output: int
     times_ns: list[int]
     """Time of each token; empty if unknown."""
 
 
 def request_times(x: Exchange) -> RequestTimes | None:
+    """Return the times of an exchange; None if it reached no engine."""
     t, tokens = x.timeline, x.tokens
     if t.submit_ns is None and t.first_token_ns is None:
         return None
     submit_ns = t.arrival_ns if t.submit_ns is None else t.submit_ns
-    # Use only the first entry: a gateway and its engine may both report the same wait.
-    queued = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
-    queued_ms = next(queued, 0.0)
+    # Use only the first entry, not the sum: a gateway and its engine can both report the same wait.
+    queue_waits_ms = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
+    queue_wait_ms = next(queue_waits_ms, 0.0)
     last_ns = t.last_token_ns if x.stream else None
     if last_ns is None and x.stream and t.first_token_ns is not None:
-        last_ns = t.response_end_ns  # Traces such as Dynamo's have only the end of the answer.
+        last_ns = (
+            t.response_end_ns
+        )  # Traces such as Dynamo's have the end of an answer, but not its last token.
     times: list[int] = []
     if last_ns is not None and not x.unlogged_events:
         counts = tokens_per_chunk(x)
@@ -64,7 +70,7 @@ def request_times(x: Exchange) -> RequestTimes | None:
     prompt_tokens = tokens.input
     return RequestTimes(
         submit_ns,
-        submit_ns + round(queued_ms * 1e6),
+        submit_ns + round(queue_wait_ms * 1e6),
         t.first_token_ns if x.stream else None,
         last_ns,
         last_ns or t.response_end_ns or t.delivered_ns or submit_ns,
@@ -76,7 +82,7 @@ def request_times(x: Exchange) -> RequestTimes | None:
 
 
 class EngineLoad:
-    """Number of running requests, and of their tokens in memory (context), at any time."""
+    """Number of running requests, and number of their tokens in memory (context), at any time."""
 
     def __init__(self, rows: Sequence[RequestTimes], memory: KvMemory | None = None) -> None:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
@@ -97,47 +103,50 @@ class EngineLoad:
         self._ended_context = [0, *accumulate(n for _, n, _ in lasts)]
         self._ended_output_tokens = [0, *accumulate(n for _, _, n in lasts)]
         self._tokens = sorted(t for row in running for t in row.times_ns)
-        self._running_means = _Means(running)
+        self._integrals = _LoadIntegrals(running)
         self.has_token_times = all(row.times_ns for row in running)
         self._memory = memory if self.has_token_times else None
         if self._memory is not None:
             self._store_periods(rows, running)
 
     def _store_periods(self, rows: Sequence[RequestTimes], running: Sequence[RequestTimes]) -> None:
-        """Store the periods in which a request waits or is in prefill, or may be preempted."""
+        """Store the periods in which a request waits or is in prefill, or is possibly preempted."""
+        # A wait ends when the request "settles": it gets its first token, or ends without a token.
         waits = [
             (row.start_ns, row.end_ns if row.first_ns is None else row.first_ns, row.context) for row in rows
         ]
-        waits.sort(key=lambda one: one[1])
+        waits.sort(key=lambda wait: wait[1])
         self._settled_times = [end_ns for _, end_ns, _ in waits]
-        self._waiting = [(start_ns, tokens) for start_ns, _, tokens in waits]
-        # Each entry of `waits` ends when the request "settles": it gets its first token, or ends without one.
-        # At any time, the request that settles next is the head of the queue, if it has already begun to
-        # wait.
-        absent = [(a, b) for row in running for a, b in pairwise(row.times_ns) if self.is_full(a)]
-        self._preempted_times = sorted(a for a, _ in absent)
-        self._resumed_times = sorted(b for _, b in absent)
+        self._waits = [(start_ns, tokens) for start_ns, _, tokens in waits]
+        """Start and prompt tokens of each wait, by its end. At any time, the wait that ends next is that of
+        the head of the queue, if it has already begun."""
+        pauses = [(a, b) for row in running for a, b in pairwise(row.times_ns) if self.is_full(a)]
+        self._preempted_times = sorted(a for a, _ in pauses)
+        self._resumed_times = sorted(b for _, b in pauses)
 
     def is_full(self, t_ns: int) -> bool:
-        """Return whether the memory may be too small for the next token of each running request."""
+        """Return whether the memory is possibly too small for the next token of each running request.
+
+        A block that several prompts share is counted once for each of them.
+        """
         assert self._memory is not None
         d, context = self.decoding_state(t_ns + _ROUNDED_NS)
         return context // self._memory.block_tokens + 2 * d > self._memory.blocks
 
     def running_count(self, t_ns: int) -> int:
-        """Return the number of requests that decode at a time."""
+        """Return the number of requests that decode at this time."""
         return bisect_left(self._first_times, t_ns) - bisect_left(self._last_times, t_ns)
 
     def was_alone(self, row: RequestTimes) -> bool:
-        """Return whether no other request was open between the arrival of a request and its first token."""
+        """Return whether no other request was open from the arrival of a request to its first token."""
         assert row.first_ns is not None
-        come = bisect_left(self._arrivals, row.first_ns)
-        return come - bisect_right(self._end_times, row.arrival_ns) == 1
+        arrived = bisect_left(self._arrivals, row.first_ns)
+        return arrived - bisect_right(self._end_times, row.arrival_ns) == 1
 
     def is_undisturbed(self, t_ns: int) -> bool:
-        """Return whether at this time no request is in prefill and none can begin it.
+        """Return whether no request is in prefill at this time, and none can begin its prefill.
 
-        Either no request waits, or the next one does not fit into the memory.
+        This is the case if no request waits, or if the next request does not fit into the memory.
         """
         later_ns = t_ns + _ROUNDED_NS
         settled = bisect_right(self._settled_times, later_ns)
@@ -148,29 +157,28 @@ class EngineLoad:
             return False
         if none_waits:
             return True
-        head_start_ns, tokens = self._waiting[settled]
+        head_start_ns, tokens = self._waits[settled]
         context = self.decoding_state(later_ns)[1]
-        # A request that waits because the memory is full is not in prefill, so it disturbs nothing. `held` is
-        # a lower bound of the blocks in use, so if the next prompt does not fit by it, the request was not
+        # A request that waits because the memory is full is not in prefill. `blocks_used` is a lower bound of
+        # the blocks in use. So if the next prompt does not fit even with this bound, its request was not
         # admitted.
         blocks_used = -(-context // self._memory.block_tokens)
         blocks_needed = -(-tokens // self._memory.block_tokens)
         return head_start_ns <= later_ns and blocks_used + blocks_needed > self._memory.blocks
 
     def decoding_state(self, t_ns: int) -> tuple[int, int]:
-        """Return the number of requests that decode at a time, and the number of their tokens in memory.
+        """Return the number of requests that decode at this time, and the number of their tokens in memory.
 
-        The second number is valid only if all tokens have times.
+        The number of tokens is valid only if all tokens have times.
         """
         begun, ended = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
         tokens_made = bisect_left(self._tokens, t_ns) - self._ended_output_tokens[ended]
-        # Do not count the newest token of each request: the iteration adds it to the memory.
+        # Do not count the newest token of each request: the next iteration adds it to the memory.
         context = self._begun_context[begun] - self._ended_context[ended] + tokens_made - (begun - ended)
         return begun - ended, context
 
     def prompts_processed(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return the number of iterations in a period that made a first token, and the number of prompt
-        tokens that they processed."""
+        """Return the number of iterations with first tokens in a period, and of their prompt tokens."""
         low, high = (bisect_right(self._first_times, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
         prompts = self._begun_prompt_tokens[high] - self._begun_prompt_tokens[low]
         return self._first_token_iterations[high] - self._first_token_iterations[low], prompts
@@ -186,15 +194,14 @@ class EngineLoad:
             loads = [self.decoding_state(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
             n = len(loads)
             return sum((d - 1) / d for d, _ in loads if d) / n, sum(context for _, context in loads) / n
-        share, context = self._running_means.integrals_until(row.last_ns)
-        share_before, context_before = self._running_means.integrals_until(row.first_ns)
+        share, context = self._integrals.until(row.last_ns)
+        share_before, context_before = self._integrals.until(row.first_ns)
         length_ns = row.last_ns - row.first_ns
         return (share - share_before) / length_ns, (context - context_before) / length_ns
 
 
-class _Means:
-    """Integrals of (d - 1) / d and of the context c over time. Between two points, d is constant
-    and c grows linearly."""
+class _LoadIntegrals:
+    """Integrals over time of (d - 1) / d and the context c. Between points, d is constant and c linear."""
 
     def __init__(self, running: Sequence[RequestTimes]) -> None:
         firsts, lasts = (
@@ -203,9 +210,9 @@ class _Means:
         grown = np.array([float(row.output - 1) for row in running]) * (lasts > firsts)
         pace = grown / np.maximum(lasts - firsts, 1)
         context = np.array([float(row.context) for row in running])
-        at = np.concatenate([firsts, lasts])
-        order = np.argsort(at, kind="stable")
-        self._times = at[order]
+        times = np.concatenate([firsts, lasts])
+        order = np.argsort(times, kind="stable")
+        self._times = times[order]
         elapsed = np.diff(self._times)
         d = np.cumsum(np.repeat([1, -1], len(running))[order])
         self._share = np.where(d > 0, (d - 1) / np.maximum(d, 1), 0.0)
@@ -217,8 +224,8 @@ class _Means:
             0, np.cumsum((self._context[:-1] + self._pace[:-1] * elapsed / 2) * elapsed)
         )
 
-    def integrals_until(self, t_ns: int) -> tuple[float, float]:
-        """Return both integrals from the first point to this time."""
+    def until(self, t_ns: int) -> tuple[float, float]:
+        """Return the integrals of (d - 1) / d and of c from the first point to this time."""
         i = int(np.searchsorted(self._times, t_ns, side="right")) - 1
         elapsed_ns = t_ns - int(self._times[i])
         share = self._share_integrals[i] + self._share[i] * elapsed_ns

@@ -1,4 +1,4 @@
-"""Report on the fit of a latency model: the public JSON `fit` of a simulated run, with the trust in it."""
+"""Report on the fit of a latency model, and on its validity: the public JSON `fit` of a simulated run."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,43 +7,47 @@ from msgspec import UNSET, Struct, UnsetType
 
 from llmtap.sim.sweep.batch_grid import BatchFit
 from llmtap.sim.sweep.fitting import IterationFit
-from llmtap.sim.sweep.linear_fit import Part, Unseen
+from llmtap.sim.sweep.linear_fit import FitQuality, PredictionAccuracy
 from llmtap.units import to_seconds
 
 
 class UnseenParts(Struct, frozen=True):
-    prefill: Unseen | None
-    decode: Unseen | None
+    """Accuracy of each part for data that were not used for the fit; None: unknown."""
+
+    prefill: PredictionAccuracy | None
+    decode: PredictionAccuracy | None
 
 
 class CaptureFitReport(Struct, frozen=True, kw_only=True):
-    """Fit of iterations to a capture or trace."""
+    """Report on the fit of an `IterationModel` to a capture or trace."""
 
     capture: str
+    """Place of the capture or trace."""
     r2: float
-    """R^2 of the part that fits worst."""
+    """R^2 of the part with the worst fit."""
     model: dict[str, float]
     base: float | None
     """TTFT of an empty prompt on an idle engine, in seconds."""
-    prefill: Part
-    decode: Part
+    prefill: FitQuality
+    decode: FitQuality
     unseen: UnseenParts
     valid: bool
-    """Whether figures of simulations with this model are valid."""
+    """Whether simulations with this model have valid figures."""
     caution: str | None
-    """Reason why figures of simulations with this model are doubtful; None: no reason."""
+    """Reason why simulations with this model have doubtful figures; None: no reason."""
 
 
 class GridFitReport(Struct, frozen=True, kw_only=True):
-    """Fit of whole batches to a grid."""
+    """Report on the fit of a `LatencyModel` to a grid. `r2`, `points`, `error_max`: as in `FitQuality`."""
 
     grid: str
+    """Path of the grid."""
     r2: float
     points: int
     error_max: float
-    unseen: Unseen | None
+    unseen: PredictionAccuracy | None
     length: str | UnsetType = UNSET
-    """Tokens that the lengths of the grid count, as a value of `ModelOptions.length`; absent: unknown."""
+    """Tokens that the lengths of the grid count: a value of `ModelOptions.length`; absent: unknown."""
     valid: bool
     caution: str | None
 
@@ -52,13 +56,13 @@ FitReport = CaptureFitReport | GridFitReport
 
 
 def capture_report(place: str, fit: IterationFit, *, memory_known: bool) -> CaptureFitReport:
-    """`memory_known`: whether the fit knows the KV memory of the server."""
+    """Return the report. `memory_known`: whether the fit used the size of the server's KV memory."""
     parts = {"prefill": fit.prefill_unseen, "decode": fit.decode_unseen}
     valid, caution = _is_valid(parts), caution_of(parts)
     if caution is not None and not valid and not memory_known:
         caution += "; if its KV memory was the limit, --fit-kv-blocks gives a better fit"
-    if fit.models > 1:
-        several = f"the latency model is fitted to requests for {fit.models:,} models: is it one engine?"
+    if fit.model_count > 1:
+        several = f"the latency model is fitted to requests for {fit.model_count:,} models: is it one engine?"
         caution = several if caution is None else f"{several} {caution}"
     return CaptureFitReport(
         capture=place,
@@ -74,7 +78,7 @@ def capture_report(place: str, fit: IterationFit, *, memory_known: bool) -> Capt
 
 
 def grid_report(place: str, fit: BatchFit, length: str | None) -> GridFitReport:
-    """`length`: tokens that the lengths of the grid count; None: unknown."""
+    """Return the report. `length`: kind of tokens that the lengths of the grid count; None: unknown."""
     parts = {"batches": fit.unseen}
     return GridFitReport(
         grid=place,
@@ -89,7 +93,7 @@ def grid_report(place: str, fit: BatchFit, length: str | None) -> GridFitReport:
 
 
 _TOKEN_NS_MAX: Final = 500e6
-"""Time per token above which a grid probably has milliseconds instead of seconds."""
+"""Time per token above which the times of a grid are probably in milliseconds instead of seconds."""
 
 
 def _unit_caution(fit: BatchFit) -> str | None:
@@ -98,12 +102,12 @@ def _unit_caution(fit: BatchFit) -> str | None:
     return f"a token takes {fit.model.beta_ns / 1e9:.3g} s by this grid: are its times in milliseconds?"
 
 
-def _is_valid(parts: Mapping[str, Unseen | None]) -> bool:
+def _is_valid(parts: Mapping[str, PredictionAccuracy | None]) -> bool:
     return not any(part is not None and part.is_poor for part in parts.values())
 
 
-def caution_of(parts: Mapping[str, Unseen | None]) -> str | None:
-    """Return the reason why figures of a fitted model are doubtful; None if no part is poor."""
+def caution_of(parts: Mapping[str, PredictionAccuracy | None]) -> str | None:
+    """Return the reason why figures of a fitted model are doubtful; None if all parts predict well."""
     poor = [
         f"{name}: R^2 {one.r2:.3g}, root mean square error {one.rms_error:.2g} of the mean"
         for name, one in parts.items()

@@ -1,29 +1,31 @@
 """Fit an `IterationModel` to a capture or trace with token times.
 
-The result has the constants of `sim/model_options.py`, the R^2 of each part, and the accuracy of predictions
-for data that were not used for the fit (`Unseen`): one half of the time is predicted by a fit to the other
-half. `batch_grid.py` fits whole batches; `llmtap sim run --latency` chooses the model by the kind of file.
+The result has the model (`sim/model_options.py`), the R^2 of each part of the fit, and the accuracy of
+predictions for data that were not used for the fit (`PredictionAccuracy`): one half of the time is predicted
+by a fit to the other half. `batch_grid.py` fits whole batches; `llmtap sim run --latency` chooses the model
+by the kind of file.
 
 A capture must contain all traffic of the engine, because the number of running requests is computed from its
 rows. Two parts of the `IterationModel` are fitted by least squares, each with its own R^2:
 
-- **Prefill.** Requests that had the engine to themselves until their first token: TTFT = base + prefill p,
-  where p are the prompt tokens that were not cached. With chunked prefill: base for each chunk.
-- **Decode.** Gaps between tokens that began when no request waited or was in prefill: an iteration of d
-  requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
+- **Prefill.** Only requests that were alone on the engine until their first token are used: TTFT = base +
+  prefill p, where p is the number of prompt tokens that were not cached. With chunked prefill, base is
+  multiplied by the number of chunks.
+- **Decode.** Only gaps between tokens are used that began when no request waited or was in prefill. An
+  iteration of d requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
 
-If the load is never low, a part cannot be fitted in this way. Then whole answers, from first token to last,
-are used. An answer of n tokens takes this time, with P prompt tokens of other requests that are processed at
-the same time:
+If the load is never low, there are too few of these data for a part. Then the part is fitted to whole
+answers, from the first to the last token. An answer of n tokens takes this time, if P prompt tokens of other
+requests are processed at the same time:
 
     (n - 1) (beta + beta gamma mean((d - 1) / d) + context mean(c)) + prefill P
 
-and one more iteration for each prompt that is processed whole. If only first and last tokens have times, the
-means are over time instead of iterations. gamma and context are at least 0.
+For each prompt that is processed whole, the time of one iteration is added. If only first and last tokens
+have times, the means are over time instead of over iterations. gamma and context are limited to 0 or more.
 
-If the size of the server's KV memory is known (`KvMemory`), a request with a prompt that does not fit into
-the memory counts as waiting, not as in prefill. Gaps that began when the memory was full are then omitted,
-since their request may have been preempted."""
+If the size of the server's KV memory is known (`KvMemory`), a request whose prompt does not fit into the
+memory counts as waiting, not as being in prefill. Gaps that began when the memory was full are omitted,
+because their request was possibly preempted."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,41 +41,43 @@ from llmtap.sim.sweep.engine_load import EngineLoad, KvMemory, RequestTimes, req
 from llmtap.sim.sweep.linear_fit import (
     SAME,
     FitError,
-    Part,
-    Unseen,
+    FitQuality,
+    PredictionAccuracy,
+    fit_quality,
     least_squares,
     leave_one_out,
     nearest,
-    part_of,
-    unseen_of,
+    prediction_accuracy,
 )
 from llmtap.traces.registry import open_trace
 
 GAPS_MAX: Final = 200_000
-"""Maximum number of gaps that are used: three constants do not need more. If there are more,
-every n-th is used."""
+"""Maximum number of gaps that are used: enough for three constants. Of more gaps, every n-th is used."""
 GAPS_MIN: Final = 30
-"""Minimum number of gaps. If there are fewer, or all have the same number of requests,
-whole answers are used."""
+"""Minimum number of gaps to fit the decode part to gaps instead of whole answers."""
 ANSWERS_MIN: Final = 8
+"""Minimum number of whole answers for a fit."""
 TOKENS_MIN: Final = 8
-"""Minimum number of tokens of an answer that is used as a whole, so that effects at its ends are small."""
+"""Minimum number of tokens of a whole answer that is used, so that effects at its ends are small."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationFit:
+    """A fitted model, with the quality of the fit."""
+
     model: IterationModel
-    prefill: Part
-    decode: Part
+    prefill: FitQuality
+    decode: FitQuality
     base_ns: float | None = None
-    """TTFT of an empty prompt on an idle engine; None: no request had the engine to itself."""
-    prefill_unseen: Unseen | None = None
-    decode_unseen: Unseen | None = None
+    """TTFT of an empty prompt on an idle engine; None: no request was alone on the engine."""
+    prefill_unseen: PredictionAccuracy | None = None
     """Accuracy for durations that were not used: a fit to one half of the time predicts the other half. If
-    few requests had the engine to themselves, the prefill of each is predicted by a fit to the others. None
+    too few requests were alone on the engine, the prefill of each is predicted by a fit to the others. None
     if these fits are not possible."""
-    models: int = 1
-    """Number of models that the requests name."""
+    decode_unseen: PredictionAccuracy | None = None
+    """As `prefill_unseen`, for the decode part."""
+    model_count: int = 1
+    """Number of different models in the requests; with more than 1, they are probably not of one engine."""
 
 
 def fit_capture(
@@ -88,7 +92,8 @@ def fit_capture(
 
     Raises ConfigError naming `place`, or `option` for an unknown `source_format`.
     """
-    # Imported here, because the import of Arrow takes a third of a second, and grids do not need it.
+    # Imported here, because the import of Arrow takes a third of a second, and the fit of a grid does not
+    # need it.
     import pyarrow.compute as pc
 
     from llmtap.capture.store.rows import exchanges_of
@@ -107,11 +112,10 @@ def fit_capture(
 def fit_exchanges(
     exchanges: Iterable[Exchange], *, chunk: int | None = None, memory: KvMemory | None = None
 ) -> IterationFit:
-    """Return the model nearest to the exchanges of one engine. Raises FitError.
+    """Fit a model to the exchanges of one engine. Raises FitError.
 
     Args:
-        chunk: tokens per iteration with chunked prefill; None: prompts are processed whole, in separate
-            iterations.
+        chunk: number of tokens per iteration with chunked prefill; None: the engine processes whole prompts.
         memory: KV memory of the engine; None: unknown.
     """
     rows: list[RequestTimes] = []
@@ -124,7 +128,7 @@ def fit_exchanges(
     if not answered:
         raise FitError("no row has the times of arrival, first and last token: capture streamed answers")
     if all(row.prompt is None for row in answered):
-        raise FitError("no row has a count of input tokens, which the fit of prefill needs")
+        raise FitError("no row has a number of input tokens, which the fit of prefill needs")
     load = EngineLoad(rows, memory)
     alone, decode, answers, constants = _fit_all(answered, load, chunk)
     beta_ns = constants["beta"]
@@ -137,7 +141,7 @@ def fit_exchanges(
         answered, load, chunk, alone=alone is not None, gaps=decode is not None
     )
     if prefill_unseen is None and alone is not None:
-        prefill_unseen = leave_one_out(list(alone.columns.values()), alone.took_ns)
+        prefill_unseen = leave_one_out(list(alone.columns.values()), alone.durations_ns)
     base_ns = None if alone is None else constants["base"]
     parts = prefilled.part(constants), decoded.part(constants)
     return IterationFit(model, *parts, base_ns, prefill_unseen, decode_unseen, len(models))
@@ -148,39 +152,40 @@ _Constants = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Durations, and the columns of the linear model. A duration is the sum of constant times column, and
-    each column has the name of its constant."""
+    """Data for a linear fit: each duration is the sum over all columns of value times constant."""
 
     source: str
+    """Description of the data, for reports."""
     columns: Mapping[str, Sequence[float]]
-    took_ns: Sequence[float]
+    """Values of each column, by the name of its constant."""
+    durations_ns: Sequence[float]
 
     def predict(self, constants: Mapping[str, float]) -> list[float]:
         names = [name for name in self.columns if constants.get(name)]
-        total = np.zeros(len(self.took_ns))
+        total = np.zeros(len(self.durations_ns))
         for name in names:
             total += constants[name] * np.asarray(self.columns[name], float)
         predicted: list[float] = total.tolist()
         return predicted
 
-    def part(self, constants: Mapping[str, float]) -> Part:
-        return part_of(self.source, self.took_ns, self.predict(constants))
+    def part(self, constants: Mapping[str, float]) -> FitQuality:
+        return fit_quality(self.source, self.durations_ns, self.predict(constants))
 
 
 def _fit_all(
     rows: Sequence[RequestTimes], load: EngineLoad, chunk: int | None
 ) -> tuple[_Points | None, _Points | None, _Points | None, _Constants]:
-    """Return the points used for prefill, decode and whole answers, and all constants. Raises FitError.
+    """Return the data used for prefill, decode and whole answers, and all constants. Raises FitError.
 
-    The constant `base` is missing if no request had the engine to itself.
+    The constant `base` is missing if too few requests were alone on the engine.
     """
     candidates = _alone_points(rows, load, chunk)
-    prefill = _prefill_of(candidates)
+    prefill = _fit_prefill(candidates)
     alone = None if prefill is None else candidates
     answers: _Points | None = None
     constants: _Constants = prefill or {}
     decode = _gap_points(rows, load)
-    gaps = None if decode is None else nearest(decode.columns, decode.took_ns, ("beta",))
+    gaps = None if decode is None else nearest(decode.columns, decode.durations_ns, ("beta",))
     if gaps is None:
         decode = None
     else:
@@ -193,11 +198,12 @@ def _fit_all(
 
 def _unseen_errors(
     rows: Sequence[RequestTimes], load: EngineLoad, chunk: int | None, *, alone: bool, gaps: bool
-) -> tuple[Unseen | None, Unseen | None]:
-    """Return the accuracy of a fit to one half of the time for the other half: of prefill, and of decode.
+) -> tuple[PredictionAccuracy | None, PredictionAccuracy | None]:
+    """Fit a model to one half of the time. Return its accuracy for prefill and decode in the other half.
 
-    The half with the higher maximum of running requests is used for the fit, since a model may be wrong for
-    higher loads than it was fitted to.
+    The fit uses the half with the higher maximum of running requests, because a model can be wrong for higher
+    loads than it was fitted to. `alone`, `gaps`: whether the whole fit used these data for prefill and
+    decode.
     """
     arrivals = [row.arrival_ns for row in rows]
     middle_ns = (min(arrivals) + max(arrivals)) // 2
@@ -212,7 +218,7 @@ def _unseen_errors(
     except FitError:
         return None, None
     prefill = _alone_points(other, load, chunk) if alone and "base" in constants else None
-    if prefill is not None and len(prefill.took_ns) < 2:
+    if prefill is not None and len(prefill.durations_ns) < 2:
         prefill = None
     decode = _gap_points(other, load, at_least=2) if gaps else None
     if not alone or not gaps:
@@ -221,31 +227,33 @@ def _unseen_errors(
         except FitError:
             answers = None
         prefill, decode = prefill if alone else answers, decode if gaps else answers
-    return _unseen_of(prefill, constants), _unseen_of(decode, constants)
+    return _accuracy_of(prefill, constants), _accuracy_of(decode, constants)
 
 
-def _unseen_of(points: _Points | None, constants: Mapping[str, float]) -> Unseen | None:
+def _accuracy_of(points: _Points | None, constants: Mapping[str, float]) -> PredictionAccuracy | None:
     if points is None:
         return None
-    return unseen_of(points.took_ns, points.predict(constants))
+    return prediction_accuracy(points.durations_ns, points.predict(constants))
 
 
 def _alone_points(rows: Sequence[RequestTimes], load: EngineLoad, chunk: int | None) -> _Points:
-    """Return the TTFTs of the requests that had the engine to themselves."""
-    chosen = [
+    """Return the TTFTs of the requests that were alone on the engine."""
+    alone = [
         row for row in rows if row.prompt is not None and row.first_ns is not None and load.was_alone(row)
     ]
-    prompts = [float(row.prompt or 0) for row in chosen]
-    took = [float((row.first_ns or 0) - row.start_ns) for row in chosen]
+    prompts = [float(row.prompt or 0) for row in alone]
+    durations_ns = [float((row.first_ns or 0) - row.start_ns) for row in alone]
     iterations = [1.0 if chunk is None else float(max(1, -(-n // chunk))) for n in map(int, prompts)]
     columns = {"base": iterations, "prefill": prompts}
-    return _Points("requests that had the engine to themselves", columns, took)
+    return _Points("requests that had the engine to themselves", columns, durations_ns)
 
 
-def _prefill_of(points: _Points) -> _Constants | None:
-    """Return the constants prefill and base; None if too few requests had the engine to themselves."""
+def _fit_prefill(points: _Points) -> _Constants | None:
+    """Return the constants `base` and `prefill`; None if too few requests were alone on the engine."""
     columns = points.columns
-    solved = least_squares(list(columns.values()), points.took_ns) if len(points.took_ns) > 2 else None
+    solved = (
+        least_squares(list(columns.values()), points.durations_ns) if len(points.durations_ns) > 2 else None
+    )
     if solved is None or solved[1] <= 0 or solved[0] < 0:
         return None
     return dict(zip(columns, solved, strict=True))
@@ -254,56 +262,56 @@ def _prefill_of(points: _Points) -> _Constants | None:
 def _gap_points(rows: Sequence[RequestTimes], load: EngineLoad, at_least: int = GAPS_MIN) -> _Points | None:
     """Return the gaps between tokens that began when no request waited or was in prefill.
 
-    The columns are `beta`, `step` (for beta gamma) and, if all tokens have times, `context`. None if there
-    are too few gaps, or if the number of running requests is the same in all of them.
+    The constants of the columns are `beta`, `step` (beta gamma) and, if all tokens have times, `context`.
+    None if there are fewer gaps than `at_least`, or too few different numbers of running requests.
     """
-    every = -(-sum(max(0, len(row.times_ns) - 1) for row in rows) // GAPS_MAX) or 1
-    shares, contexts, took = [], [], []
+    stride = -(-sum(max(0, len(row.times_ns) - 1) for row in rows) // GAPS_MAX) or 1
+    shares, contexts, durations_ns = [], [], []
     number = 0
     for row in rows:
         times = row.times_ns
         for before_ns, t_ns in pairwise(times):
             number += 1
-            if number % every or not load.is_undisturbed(before_ns) or t_ns <= before_ns:
+            if number % stride or not load.is_undisturbed(before_ns) or t_ns <= before_ns:
                 continue
             d, context = load.decoding_state((before_ns + t_ns) // 2)
             shares.append((d - 1) / d if d else 0.0)
             contexts.append(float(context))
-            took.append(float(t_ns - before_ns))
-    if len(took) < at_least or (at_least >= GAPS_MIN and len(set(shares)) < 2):
+            durations_ns.append(float(t_ns - before_ns))
+    if len(durations_ns) < at_least or (at_least >= GAPS_MIN and len(set(shares)) < 2):
         return None
-    columns = {"beta": [1.0] * len(took), "step": shares}
+    columns = {"beta": [1.0] * len(durations_ns), "step": shares}
     if load.has_token_times:
         columns["context"] = contexts
-    return _Points("gaps between tokens while nobody waited", columns, took)
+    return _Points("gaps between tokens while nobody waited", columns, durations_ns)
 
 
 def _answer_points(rows: Sequence[RequestTimes], load: EngineLoad, chunk: int | None) -> _Points:
-    """Return the time per token of whole answers. Raises FitError."""
+    """Return the times per token of whole answers. Raises FitError."""
     columns: dict[str, list[float]] = {"beta": [], "step": [], "context": [], "prefill": []}
-    took = []
+    durations_ns = []
     for row in rows:
         n, first_ns, last_ns = row.output - 1, row.first_ns, row.last_ns
         if n + 1 < TOKENS_MIN or first_ns is None or last_ns is None or last_ns <= first_ns:
             continue
         share, context = load.means(row)
         iterations, prompts = load.prompts_processed(first_ns, last_ns)
-        # Divide by the number of tokens, so that long answers do not have more weight than short ones.
+        # Divide by the number of tokens, so that long answers do not have more weight than short answers.
         columns["beta"].append(1.0 if chunk is not None else (n + iterations) / n)
         columns["step"].append(share)
         columns["context"].append(context)
         columns["prefill"].append(prompts / n)
-        took.append((last_ns - first_ns) / n)
-    if len(took) < ANSWERS_MIN:
+        durations_ns.append((last_ns - first_ns) / n)
+    if len(durations_ns) < ANSWERS_MIN:
         raise FitError(
-            f"too few data for the time per token: {len(took)} answers with {TOKENS_MIN} tokens "
-            f"or more and their times, where {ANSWERS_MIN} are needed: capture more traffic"
+            f"too few data for the time per token: {len(durations_ns)} answers have times and at least"
+            f" {TOKENS_MIN} tokens, but {ANSWERS_MIN} are needed: capture more traffic"
         )
-    return _Points("whole answers, from first token to last", columns, took)
+    return _Points("whole answers, from first token to last", columns, durations_ns)
 
 
 def _fit_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
-    """Return all constants: the `known` ones, and the others fitted to whole answers. Raises FitError."""
+    """Fit the constants that are not in `known` to whole answers. Return all constants. Raises FitError."""
     columns = points.columns
     shares = columns["step"]
     if "beta" not in known and max(shares) - min(shares) < SAME:
@@ -314,7 +322,7 @@ def _fit_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
         )
     if "beta" in known:
         known = {"step": 0.0, "context": 0.0, **known}
-    rest = list(points.took_ns)
+    rest = list(points.durations_ns)
     for name, value in known.items():
         rest = [y - value * x for y, x in zip(rest, columns[name], strict=True)]
     unknown = {name: column for name, column in columns.items() if name not in known}

@@ -1,4 +1,4 @@
-"""Figures of a simulated run: the public JSON of `llmtap sim run`, in seconds."""
+"""Figures of a simulated run: the public JSON of `llmtap sim run`. Durations are in seconds."""
 
 import msgspec
 
@@ -16,28 +16,34 @@ class ExactFigures(msgspec.Struct, frozen=True, kw_only=True):
     p99: float | None = None
     p999: float | None = None
     marks: list[str]
-    """Names of the percentiles with too few values."""
+    """Names of the percentiles with too few values, which reports mark."""
 
 
 class SimulatedWindow(msgspec.Struct, frozen=True):
+    """Time window of the throughput: a description, and its length."""
+
     name: str
     seconds: float
 
 
 class SimulatedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates of arriving and of ended requests. `mode` is `open`: arrivals do not depend on answers."""
+
     mode: str = "open"
     offered_rps: float | None
     achieved_rps: float | None
 
 
 class SimulatedTokens(msgspec.Struct, frozen=True):
+    """Prompt tokens and output tokens of all requests with output."""
+
     input: int
     output: int
     output_per_second: float | None
 
 
 class ServerShares(msgspec.Struct, frozen=True):
-    """Values of each server behind a router."""
+    """For each server behind a router: number of its requests, and share of the time in which it worked."""
 
     requests: list[int]
     utilization: list[float | None]
@@ -49,24 +55,27 @@ class BatchOutputs(msgspec.Struct, frozen=True):
     batches: int
     mean: float | None
     expected: float | None
-    """Mean for batches of the same sizes, if their requests were drawn at random from all requests."""
+    """Expected value of `mean`, if the requests of each batch were drawn at random from all requests."""
 
 
 class LongestOutputs(BatchOutputs, frozen=True):
-    """Means over all batches, and by bin."""
+    """Longest answers of all batches, and of the batches of each bin."""
 
     by_bin: list[BatchOutputs] | None
 
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Preemption and prefix cache of an engine (IETF draft, 5.7.4, 5.8.4)."""
+    """Preemption and prefix cache of an engine (IETF draft, 5.7.4, 5.8.4), from its `IterationState`."""
 
     preemptions: int
     preempted: int
     preempted_share: float
+    """Share of the requests that were preempted at least once."""
     recovery: float | None
+    """Share of the preempted requests that were served to the end."""
     preempted_tokens: int
     preemption_loss: float | None
+    """Mean number of tokens whose KV a preemption discarded."""
     kv_peak: float
     prefix_queries: int
     prefix_hits: int
@@ -74,15 +83,17 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowedRequest(msgspec.Struct, frozen=True):
+    """The request that the user selected with `--follow`; its row counts from 1."""
+
     row: int
     input: int | None
     output: int | None
     token_seconds: list[float]
-    """Times of the tokens, from the arrival."""
+    """Time of each token since the arrival of the request."""
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a run, in seconds. A measured run also has those of a `Summary`."""
+    """Figures of a run. The JSON of a measured run also has the fields of a `Summary`."""
 
     scheduler: str
     n: int
@@ -91,24 +102,32 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, ExactFigures]
     outcomes: dict[str, int]
     unserved: dict[str, int]
+    """Number of requests that were given up, by reason."""
     tokens: SimulatedTokens
     throughput_rps: float | None
     throughput_tps: float | None
     latency: ExactFigures
     request_sla_violation: float
+    """Share of the requests outside the request SLA; `token_sla_violation`: outside the token SLA."""
     token_sla_violation: float | None
     utilization: float | None
+    """Share of the time in which the servers worked."""
     batch_mean: float | None
+    """Mean number of requests in a batch or iteration; `batches`: number of these."""
     batches: int
     batch_sizes: dict[str, int]
+    """Number of batches or iterations, by the number of their requests."""
     queueing: ExactFigures
+    """Time from the arrival of a request until a server begins to process it."""
     decode_tbt: ExactFigures | None
-    """None for a scheduler that iterates, like `longest_output`."""
+    """Time between tokens of each request; None, like `longest_output`, for a scheduler that iterates."""
     longest_output: LongestOutputs | None
     seconds_per_output_token: float | None
+    """Time in which the servers worked / number of output tokens."""
     decode_step_mean: float | None
-    """Mean time of a decode step; for a scheduler that iterates, of an iteration."""
+    """Mean duration of a decode step; for a scheduler that iterates, of an iteration."""
     bins: list[tuple[int, int | None]] | None
+    """Lower and upper edge of each bin of output lengths; `bin_limits`: maximum batch size of each bin."""
     bin_limits: list[int] | None
     servers: int
     router: str | None
@@ -118,5 +137,5 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     readings: dict[str, object]
     serving: dict[str, object] | msgspec.UnsetType = msgspec.UNSET
     engine: EngineFigures | msgspec.UnsetType | None = msgspec.UNSET
-    """Absent for schedulers of whole batches, like `serving`."""
+    """Absent, like `serving`, for schedulers of whole batches; null if the engine has no state."""
     followed: FollowedRequest | msgspec.UnsetType = msgspec.UNSET

@@ -1,9 +1,10 @@
-"""Run the jobs of a sweep in this process, in several, or on a Ray cluster, and store the results.
+"""Run the jobs of a sweep in this process, in several processes, or on a Ray cluster, and store the results.
 
-`SweepRunner.run` takes `SweepJob`s and returns a `SweepAttempt` (a summary or an error) for each; what one
-job does is in `sweep.py`. A job that fails, or whose process dies, becomes an attempt with an error. Each
-attempt is synced to the results file (`Results`, JSON lines); jobs in the file are not run again unless they
-failed. Without a results file, attempts are only in memory. An incomplete last line is cut off on opening.
+`SweepRunner.run` takes `SweepJob`s and returns a `SweepAttempt` (a summary or an error) for each; `sweep.py`
+runs one job. If a job fails, or if its process dies, its attempt has an error. Each attempt is written and
+synced to the results file (`Results`, JSON lines), if there is one; otherwise attempts are only in memory.
+Jobs in the file are not run again unless they failed. When the file is opened, an incomplete last line is
+removed.
 """
 
 import fcntl
@@ -30,8 +31,8 @@ from llmtap.user_files import decode_json
 from llmtap.workload.trace import Trace
 
 _PLACE: Final = "--results"
-_BEGIN: Final = b'{"id":'
-"""Beginning of each line. A file that begins differently is not a results file, and must not be truncated."""
+_LINE_START: Final = b'{"id":'
+"""Start of each line. A file with another start is no results file, and must not be truncated."""
 
 
 class Results:
@@ -40,34 +41,40 @@ class Results:
     def __init__(self, path: Path) -> None:
         """Read the file, or create it. Raises ConfigError."""
         self.path = path
-        self.done: dict[str, SweepAttempt] = {}
+        self.successes: dict[str, SweepAttempt] = {}
+        """Attempts without an error, by the id of the job."""
         try:
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (held open on purpose)
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (open until `close`)
         except OSError as exc:
             raise ConfigError(_PLACE, f"cannot open {path}: {exc.strerror}") from None
         try:
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                raise ConfigError(_PLACE, f"{path} is not a regular file, so results cannot be read from it")
+                raise ConfigError(
+                    _PLACE, f"{path} is not a regular file, so its results could not be read again"
+                )
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()
         except BlockingIOError:
             self._file.close()
-            raise ConfigError(_PLACE, f"{path} is being written by another run") from None
+            raise ConfigError(
+                _PLACE, f"{path} is being written by another run", "name another file"
+            ) from None
         except ConfigError:
             self._file.close()
             raise
 
     def add(self, attempt: SweepAttempt) -> None:
+        """Write an attempt to the file. Raises ConfigError."""
         line = msgspec.json.encode(attempt) + b"\n"
         try:
-            # Write the whole line. If the disk becomes full, `_read` removes the partial line on the next
+            # A write can be partial. If the disk is full after a part, `_read` removes it on the next
             # opening.
             while line:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError as exc:
             raise ConfigError(_PLACE, f"cannot write {self.path}: {exc.strerror}") from None
-        self._keep(attempt)
+        self._store(attempt)
 
     def close(self) -> None:
         self._file.close()
@@ -78,39 +85,42 @@ class Results:
         whole = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
             try:
-                self._keep(decode_json(line, SweepAttempt))
+                self._store(decode_json(line, SweepAttempt))
             except msgspec.DecodeError:
                 raise ConfigError(
                     _PLACE, f"{self.path}, line {number}: expected a result of llmtap sim run"
                 ) from None
         if whole < len(data):
-            if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
+            if not whole and not _LINE_START.startswith(data[: len(_LINE_START)]):
                 raise ConfigError(_PLACE, f"{self.path} is not a results file of llmtap sim run")
             self._file.truncate(whole)
 
-    def _keep(self, attempt: SweepAttempt) -> None:
+    def _store(self, attempt: SweepAttempt) -> None:
         if attempt.summary is not None:
-            self.done[attempt.id] = attempt
+            self.successes[attempt.id] = attempt
 
 
 Traces = Mapping[str, Trace]
+"""Traces by digest (`SweepJob.rows`)."""
 
-_DIED: Final = "its process died: killed, or out of memory"
-_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PROCESS_DIED: Final = "the process of the job died: killed, or out of memory"
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_in_turn(
     jobs: Sequence[SweepJob], traces: Traces, *, progress: Callable[[SweepJob, int], None] | None = None
 ) -> Generator[SweepAttempt]:
+    """Run jobs in this process, one after the other."""
     for job in jobs:
         report = None if progress is None else partial(progress, job)
         yield attempt(job, traces[job.rows], SystemClock.mono_ns, report)
 
 
 def run_in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
-    """Run jobs in processes of this machine. The processes end with this iterator or this process.
+    """Run jobs in processes of this machine. The processes end with this iterator, or with this process.
 
-    If a process dies, each job that was running is repeated alone. If its process dies again, the job fails.
+    If a process dies, each job that was running is run again, alone. If its process dies again, the job
+    fails.
     """
     remaining = {job.id: job for job in jobs}
     while remaining:
@@ -126,14 +136,14 @@ def run_in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> 
             with _process_pool(traces, 1) as submit:
                 [(_, attempt_)] = _attempts_as_completed([job], submit, 1)
             del remaining[job.id]
-            yield attempt_ or SweepAttempt(job.id, job.to_dict(), error=_DIED)
+            yield attempt_ or SweepAttempt(job.id, job.to_dict(), error=_PROCESS_DIED)
 
 
 def _attempts_as_completed(
     jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], running_max: int
 ) -> Iterator[tuple[SweepJob, SweepAttempt | None]]:
-    """Run jobs, at most `running_max` at a time. If a process dies, yield None for each job that was running,
-    and end."""
+    """Run jobs, at most `running_max` at a time, and yield each with its attempt. If a process dies, yield
+    each job that was running with None, and end."""
     waiting = iter(jobs)
     running: dict[Future[SweepAttempt], SweepJob] = {}
     broken = False
@@ -161,24 +171,25 @@ def _attempts_as_completed(
 @contextmanager
 def _process_pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
     others = set(multiprocessing.active_children())
-    # A fork would copy locks held by threads, such as Arrow's.
+    # Do not fork: a fork copies locks in the state in which threads, such as Arrow's, hold them.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_set_traces, initargs=(traces,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_prepare_worker, initargs=(traces,))
 
     def submit(job: SweepJob) -> "Future[SweepAttempt]":
-        # `submit` starts processes. They inherit this signal mask, so no signal reaches them before they are
+        # `submit` starts processes, which inherit this signal mask: no signal reaches them before they are
         # ready.
         with _defer_signals():
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+            previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
             try:
                 return pool.submit(_run_job, job)
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
     try:
         yield submit
     except BaseException:
-        # This process is interrupted: kill the child processes, which may not handle signals yet.
+        # This process is interrupted. Kill the child processes: some of them possibly do not handle signals
+        # yet.
         for child in set(multiprocessing.active_children()) - others:
             child.kill()
         raise
@@ -188,38 +199,39 @@ def _process_pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob],
 
 @contextmanager
 def _defer_signals() -> Iterator[None]:
-    """Defer the signals of _STOPPING, so that no process starts with only a part of its initial data.
+    """Defer _STOP_SIGNALS, so that no process starts with only a part of its initial data.
 
-    A signal mask of this thread is not enough: another thread may receive the signal, and Python then runs
+    A signal mask of this thread is not enough: another thread can receive the signal, and Python then runs
     the handler in this thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = {number: signal.getsignal(number) for number in _STOPPING}
-    before = {number: handler for number, handler in before.items() if callable(handler)}
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
+    deferred_signals: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: deferred_signals.append(number))
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for signal_number in came:
+        for signal_number in deferred_signals:
             signal.raise_signal(signal_number)
 
 
 _traces: Traces = {}
+"""Traces of a worker process, which `_prepare_worker` sets."""
 
 
-def _set_traces(traces: Traces) -> None:
+def _prepare_worker(traces: Traces) -> None:
     global _traces
     _traces = traces
-    # Ctrl-C reaches the whole process group. Ignore it here: the parent decides when this process ends.
+    # Ctrl-C reaches all processes of the group. Ignore it: the parent decides when a worker process ends.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -237,51 +249,51 @@ def _run_job(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
 def run_on_ray(
     jobs: Sequence[SweepJob], traces: Traces, address: str, *, workers: int | None = None
 ) -> Generator[SweepAttempt]:
-    """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`).
+    """Run jobs on the Ray cluster at an address: `auto`, `host:6379` or `ray://host:10001`.
 
-    `local` starts a cluster with `workers` CPUs on loopback. Raises ConfigError if Ray or the cluster is
-    missing.
+    The address `local` starts a cluster with `workers` CPUs on loopback. Raises ConfigError if Ray or the
+    cluster is missing.
     """
     with ray_cluster(address, workers) as ray:
         stored = {digest: ray.put(trace) for digest, trace in traces.items()}
         task = ray.remote(max_retries=1)(_run_job)
         running = {task.options(name=job.name).remote(job, stored[job.rows]): job for job in jobs}
-        # Do not cancel tasks when the iterator is closed: they end with this process anyway, and Ray 2.60
-        # aborts this process if a task that was cancelled by force completes nevertheless.
+        # Do not cancel tasks when the iterator is closed. They end with this process anyway. If a task that
+        # was cancelled by force completes nevertheless, Ray 2.60 aborts this process.
         while running:
             for ref in ray.wait(list(running), num_returns=1)[0]:
                 job = running.pop(ref)
                 try:
                     attempt: SweepAttempt = ray.get(ref)
                 except ray.exceptions.RayTaskError as exc:
-                    # `_run_job` never raises, so the error means that a node has no llmtap, or another
-                    # version.
+                    # `_run_job` never raises an exception, so a node has no llmtap, or another version of it.
                     attempt = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
                 except ray.exceptions.RayError as exc:
                     attempt = SweepAttempt(
-                        job.id, job.to_dict(), error=f"{_DIED} ({str(exc).strip().splitlines()[0]})"
+                        job.id, job.to_dict(), error=f"{_PROCESS_DIED} ({str(exc).strip().splitlines()[0]})"
                     )
                 yield attempt
 
 
 _EFFORT_PER_PROCESS: Final = 200_000
-"""Number of unmeasured requests that this process simulates in the second that another one takes to start."""
+"""Number of unmeasured requests that a process simulates in one second, the time to start another process."""
 
 
 class SweepListener(Protocol):
+    """Listener for the progress of a sweep."""
+
     def on_planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
-        """Receive the jobs that will be run. `done_before`: number of jobs that have a result already."""
+        """Receive the jobs that will be run. `done_before`: number of jobs that already have a result."""
 
     def on_progress(self, job: SweepJob, arrived: int) -> None:
-        """Receive the progress of a job that runs in this process: the number of arrivals so far."""
+        """Receive the number of arrivals so far of a job that runs in this process."""
 
     def on_ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         """Receive the result or the error of a job."""
 
 
 class SweepRunner:
-    """Runs the jobs of a sweep, each once. The longest jobs start first, so that
-    the processes end together."""
+    """Runs the jobs of a sweep, each once. The longest jobs start first, so that processes end together."""
 
     def __init__(
         self,
@@ -292,9 +304,10 @@ class SweepRunner:
         workers: int | None = None,
         ray: str | None = None,
     ) -> None:
-        """`traces`: traces by digest; more may be added between runs. `workers`: number of processes, or of
-        CPUs of a local Ray; None: the number that makes the sweep fastest."""
+        """`traces`: traces by digest; the caller can add traces between runs. `workers`: number of processes,
+        or of CPUs of a local Ray; None: as many as are useful. `ray`: address of a cluster."""
         self.attempts: dict[str, SweepAttempt] = {}
+        """Attempts by the id of the job."""
         self._traces = traces
         self._listener = listener
         self._results = results
@@ -302,14 +315,14 @@ class SweepRunner:
         self._ray = ray
 
     def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
-        """Run the jobs without a result in this object or in the results file. Return all attempts by job."""
-        stored = {} if self._results is None else self._results.done
+        """Run the jobs without an attempt here or a result in the results file. Return all attempts by id."""
+        stored = {} if self._results is None else self._results.successes
         by_id = {job.id: job for job in jobs}
-        known = {id for id in by_id if id in stored}
-        self.attempts |= {id: stored[id] for id in known}
+        stored_ids = {id for id in by_id if id in stored}
+        self.attempts |= {id: stored[id] for id in stored_ids}
         remaining = [job for id, job in by_id.items() if id not in self.attempts]
-        remaining.sort(key=lambda job: -job.effort)  # The sort is stable: equal jobs stay in order.
-        self._listener.on_planned(remaining, len(known))
+        remaining.sort(key=lambda job: -job.effort)  # The sort is stable, so equal efforts stay in order.
+        self._listener.on_planned(remaining, len(stored_ids))
         if remaining:
             with closing(self._stream(remaining)) as stream:
                 for attempt in stream:

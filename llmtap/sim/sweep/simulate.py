@@ -1,21 +1,21 @@
 """Run one scheduler on one workload in virtual time, and report the result as public JSON.
 
-`simulate` takes the name of a scheduler, `Requests` and options, and returns a `SimulationResult`;
-`capacity_rps` searches the highest rate at which few enough requests are late. `sweep.py` calls `simulate`
-for each job, and `capacity_rps` for `--capacity`. The figures are those of the multi-bin paper, section 9;
-`ModelOptions` decides the points that the paper leaves open. A measured run also has the figures of a
-`Summary`, like live traffic.
+`simulate` runs a scheduler (by name) on `Requests` with options, and returns a `SimulationResult`.
+`capacity_rps` searches the highest rate at which the share of late requests is small enough. `sweep.py` calls
+`simulate` for each job, and `capacity_rps` for `--capacity`. The figures are those of the multi-bin paper,
+section 9; `ModelOptions` has a choice for each point that the paper leaves open. A measured run also has the
+figures of a `Summary`, like live traffic.
 
-Rejected requests count in the outcomes and as outside the request SLA, but not in latencies and throughput;
-their tokens count in `tokens`. `unserved` counts them by reason: `too_large`, `late` (before their first
-token), `late_midway`.
+Requests that the scheduler gave up count in the outcomes and as outside the request SLA, but not in latencies
+and throughput. Tokens that they received count in `tokens`. `unserved` has the number of these requests by
+reason: `too_large`, `late` (before their first token), `late_midway`.
 
-`ExchangeMaker` makes the Exchange of a request from its token times. Timestamps are exact virtual ns
-(`uncertainty_ns` 0). Arrival, end of request, submit and `scheduled` are one moment; head, first byte and
-first token are another. There is one event per token, without bytes. The relay is called `sim-<scheduler>`,
-its rows count from 1, and the arm is the scheduler (`report --by arm`). A request that the scheduler gave up
-without a token has status 503 (`upstream_error`); later it is `truncated`. Both miss all objectives, and
-`error` holds the reason.
+`ExchangeMaker` makes the Exchange of a request from its token times. Its timestamps are exact virtual times
+in ns (`uncertainty_ns` 0). Arrival, end of the request, submission and `scheduled` have the same time; head,
+first byte and first token have the same time. Each token is one event, without bytes. The relay is called
+`sim-<scheduler>`, its rows count from 1, and the arm is the scheduler (`report --by arm`). A request that was
+given up has the status 503 (`upstream_error`) if it had no token, else the outcome `truncated`. Both miss all
+objectives, and `error` has the reason.
 """
 
 import math
@@ -37,7 +37,7 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, measure, output_times_ns
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by, rate_rps
 from llmtap.metrics.summary import Summary
-from llmtap.sim.engine import Engine, EngineDriver, GivenUp, Iterating, IterationState, RunRecord, run_virtual
+from llmtap.sim.engine import AnyEngine, Engine, GivenUp, Iterating, IterationState, RunRecord, run_virtual
 from llmtap.sim.model_options import ServingSetup, predict
 from llmtap.sim.routing import DEFAULT_ROUTER, ROUTERS, RoutedEngine
 from llmtap.sim.schedulers.batching import MultiBinDynamic
@@ -66,16 +66,19 @@ _CONTENT: Final = bytes((EventClass.CONTENT,))
 _OUTPUT: Final = bytes((OUTPUT,))
 _ONE: Final = array("l", (1,))
 _NO_BYTES: Final = array("l", (0,))
-_BEFORE: Final = {
+_ERRORS_BEFORE_TOKENS: Final = {
     None: "given up by the scheduler",
     GivenUp.TOO_LARGE: "refused: it needs more than the KV memory holds",
     GivenUp.LATE: "given up before its first token: late",
 }
-_MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up midway: a token was late"}
+"""Errors of requests that were given up without a token; `_ERRORS_MIDWAY`: after a token."""
+_ERRORS_MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up midway: a token was late"}
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
+    """Result of a run of the scheduler `name`."""
+
     name: str
     requests: Requests
     record: RunRecord
@@ -85,11 +88,14 @@ class SimulationResult:
     seed: int | None
     state: IterationState | None = None
     summary: Summary | None = None
-    slow: int | None = None
-    """Number of requests with a gap between tokens outside the token SLA; None: not measured."""
+    slow_requests: int | None = None
+    """Number of requests with a gap between tokens above the token SLA; None: not measured."""
     bins: list[tuple[int, int | None]] | None = None
+    """Lower and upper edge of each bin of output lengths; None: the scheduler has no bins."""
     bin_limits: list[int] | None = None
-    followed: Exchange | None = None
+    """Maximum batch size of each bin."""
+    followed_exchange: Exchange | None = None
+    """Exchange of the request whose token times are reported (`ExchangeMeasuring.follow`)."""
     router: str | None = None
     """Name of the router; None: the servers have one queue, or there is one server."""
 
@@ -102,7 +108,7 @@ class SimulationResult:
     def ttfts_ns(self) -> list[int]:
         """Return the TTFTs of all requests with tokens, ascending, for schedulers of whole batches.
 
-        TTFT is the wait for the batch plus alpha (multi-bin paper, 4.3).
+        Their TTFT is the wait for the start of the batch, plus alpha (multi-bin paper, 4.3).
         """
         first_ns = round(self.setup.model.alpha_ns)
         rows = zip(self.record.start_ns, self.requests.arrival_ns, self.requests.output, strict=True)
@@ -111,13 +117,13 @@ class SimulationResult:
     def decode_tbts_ns(self) -> list[int]:
         """Return the time between tokens of each request, ascending, for schedulers of whole batches.
 
-        It is beta h(b) of the request's batch (multi-bin paper, 6.2 and 8.4).
+        It is beta h(b), where b is the size of the request's batch (multi-bin paper, 6.2 and 8.4).
         """
-        steps = ([round(self.setup.model.step_ns(b))] * (b * k) for b, k in self.record.sizes.items())
+        steps = ([round(self.setup.model.step_ns(b))] * (b * k) for b, k in self.record.run_sizes.items())
         return sorted(chain.from_iterable(steps))
 
     def late_share(self, latencies_ns: Sequence[int]) -> float:
-        """Return the share of requests outside the request SLA: they ended too late, or were given up."""
+        """Return the share of requests outside the request SLA: those that ended late or were given up."""
         limit_ns = self.setup.readings.request_sla
         late = sum(t > limit_ns for t in latencies_ns) + len(self.record.given_up)
         return late / len(self.requests)
@@ -125,26 +131,25 @@ class SimulationResult:
     def slow_share(self) -> float | None:
         """Return the share of requests outside the token SLA; None if it was not measured.
 
-        With whole batches, these are the requests in batches with a longer time between tokens; otherwise,
-        the requests with a longer gap between two tokens.
+        With whole batches, these are the requests in batches whose time between tokens is above the SLA;
+        otherwise, they are the requests with any gap between two tokens above the SLA.
         """
         if self.kind.iterates:
-            return None if self.slow is None else self.slow / len(self.requests)
+            return None if self.slow_requests is None else self.slow_requests / len(self.requests)
         limit_ns, step_ns = self.setup.readings.token_sla, self.setup.model.step_ns
-        slow = sum(b * n for b, n in self.record.sizes.items() if step_ns(b) > limit_ns)
+        slow = sum(b * n for b, n in self.record.run_sizes.items() if step_ns(b) > limit_ns)
         return slow / len(self.requests)
 
     def missed_share(self) -> float:
-        """Return the share of requests that missed an objective. The run must
-        be measured, with objectives."""
+        """Return the share of requests that missed an objective; needs a run measured with objectives."""
         assert self.summary is not None
         met = sum(count.met for count in self.summary.goodput.by_objectives.values())
         return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds: the fields of a Summary, and those of `SimulatedRun`.
+        """Return public JSON in seconds: the fields of `SimulatedRun` and, if measured, of a `Summary`.
 
-        `metrics.e2e`, and for whole batches `metrics.ttft`, are computed from the exact values, not from
+        `metrics.e2e`, and for whole batches `metrics.ttft`, are computed from exact values, not from
         histograms.
         """
         run = self.run()
@@ -157,38 +162,39 @@ class SimulationResult:
         return out
 
     def run(self) -> SimulatedRun:
-        requests, played, readings = self.requests, self.record, self.setup.readings
-        n, arrivals, given_up = len(requests), requests.arrival_ns, played.given_up
-        span_ns, offered_ns = max(played.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
+        """Return the figures of the run, except those of the `Summary`."""
+        requests, record, readings = self.requests, self.record, self.setup.readings
+        n, arrivals, given_up = len(requests), requests.arrival_ns, record.given_up
+        span_ns, offered_ns = max(record.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
         completed = [r for r in range(n) if r not in given_up]
         window_ns = offered_ns
         if readings.window == "completion":
-            window_ns = max((played.end_ns[r] for r in completed), default=arrivals[0]) - arrivals[0]
+            window_ns = max((record.end_ns[r] for r in completed), default=arrivals[0]) - arrivals[0]
         input_tokens, output_completed = (
             sum([column[r] for r in completed]) for column in (requests.input, requests.output)
         )
         counted = output_completed if readings.tokens == "output" else input_tokens + output_completed
+        truncated = [r for r, tokens in given_up.items() if tokens]
         # Include the tokens that left before their requests were given up.
-        cut = [r for r, tokens in given_up.items() if tokens]
         output_tokens = output_completed + sum(given_up.values())
         latencies_ns = self.latencies_ns()
-        latency = _figures_of(latencies_ns, readings.percentile)
-        waited_ns = [at_ns - arrivals[r] for r, at_ns in enumerate(played.start_ns) if at_ns >= 0]
-        busy_ns, batches = sum(played.busy_ns), played.sizes.total()
+        latency = _exact_figures(latencies_ns, readings.percentile)
+        waits_ns = [at_ns - arrivals[r] for r, at_ns in enumerate(record.start_ns) if at_ns >= 0]
+        busy_ns, batches = sum(record.busy_ns), record.run_sizes.total()
         step_ns: float = busy_ns
         if not self.kind.iterates:
-            step_ns = sum(self.setup.model.step_ns(b) * k for b, k in played.sizes.items())
+            step_ns = sum(self.setup.model.step_ns(b) * k for b, k in record.run_sizes.items())
         outcomes = {
-            Outcome.COMPLETE.value: played.finished,
-            Outcome.TRUNCATED.value: len(cut),
-            Outcome.UPSTREAM_ERROR.value: len(given_up) - len(cut),
+            Outcome.COMPLETE.value: record.finished,
+            Outcome.TRUNCATED.value: len(truncated),
+            Outcome.UPSTREAM_ERROR.value: len(given_up) - len(truncated),
         }
         unserved = Counter(
-            reason.value + "_midway" * bool(given_up[r]) for r, reason in played.reasons.items()
+            reason.value + "_midway" * bool(given_up[r]) for r, reason in record.reasons.items()
         )
         metrics, rule = {"e2e": latency}, readings.percentile
         if not self.kind.iterates:
-            metrics["ttft"] = _figures_of(self.ttfts_ns(), rule)
+            metrics["ttft"] = _exact_figures(self.ttfts_ns(), rule)
         return SimulatedRun(
             scheduler=self.name,
             n=n,
@@ -200,21 +206,21 @@ class SimulationResult:
             outcomes={outcome: k for outcome, k in outcomes.items() if k},
             unserved=dict(sorted(unserved.items())),
             tokens=SimulatedTokens(
-                input_tokens + sum(requests.input[r] for r in cut),
+                input_tokens + sum(requests.input[r] for r in truncated),
                 output_tokens,
                 _rate_of(output_tokens, window_ns),
             ),
-            throughput_rps=_rate_of(played.finished, window_ns),
+            throughput_rps=_rate_of(record.finished, window_ns),
             throughput_tps=_rate_of(counted, window_ns),
             latency=latency,
             request_sla_violation=self.late_share(latencies_ns),
             token_sla_violation=self.slow_share(),
             utilization=busy_ns / (span_ns * self.servers) if span_ns else None,
-            batch_mean=sum(b * k for b, k in played.sizes.items()) / batches if batches else None,
+            batch_mean=sum(b * k for b, k in record.run_sizes.items()) / batches if batches else None,
             batches=batches,
-            batch_sizes={str(b): k for b, k in sorted(played.sizes.items())},
-            queueing=_figures_of(sorted(waited_ns), rule),
-            decode_tbt=None if self.kind.iterates else _figures_of(self.decode_tbts_ns(), rule),
+            batch_sizes={str(b): k for b, k in sorted(record.run_sizes.items())},
+            queueing=_exact_figures(sorted(waits_ns), rule),
+            decode_tbt=None if self.kind.iterates else _exact_figures(self.decode_tbts_ns(), rule),
             longest_output=None if self.kind.iterates else self._longest_outputs(),
             seconds_per_output_token=to_seconds(busy_ns) / output_tokens if output_tokens else None,
             decode_step_mean=to_seconds(step_ns / batches) if batches else None,
@@ -225,10 +231,12 @@ class SimulationResult:
             by_server=self._by_server(span_ns),
             seed=self.seed,
             model=(self.setup.iterations if self.kind.iterates else self.setup.model).to_dict(),
-            readings=self._options(readings),
-            serving=self._options(self.setup.serving) if self.kind.iterates else msgspec.UNSET,
-            engine=self._engine(n) if self.kind.iterates else msgspec.UNSET,
-            followed=msgspec.UNSET if self.followed is None else _followed_request(self.followed),
+            readings=self._options_json(readings),
+            serving=self._options_json(self.setup.serving) if self.kind.iterates else msgspec.UNSET,
+            engine=self._engine_figures(n) if self.kind.iterates else msgspec.UNSET,
+            followed=(
+                msgspec.UNSET if self.followed_exchange is None else _followed_request(self.followed_exchange)
+            ),
         )
 
     def _by_server(self, span_ns: int) -> ServerShares | None:
@@ -250,15 +258,15 @@ class SimulationResult:
             n = sum(batches.values())
             return BatchOutputs(
                 n,
-                sum(record.longest[key] for key in batches) / n if n else None,
+                sum(record.longest_outputs[key] for key in batches) / n if n else None,
                 sum(expected[size] * k for (_, size), k in batches.items()) / n if n else None,
             )
 
         by_bin = None if self.bins is None else [means(queue) for queue in range(len(self.bins))]
         return LongestOutputs(**msgspec.structs.asdict(means(None)), by_bin=by_bin)
 
-    def _engine(self, n: int) -> EngineFigures | None:
-        """Return the figures of the engine for `n` requests."""
+    def _engine_figures(self, n: int) -> EngineFigures | None:
+        """Return the figures of the engine's state. `n`: number of requests."""
         state = self.state
         if state is None:
             return None
@@ -275,24 +283,25 @@ class SimulationResult:
             prefix_hit_rate=state.prefix_hits / state.prefix_queries if state.prefix_queries else None,
         )
 
-    def _options(self, options: msgspec.Struct) -> dict[str, object]:
+    def _options_json(self, options: msgspec.Struct) -> dict[str, object]:
+        """Return the options as JSON; null for an option that the scheduler does not read."""
         out = msgspec.to_builtins(options, enc_hook=encode_seconds)
         return {name: value if name in self.kind.options_read else None for name, value in out.items()}
 
 
 def _followed_request(x: Exchange) -> FollowedRequest:
-    """Return the sizes and the output times of a request that the user selected."""
+    """Return the token counts and the token times of a request that the user selected."""
     times = [to_seconds(at_ns - x.timeline.arrival_ns) for at_ns in output_times_ns(x.timeline.events)]
     return FollowedRequest(x.seq, x.tokens.input, x.tokens.output, times)
 
 
-def _figures_of(ordered_ns: list[int], rule: str) -> ExactFigures:
+def _exact_figures(ordered_ns: list[int], rule: str) -> ExactFigures:
     n = len(ordered_ns)
     if not n:
         return ExactFigures(n=0, marks=marks(0))
     return ExactFigures(
         n=n,
-        # Add integers, so that the sum is exact and the mean is the nearest double.
+        # The sum of integers is exact, so the mean is the nearest double.
         mean=sum(ordered_ns) / (n * 10**9),
         min=to_seconds(ordered_ns[0]),
         max=to_seconds(ordered_ns[-1]),
@@ -305,11 +314,10 @@ def _percentile_s(ordered_ns: list[int], p: float, rule: str) -> float | None:
     if rule != "linear":
         value = percentile_by(rule, ordered_ns, p)
         return None if value is None else to_seconds(value)
-    # Convert both neighbours to seconds before interpolation, like implementations that store seconds.
-    at = int((len(ordered_ns) - 1) * p)
-    near = [to_seconds(t) for t in ordered_ns[at : at + 2]]
-    share = (len(ordered_ns) - 1) * p - at
-    return percentile(near, share) if len(near) > 1 else near[0]
+    # Convert to seconds before interpolation, to get the same rounding as implementations that store seconds.
+    rank = (len(ordered_ns) - 1) * p
+    neighbours = [to_seconds(t) for t in ordered_ns[int(rank) : int(rank) + 2]]
+    return percentile(neighbours, rank - int(rank)) if len(neighbours) > 1 else neighbours[0]
 
 
 def _rate_of(count: int, ns: int) -> float | None:
@@ -317,8 +325,10 @@ def _rate_of(count: int, ns: int) -> float | None:
 
 
 class ExchangeMaker:
+    """Makes Exchanges from the token times of simulated requests."""
+
     def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
-        """`record`: record of the run, for the cached tokens and the reasons why requests were given up."""
+        """`record`: record of the run, for the servers, cached tokens, and reasons of requests given up."""
         self._arm = scheduler
         self._relay = f"sim-{scheduler}"
         self._requests = requests
@@ -344,7 +354,7 @@ class ExchangeMaker:
             x.route = f"gpu-{self._record.server[request]}"
         reason = self._record.reasons.get(request)
         if not served and not n:
-            x.status, x.outcome, x.error = 503, Outcome.UPSTREAM_ERROR, _BEFORE[reason]
+            x.status, x.outcome, x.error = 503, Outcome.UPSTREAM_ERROR, _ERRORS_BEFORE_TOKENS[reason]
             t.head_ns = t.first_byte_ns = end_ns
             return x
         x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", model
@@ -357,9 +367,9 @@ class ExchangeMaker:
             x.tokens = Tokens(input_tokens, n, cached=cached, source=TokenSource.USAGE)
             x.finish_reason = "stop"
         else:
-            # An answer that was cut has no final usage: its counts are those of the last event.
+            # A truncated answer has no final usage, so its counts are those of the last event.
             x.tokens = Tokens(input_tokens, n, cached=cached, source=TokenSource.RUNNING_USAGE)
-            x.outcome, x.error = Outcome.TRUNCATED, _MIDWAY[reason]
+            x.outcome, x.error = Outcome.TRUNCATED, _ERRORS_MIDWAY[reason]
         if n:
             first_ns = stamps[0]
             t.head_ns = t.first_byte_ns = t.first_any_ns = first_ns
@@ -372,7 +382,7 @@ class ExchangeMaker:
 
 
 class VirtualMeter:
-    """`RequestWatcher` that adds the exchange of each ended request to a summary."""
+    """`RequestWatcher` that adds the exchange of each ended request to a summary, and passes it to `keep`."""
 
     def __init__(
         self,
@@ -382,9 +392,9 @@ class VirtualMeter:
         gap_max_ns: int,
         keep: Callable[[Exchange], None],
     ) -> None:
-        """`gap_max_ns`: longest time between two tokens with which a request does not count as `slow`."""
+        """`gap_max_ns`: time between two tokens above which a request is slow."""
         self.summary = summary
-        self.slow = 0
+        self.slow_requests = 0
         self._reader = reader
         self._make = maker.exchange
         self._gap_max_ns = gap_max_ns
@@ -395,14 +405,14 @@ class VirtualMeter:
         measured = measure(x, self._reader)
         self.summary.add(x, measured)
         if measured.tbc_max_ns is not None and measured.tbc_max_ns > self._gap_max_ns:
-            self.slow += 1
+            self.slow_requests += 1
         self._keep(x)
 
 
 def open_run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
-    """Return the writer of a run's capture to a folder or a URL. Raises ConfigError naming `to`.
+    """Return a writer of a run's capture to a folder or a URL. Raises ConfigError naming `to`.
 
-    If the workload has no dates, arrivals count from 1970 UTC (`CaptureInfo.arrivals`).
+    If the workload has no dates, its arrival times count from 1970 UTC (`CaptureInfo.arrivals`).
     """
     # Imported here, because the import of Arrow takes a third of a second, and few runs are captured.
     from llmtap.capture.schema import CaptureInfo
@@ -420,18 +430,17 @@ def open_run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunW
 
 @dataclass(frozen=True, slots=True)
 class ExchangeMeasuring:
-    """Options on the exchanges that a simulation makes and measures."""
+    """Options for the exchanges that a simulation makes and measures."""
 
     enabled: bool | None = None
-    """Whether to make and summarise Exchanges, which takes ten times as long for whole batches. None: only if
-    the scheduler iterates, or if one of the other options needs them."""
+    """Whether to make Exchanges and a summary of them, which takes ten times as long for whole batches. None:
+    only if the scheduler iterates, or if another of these options needs them."""
     objectives: Objectives | None = None
     reader: Benefit = DEFAULT_BENEFIT
     follow: int | None = None
-    """Row of a request, from 1, of which the token times are reported; 0: the request with the longest
-    answer."""
+    """Row (from 1) of a request whose token times are reported; 0: the request with the longest answer."""
     capture: str | Path | None = None
-    """Folder or URL for a capture of the exchanges."""
+    """Folder or URL for a capture of the exchanges; None: no capture."""
 
 
 def simulate(
@@ -445,15 +454,15 @@ def simulate(
     measuring: ExchangeMeasuring | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
-    """Run a scheduler of `SCHEDULERS` on requests with predicted lengths.
+    """Run the scheduler `name` of `SCHEDULERS` on requests, whose output lengths are predicted first.
 
-    Requests that failed in the trace are left out, if `setup.readings` says so.
+    With the reading `failed=dropped`, requests without output tokens in the trace are removed.
 
     Args:
-        router: name in `ROUTERS`, for several servers of a scheduler that iterates; None: the default.
-            With whole batches, all servers have one queue and no router.
+        router: name in `ROUTERS`, for several servers of a scheduler that iterates; None: the default router.
+            With whole batches, all servers share their queues, so there is no router.
         seed: random seed; None if nothing is random.
-        progress: function called from time to time with the number of arrivals.
+        progress: function that is called from time to time with the number of arrivals.
 
     Raises ValueError for invalid combinations, and ConfigError for a capture that cannot be written.
     """
@@ -465,13 +474,13 @@ def simulate(
     if is_measured is None:
         is_measured = kind.iterates or exchanges_needed
     elif not is_measured and exchanges_needed:
-        raise ValueError("objectives, captures and a followed request need exchanges, but measuring is off")
+        raise ValueError("objectives, a capture and a followed request need exchanges, but measuring is off")
     if readings.failed == "dropped":
         requests = requests.select_rows([row for row, made in enumerate(requests.output) if made])
         if not requests:
-            raise ValueError("all requests failed, and failed ones are dropped")
+            raise ValueError("no requests are left: none has output tokens, and failed=dropped is set")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
-    engine: EngineDriver
+    engine: AnyEngine
     if router is None:
         scheduler = kind.build(requests, setup)
         engine = Engine(scheduler, servers)
@@ -524,16 +533,16 @@ def simulate(
         seed,
         state=getattr(scheduler if router is None else engine, "state", None) if kind.iterates else None,
         summary=None if meter is None else meter.summary,
-        slow=None if meter is None else meter.slow,
+        slow_requests=None if meter is None else meter.slow_requests,
         bins=None if binned is None else binned.bins.spans,
         bin_limits=None if binned is None else binned.limits,
-        followed=next(iter(followed), None),
+        followed_exchange=next(iter(followed), None),
         router=router,
     )
 
 
 def expected_longest(lengths: Sequence[int], sizes: Iterable[int]) -> dict[int, float]:
-    """Return for each size k the expected maximum of k lengths, drawn from `lengths` with replacement."""
+    """Return for each size k the expected maximum of k lengths that are drawn at random with replacement."""
     values, counts = np.unique(np.asarray(lengths), return_counts=True)
     below = np.concatenate(([0.0], np.cumsum(counts) / len(lengths)))
     return {size: float(np.sum(values * np.diff(below**size))) for size in sizes}
@@ -544,9 +553,9 @@ def capacity_rps(
 ) -> float | None:
     """Return the highest rate at which at most the share `allowed` of the requests is late.
 
-    `late_share`: function that returns the share of late requests at a rate; it must rise with the rate. The
-    result is accurate to within `precision`. It is 0 if a thousandth of `start_rps` is too much, and None if
-    there is no limit.
+    `late_share`: function that returns the share of late requests at a rate; it must increase with the rate.
+    `precision`: maximum relative error of the result. The result is 0 if even a thousandth of `start_rps` is
+    too high, and None if the share is small enough at any rate.
     """
     if late_share(math.inf) <= allowed:
         return None

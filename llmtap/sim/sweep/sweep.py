@@ -1,11 +1,11 @@
 """One job of a sweep (`SweepJob`): all options that decide a run, its id, and its execution.
 
-`attempt` runs a job on a trace and returns a `SweepAttempt`: the public JSON of `simulate.py`, or the error;
-it also completes the folder of the job's capture. `grid.py` makes the jobs; `runner.py` distributes them over
-processes. The id is a hash of the options and of a digest of the trace's rows, so equal ids have equal
-figures. `write_runs` writes results of jobs as a flat table, CSV or Parquet (`llmtap sim run --table`). It
-has the columns of the multi-bin paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files); and further
-columns for latencies, goodput and the options that differ between the runs.
+`attempt` runs a job on a trace and returns a `SweepAttempt`: the public JSON of `simulate.py`, or the error.
+It also completes the folder of the job's capture. `grid.py` makes the jobs; `runner.py` distributes them over
+processes. The id of a job is a hash of its options and of the digest of the trace, so jobs with equal ids
+have equal figures. `write_runs` writes results of jobs as a flat table, CSV or Parquet (`llmtap sim run
+--table`). The table has the columns of the multi-bin paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4
+(files). Further columns have latencies, goodput, and the options that differ between the runs.
 """
 
 import csv
@@ -53,34 +53,38 @@ CAPACITY_BY: Final[Mapping[str, str]] = {
     "token": "capacity_qps_under_sla",
     "slo": "capacity_qps_under_slo",
 }
-"""Limits by which a capacity can be searched (request SLA, token SLA, or the objectives of `--slo`), with the
-column of each in a table. The first two column names are those of the multi-bin paper."""
-_MEASURED: Final = 100
-_SEARCH: Final = 15
-_READINGS: Final = ModelOptions()
-_SERVING: Final = Serving()
+"""For each limit by which a capacity can be searched (request SLA, token SLA, or the objectives of `--slo`),
+the column of the table. The first two column names are from the multi-bin paper."""
+_MEASURED_EFFORT: Final = 100
+"""Effort to simulate and measure a request, relative to an unmeasured request."""
+_SEARCH_RUNS: Final = 15
+"""Typical number of runs to search a capacity."""
+_DEFAULT_READINGS: Final = ModelOptions()
+_DEFAULT_SERVING: Final = Serving()
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options that all jobs of a sweep share: the latency models, and what is measured."""
+    """Options that all jobs of a sweep share: the latency models, and the figures to compute."""
 
     model: LatencyModel = SEED_MODEL
     iterations: IterationModel = SEED_ITERATIONS
     model_source: str = ""
-    """Origin of a model that is neither the default nor fitted."""
+    """Description of the origin of a model that is neither the default nor fitted."""
     fit: FitReport | None = None
     """Report on the fit of the latency model; None: the model was not fitted."""
     objectives: str = ""
     reader: Benefit = DEFAULT_BENEFIT
     measure: bool | None = None
+    """Whether to measure exchanges (`ExchangeMeasuring.enabled`)."""
     follow: int | None = None
+    """Request whose token times are reported (`ExchangeMeasuring.follow`)."""
     capacity: float | None = None
-    """Share of requests that may miss their limits at the capacity to be found; None: do
-    not search for it."""
+    """Maximum share of requests outside their limits at the capacity to search; None: no search."""
     capacity_by: tuple[str, ...] = ("request",)
+    """Limits by which a capacity is searched (`CAPACITY_BY`)."""
     capture: str | None = None
-    """Folder or URL in which each job's capture gets a folder; None: no capture."""
+    """Folder or URL in which the capture of each job gets a folder; None: no capture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +92,13 @@ class SweepJob(JobOptions):
     """One scheduler on one workload, with all options that decide the result."""
 
     trace: str
+    """Name of the trace or workload."""
     rows: str
     """Digest of the trace's rows."""
     count: int
-    """Number of requests: that of the trace's rows."""
+    """Number of requests; if the trace has fewer rows, they are repeated."""
     scale: float
+    """Factor on the rate of arrivals in the trace."""
     scheduler: str
     wanted_load: float | None = None
     """Load as set by the user: a scale, a rate, or a share of a capacity."""
@@ -100,9 +106,10 @@ class SweepJob(JobOptions):
     router: str | None = None
     """Name of the router; None: the servers have one queue, or there is one server."""
     seed: int | None = 42
-    readings: ModelOptions = _READINGS
-    serving: Serving = _SERVING
+    readings: ModelOptions = _DEFAULT_READINGS
+    serving: Serving = _DEFAULT_SERVING
     version: str = __version__
+    """Version of llmtap: another version can have other figures."""
 
     @cached_property
     def id(self) -> str:
@@ -116,13 +123,14 @@ class SweepJob(JobOptions):
 
     @property
     def effort(self) -> int:
-        """Rough cost of the job, as a number of unmeasured requests."""
-        measured = self.measure or self.objectives or self.capture or SCHEDULERS[self.scheduler].iterates
-        searched = _SEARCH * len(self.capacity_by) if self.capacity is not None else 1
-        return self.count * (_MEASURED if measured else 1) * searched
+        """Rough duration of the job, as a number of unmeasured requests."""
+        is_measured = self.measure or self.objectives or self.capture or SCHEDULERS[self.scheduler].iterates
+        runs = _SEARCH_RUNS * len(self.capacity_by) if self.capacity is not None else 1
+        return self.count * (_MEASURED_EFFORT if is_measured else 1) * runs
 
     @property
     def name(self) -> str:
+        """Name for folders and logs, which is not unique."""
         servers = f"-{self.servers}-servers" if self.servers > 1 else ""
         return f"{self.scheduler}-{self.count}{servers}"
 
@@ -139,9 +147,10 @@ def digest_of(trace: "Trace") -> str:
 
 
 def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Run a job. Return public JSON: that of `SimulationResult`, with fields of the job, and its capacity."""
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
     place = None if job.capture is None else f"{job.capture.rstrip('/')}/{job.name}-{job.id}"
-    # A local folder has the suffix `.part` until it is complete.
+    # A local folder has the suffix `.part` until the capture is complete.
     part = None if place is None else place if "://" in place else f"{place}.part"
     if part != place:
         shutil.rmtree(str(part), ignore_errors=True)
@@ -169,23 +178,25 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
     if place is not None and part is not None:
         summary["capture"] = place
         if part != place:
-            # Remove an existing folder: its name contains the job's id, so it is from an earlier run of this
-            # job of which the result was lost.
+            # Remove an existing folder. Its name contains the id of the job, so it is from an earlier run of
+            # this job, whose result was lost.
             shutil.rmtree(place, ignore_errors=True)
             Path(part).rename(place)
     if job.capacity is not None:
         own_rps = trace.rate_rps
-        assert own_rps is not None, "who plans jobs has looked"
+        assert own_rps is not None, "SweepGrid.job must reject a capacity for a trace without a rate"
 
-        def share_outside(by: str, rps: float) -> float:
-            slo = objectives if by == "slo" else None
-            result = run_at(rps / own_rps, ExchangeMeasuring(by != "request", slo))
-            if by == "request":
+        def share_outside(limit: str, rps: float) -> float:
+            """Return the share of requests outside a limit of CAPACITY_BY at a rate."""
+            slo = objectives if limit == "slo" else None
+            result = run_at(rps / own_rps, ExchangeMeasuring(limit != "request", slo))
+            if limit == "request":
                 return result.late_share(result.latencies_ns())
-            return (result.missed_share() if by == "slo" else result.slow_share()) or 0.0
+            return (result.missed_share() if limit == "slo" else result.slow_share()) or 0.0
 
         capacities = {
-            by: capacity_rps(partial(share_outside, by), job.capacity, own_rps) for by in job.capacity_by
+            limit: capacity_rps(partial(share_outside, limit), job.capacity, own_rps)
+            for limit in job.capacity_by
         }
         summary["capacity"] = {
             "allowed": job.capacity,
@@ -196,24 +207,27 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
 
 
 class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Result of a job: a summary or an error. A line of a results file."""
+    """Result of a job: a summary or an error. It is a line of a results file."""
 
     id: str
     job: dict[str, object] = {}
+    """Options of the job."""
     seconds: float = 0.0
+    """Real duration of the run."""
     summary: dict[str, Any] | None = None
+    """Public JSON of the run (`run_job`)."""
     error: str | None = None
 
 
 def attempt(
     job: SweepJob, trace: "Trace", now_ns: Callable[[], int], progress: Callable[[int], None] | None = None
 ) -> SweepAttempt:
-    """Run a job. An exception becomes its error, so that other jobs continue."""
+    """Run a job. An exception becomes the error of the attempt, so that other jobs continue."""
     began_ns = now_ns()
     summary = error = None
     try:
         if job.version != __version__:
-            raise ValueError(f"the job is from llmtap {job.version}, but this process has {__version__}")
+            raise ValueError(f"the job needs llmtap {job.version}, but this process has llmtap {__version__}")
         summary = run_job(job, trace, progress)
     except (ValueError, LlmtapError) as exc:
         error = str(exc)
@@ -265,21 +279,21 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "smooth_goodput_tokens_per_sec": "smooth_goodput.tokens_per_second",
     "caution": "fit.caution",
 }
-"""For each column, the path of its figure in the result, in seconds or as a share. Values of columns that end
-in _ms or _pct are converted."""
-_IN_COLUMNS: Final = frozenset(
+"""For each column, the path of its figure in the result. Times are in seconds and shares in 0 to 1 there;
+values of columns that end in _ms or _pct are converted."""
+_SETTINGS_WITH_COLUMN: Final = frozenset(
     {"scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla"}
 )
-"""Settings that need no further column, since `_COLUMNS` has them under another name."""
+"""Settings that need no further column, because `_COLUMNS` has a column for them."""
 
 
 def _varied_columns(runs: Sequence[_Run]) -> dict[str, list[Any]]:
-    """Return a column for each further setting that differs between the runs. Durations are in ms."""
+    """Return a column (times in ms) for each setting that differs between the runs, except `_COLUMNS`."""
     columns: dict[str, list[Any]] = {}
     settings = [settings_of(run) for run in runs]
     for name in dict.fromkeys(name for one in settings for name in one):
         values: list[Any] = [one.get(name) for one in settings]
-        if name in _IN_COLUMNS or len(set(values)) < 2:
+        if name in _SETTINGS_WITH_COLUMN or len(set(values)) < 2:
             continue
         if name in TIMES:
             columns[f"{name}_ms"] = [None if value is None else value * 1_000 for value in values]
@@ -293,7 +307,7 @@ def _cell_value(run: _Run, name: str, path: tuple[str, ...]) -> Any:
     if path[0] == "bins":
         return len(value) if value else None
     if path[0] == "capacity" and path[-1] in (at(run, *path[:-1]) or ()):
-        return math.inf if value is None else value  # None means no limit.
+        return math.inf if value is None else value  # In a capacity, None means that there is no limit.
     factor = {"ms": 1_000, "pct": 100}.get(name.rpartition("_")[2])
     return value * factor if factor and value is not None else value
 

@@ -137,10 +137,10 @@ def _roster_of(scheduler: Any) -> Any:
 def check_nobody(scheduler: Any) -> None:
     """When all are over nothing is remembered of anybody."""
     roster = _roster_of(scheduler)
-    assert not (roster._seats or roster._made_tokens or roster._preempted)
+    assert not (roster._seats or roster._made_tokens or roster._preempted_requests)
     assert not (roster._swapped_requests or roster._waiting)
-    assert not any(roster._ending.values())
-    assert roster._context == 0
+    assert not any(roster._ending_requests.values())
+    assert roster._context_tokens == 0
     if roster._deadlines is not None:
         assert not (roster._deadlines._next_ns or roster._deadlines._missed_requests)
     check_memory(scheduler)
@@ -156,8 +156,8 @@ def check_memory(scheduler: Any) -> None:
         held += memory.blocks_for(tokens - len(seat.names) * memory.named_tokens)
         names.update(seat.names)
     held += len(names) * memory.blocks_for(memory.named_tokens)
-    assert memory.held == held
-    assert memory.held + memory.cached_blocks <= memory.blocks
+    assert memory.held_blocks == held
+    assert memory.held_blocks + memory.cached_blocks <= memory.total_blocks
     assert roster.running == [r for r in roster.running if seats[r].end_step]
-    assert sum(roster._growing) == len(roster.running)
+    assert sum(roster._growing_requests) == len(roster.running)
     assert roster.state.running == len(seats)

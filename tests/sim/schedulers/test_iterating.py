@@ -298,7 +298,7 @@ def test_what_is_planned_is_what_comes() -> None:
             step = engine.arrive(row[0] * MS, request)
         else:
             if run.work.prefill and built._from_ns:
-                planned, met = (built._whole_ns, built._next_ns), met + 1
+                planned, met = (built._prefill_end_ns, built._next_token_ns), met + 1
                 assert run.end_ns == planned[0]
             elif run.start_ns == planned[0] and run.work.decode:
                 assert run.end_ns == planned[1]

@@ -209,16 +209,16 @@ def test_sizes(
     tokens: int, block: int, named_tokens: int, request_tokens: int, names: tuple[int, ...], size: int
 ) -> None:
     memory = Memory(tokens, block, named_tokens)
-    assert memory.blocks == tokens // block
+    assert memory.total_blocks == tokens // block
     assert (
         memory.blocks_without_cache(request_tokens, names)
         == memory.blocks_needed(request_tokens, names)
         == size
     )
     memory.hold(request_tokens, names)
-    assert (memory.held, memory.free_blocks) == (size, memory.blocks - size)
+    assert (memory.held_blocks, memory.free_blocks) == (size, memory.total_blocks - size)
     memory.release(request_tokens, names, request_tokens)
-    assert (memory.held, memory.cached_blocks) == (
+    assert (memory.held_blocks, memory.cached_blocks) == (
         0,
         memory.blocks_without_cache(len(names) * named_tokens, names),
     )
@@ -227,15 +227,15 @@ def test_sizes(
 def test_what_is_shared_is_held_once() -> None:
     memory = Memory(160, 4, 8)
     memory.hold(20, (1, 2))
-    assert memory.held == 5
+    assert memory.held_blocks == 5
     assert memory.cached_prefix((1, 2, 3)) == 2
     assert memory.blocks_needed(30, (1, 2, 3)) == 4
     memory.hold(30, (1, 2, 3))
-    assert memory.held == 9
+    assert memory.held_blocks == 9
     memory.release(20, (1, 2), 20)
-    assert (memory.held, memory.cached_blocks) == (8, 0)
+    assert (memory.held_blocks, memory.cached_blocks) == (8, 0)
     memory.release(30, (1, 2, 3), 30)
-    assert (memory.held, memory.cached_blocks) == (0, 6)
+    assert (memory.held_blocks, memory.cached_blocks) == (0, 6)
 
 
 def test_only_a_beginning_is_found() -> None:
@@ -273,5 +273,5 @@ def test_it_is_as_if_all_were_counted_anew(
                 assert memory.cached_prefix(names) == len(names)
         own = sum(-(-(tokens - len(held) * named_tokens) // block) for tokens, held in holding)
         shared = Counter(name for _, held in holding for name in held)
-        assert memory.held == own + len(shared) * named
-        assert memory.held + memory.cached_blocks <= memory.blocks
+        assert memory.held_blocks == own + len(shared) * named
+        assert memory.held_blocks + memory.cached_blocks <= memory.total_blocks

@@ -60,7 +60,7 @@ def writes(
             delivery.on_token(choice, at)
         while (write := delivery.take(now_ns)) is not None:
             found.append(write)
-        if delivery.ended:
+        if delivery.all_taken:
             assert delivery.take(NEVER - 1) is None
             assert delivery.next_ns() == NEVER
             return found
@@ -139,7 +139,7 @@ def test_who_is_given_up_gets_what_was_let_go_and_breaks_off(
     found = []
     while (write := delivery.take(NEVER - 1)) is not None:
         found.append(write)
-    assert delivery.ended
+    assert delivery.all_taken
     chunks = [chunk for write in found for chunk in write.chunks]
     assert [chunk.breaks_off for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert all(b.due_ns >= a.due_ns for a, b in pairwise(found))
@@ -153,17 +153,17 @@ def test_who_is_given_up_gets_what_was_let_go_and_breaks_off(
 
 def test_a_choice_of_a_batch_ends_when_the_batch_is_over() -> None:
     options = SimOptions(guardrails=GuardrailOptions(output_filter=Duration(3)))
-    delivery = Delivery([DeliveredText(2, ends_apart=True)], options, None)
+    delivery = Delivery([DeliveredText(2, ends_separately=True)], options, None)
     delivery.on_token(0, 5)
     delivery.on_token(0, 6)
     assert [delivery.take(20), delivery.take(20), delivery.take(20)] == [
         Write(8, (Chunk(8, 0, 0, 1, False),)), Write(9, (Chunk(9, 0, 1, 2, False),)), None,
     ]  # fmt: skip
-    assert not delivery.ended
+    assert not delivery.all_taken
     delivery.on_choice_end(0, 50)
     delivery.on_choice_end(0, 51)
     assert delivery.take(60) == Write(53, (Chunk(53, 0, 2, 2, True),))
-    assert delivery.ended
+    assert delivery.all_taken
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmtap.sim.engine import Engine, run_virtual
 from llmtap.sim.model_options import Serving, ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.live import LiveEngine, Ticket, live_of
+from llmtap.sim.server.live import LiveEngine, Ticket, make_live_engine
 from llmtap.sim.server.options import EngineOptions
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
@@ -95,7 +95,7 @@ def lived(
     options: EngineOptions, groups: Sequence[Group], looks: Sequence[int] = ()
 ) -> tuple[LiveEngine, list[Ticket]]:
     """What the real driver says when somebody looks at these times as well, in the same order."""
-    live = live_of(options, 0, lambda at_ns: None)
+    live = make_live_engine(options, 0, lambda at_ns: None)
     tickets: list[Ticket] = []
     events = sorted([(group.accepted_ns, i) for i, group in enumerate(groups)] + [(t, -1) for t in looks])
     for now_ns, i in events:
@@ -208,7 +208,7 @@ def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
     looks: list[int],
     leaves: list[tuple[int, int]],
 ) -> None:
-    live = live_of(options_of(scheduler, serving, {}), 0, lambda at_ns: None)
+    live = make_live_engine(options_of(scheduler, serving, {}), 0, lambda at_ns: None)
     tickets: list[Ticket] = []
     result: list[Received] = []
     left: dict[int, int] = {}
@@ -235,7 +235,7 @@ def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
         if i in left:
             assert all(at_ns <= left[i] for at_ns in one.tokens)
         elif one.refused_ns is None:
-            assert len(one.tokens) == ticket.output
+            assert len(one.tokens) == ticket.output_tokens
 
 
 @pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])
@@ -243,10 +243,10 @@ def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
     setup = ServingSetup(readings=read_model_options({"predictor": predictor}), serving=Serving())
     found = []
     for seed in (1, 1, 2):
-        live = live_of(EngineOptions("shortest_predicted_first", setup), seed, lambda at_ns: None)
+        live = make_live_engine(EngineOptions("shortest_predicted_first", setup), seed, lambda at_ns: None)
         tickets = [Ticket(Received(), 0, 611, 7) for _ in range(3)]
         live.submit(0, 0, tickets)
-        found.append([ticket.predicted for ticket in tickets])
+        found.append([ticket.predicted_tokens for ticket in tickets])
     assert found[0] == found[1]
     match predictor:
         case "perfect":

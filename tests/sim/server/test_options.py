@@ -74,7 +74,7 @@ def test_a_request_asks_by_header(headers: dict[str, str], changed: dict[str, ob
 @pytest.mark.parametrize(
     ("headers", "says"),
     [
-        ({"x-sim-seed": "1"}, "there is no header x-sim-seed"),
+        ({"x-sim-seed": "1"}, "unknown header x-sim-seed"),
         ({"x-sim-fault": "no"}, "x-sim-fault: expected one of stall, "),
         ({"x-sim-stall-rate": "2"}, "x-sim-stall-rate: expected a number from 0 to 1, got '2'"),
         ({"x-sim-itl-ms": "x"}, "x-sim-itl-ms: expected a duration"),
@@ -91,7 +91,7 @@ def test_a_header_that_does_not_fit_is_named(headers: dict[str, str], says: str)
 )
 def test_where_an_engine_decides_a_request_cannot_ask_for_a_schedule(header: str) -> None:
     assert for_request(SimOptions(), {header: "0"}) is not None
-    with pytest.raises(ValueError, match=f"{header}: applies only with --scheduler fixed"):
+    with pytest.raises(ValueError, match=f"{header}: has an effect only with --scheduler fixed"):
         for_request(SimOptions(), {header: "1"}, fixed=False)
     assert for_request(SimOptions(), {"x-sim-tokens": "3"}, fixed=False).tokens == 3
 

@@ -57,8 +57,8 @@ async def test_a_response_has_its_events_in_order_and_exact_counts() -> None:
     [
         ("no json", "invalid event"),
         ('{"type": "input_audio_buffer.append", "audio": ""}', "unknown client event"),
-        ('{"type": "session.update", "session": {"output_modalities": ["audio"]}}', "only text is supported"),
-        ('{"type": "response.cancel"}', "no response to cancel"),
+        ('{"type": "session.update", "session": {"output_modalities": ["audio"]}}', "'text' is supported"),
+        ('{"type": "response.cancel"}', "no response is running"),
         ('{"type": "response.create", "response": {"max_output_tokens": 0}}', "got 0"),
     ],
 )
@@ -81,7 +81,7 @@ async def test_one_response_at_a_time_and_it_can_be_cancelled() -> None:
         await client.hear_until(DELTA)
         await client.say("response.create", event_id="second")
         refused = (await client.hear_until("error"))[-1]
-        assert refused["error"]["event_id"] == "second" and "running response" in refused["error"]["message"]
+        assert refused["error"]["event_id"] == "second" and "is running" in refused["error"]["message"]
         await client.say("response.cancel")
         done = (await client.hear_until("response.done"))[-1]["response"]
         assert (done["id"], done["status"]) == ("resp_sim1", "cancelled")

@@ -85,7 +85,7 @@ async def test_every_token_is_sent_when_it_is_due_and_never_before() -> None:
     """Due at request + ttft + i * itl, so that lateness does not add up; what was done is on record."""
     async with engine(SimOptions(ttft=Duration(30 * MS), itl=Duration(5 * MS), tokens=20)) as e:
         await e.answer(CHAT, ask_chat(stream=True), x_request_id="mine")
-        sent = e.server.sent["mine"]
+        sent = e.server.send_times["mine"]
         (truth,) = await e.truths()
         assert truth["id"] == "mine"
         assert truth["due_ns"][0] == truth["made_ns"][0]
@@ -103,7 +103,7 @@ async def test_a_request_may_ask_for_its_own_schedule() -> None:
         async with e.post(CHAT, ask_chat(stream=True), **headers) as response:
             assert response.headers["x-request-id"] == "r"
             await response.read()
-        assert len(e.server.sent["r"]) == 3
+        assert len(e.server.send_times["r"]) == 3
         (truth,) = await e.truths()
         assert truth["due_ns"] == [[truth["accepted_ns"] + 1_500_000] * 3]
 

@@ -142,9 +142,9 @@ def test_slow_is_who_had_any_gap_above_the_bound() -> None:
     meter = VirtualMeter(three(), Summary(), DEFAULT_BENEFIT, 10 * MS, lambda x: None)
     meter.on_ended(0, [100 * MS], 100 * MS, served=True)  # one token has no gap, however late
     meter.on_ended(1, [100 * MS, 110 * MS, 120 * MS], 500 * MS, served=True)
-    assert meter.slow == 0
+    assert meter.slow_requests == 0
     meter.on_ended(2, [100 * MS, 110 * MS, 120 * MS + 1, 121 * MS], 121 * MS, served=False)
-    assert meter.slow == 1
+    assert meter.slow_requests == 1
 
 
 def work(n: int, **more: object) -> Requests:

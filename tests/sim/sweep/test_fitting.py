@@ -27,7 +27,7 @@ from llmtap.sim.sweep.batch_grid import GridError, GridPoint, fit_batches, load_
 from llmtap.sim.sweep.engine_load import KvMemory
 from llmtap.sim.sweep.fit_report import capture_report, caution_of, grid_report
 from llmtap.sim.sweep.fitting import IterationFit, fit_capture, fit_exchanges
-from llmtap.sim.sweep.linear_fit import FitError, nearest, unseen_of
+from llmtap.sim.sweep.linear_fit import FitError, nearest, prediction_accuracy
 from llmtap.sim.sweep.simulate import ExchangeMaker, ExchangeMeasuring, simulate
 from llmtap.workload.requests import Requests
 
@@ -127,7 +127,7 @@ def test_a_capture_whose_second_half_has_more_load_is_judged_by_its_first_half()
 def test_noise_of_durations_that_are_nearly_equal_is_no_poor_fit(spread: float, is_poor: bool) -> None:
     chance = random.Random(1)
     measured = [1 + chance.uniform(-spread, spread) for _ in range(1_000)]
-    unseen = unseen_of(measured, [1.0] * 1_000)
+    unseen = prediction_accuracy(measured, [1.0] * 1_000)
     assert unseen.r2 < 0.1 and unseen.is_poor is is_poor
     # The standard deviation of a uniform distribution is its width divided by the root of 12.
     assert unseen.rms_error == pytest.approx(2 * spread / 12**0.5, rel=0.05)
@@ -199,7 +199,7 @@ def test_a_capture_of_several_models_gets_a_caution(tmp_path: Path) -> None:
     for exchanges, models in ((rows, 1), (mixed, 2)):
         fit = fit_exchanges(exchanges)
         caution = capture_report("a", fit, memory_known=True).caution
-        assert fit.models == models and ("2 models" in (caution or "")) is (models == 2)
+        assert fit.model_count == models and ("2 models" in (caution or "")) is (models == 2)
 
 
 def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ SAME = [one(10 * i, 100, *(10 * i + 1 + k / 100 for k in range(20))) for i in ra
 UNTELLING: list[tuple[list[Exchange], str]] = [
     ([], "no row has the times of arrival, first"),
     ([one(0, 5)], "no row has the times of arrival, first"),
-    ([one(0, None, 1, 2, 3)], "no row has a count of input tokens"),
-    ([one(0, 5, 1, 2, 3)], "0 answers with 8 tokens or more"),
-    (SAME[:5], "5 answers with 8 tokens or more"),
+    ([one(0, None, 1, 2, 3)], "no row has a number of input tokens"),
+    ([one(0, 5, 1, 2, 3)], "0 answers have times and at least 8 tokens"),
+    (SAME[:5], "5 answers have times and at least 8 tokens"),
     (SAME, "was always 1, so its effect"),
 ]
 
@@ -337,8 +337,8 @@ def test_a_grid_that_does_not_tell_the_model_is_refused(points: list[GridPoint])
 
 def test_equal_durations_that_were_predicted_wrongly_are_a_poor_fit() -> None:
     """They have no variance, of which R^2 is a share."""
-    assert unseen_of([10.0] * 5, [10.0] * 5).r2 == 1.0
-    wrong = unseen_of([10.0] * 5, [25.0] * 5)
+    assert prediction_accuracy([10.0] * 5, [10.0] * 5).r2 == 1.0
+    wrong = prediction_accuracy([10.0] * 5, [25.0] * 5)
     assert (wrong.r2, wrong.rms_error, wrong.is_poor) == (0.0, 1.5, True)
 
 
@@ -366,8 +366,8 @@ def test_a_grid_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
         (f"batch_size,{COLUMNS}1,1,2,3\n", "line 1: the column batch_size occurs twice"),
         (f"{COLUMNS}1,2\n", "line 2: expected"),
         (f"{COLUMNS}1,2,3\nx,2,3\n", "line 3: expected"),
-        (f"{COLUMNS}0,2,3\n", "line 2: impossible values: 0 requests"),
-        (f"{COLUMNS}1,2,nan\n", "line 2: impossible values: 1 requests"),
+        (f"{COLUMNS}0,2,3\n", "line 2: expected batch_size >= 1, .* got 0"),
+        (f"{COLUMNS}1,2,nan\n", "line 2: expected batch_size >= 1, .* got 1"),
     ],
 )
 def test_a_grid_that_is_none_is_refused_with_the_line(text: str, problem: str, tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
     ("axes", "common", "problem"),
     [
         ({"rate": (3.0,)}, {}, "--rate: all rows arrive at once"),
-        ({"requests": (3,)}, {}, "--requests: .* has fewer than 3 requests, and its rows cannot be repeated"),
+        ({"requests": (3,)}, {}, "--requests: expected at most 2 .* got 3: the rows cannot be repeated"),
         ({}, {"capacity": 0.1}, "--capacity: all rows arrive at once"),
-        ({"memory_gb": ("4",)}, {}, "--reading: memory_gb: must be above"),
+        ({"memory_gb": ("4",)}, {}, "--reading: memory_gb: expected more than"),
         ({"scale": (1e-12,), "requests": (2,)}, {}, "--scale: the last of 2 requests would arrive after"),
     ],
 )
@@ -176,7 +176,7 @@ def test_the_best_is_searched_with_all_else_being_equal(source: GridSource) -> N
 def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) -> None:
     preset = Preset(
         "", "", {}, ({"scheduler": "continuous_batching"}, {"scheduler": "chunked_prefill"}),
-        share_of={"scheduler": "continuous_batching"},
+        share_settings={"scheduler": "continuous_batching"},
     )  # fmt: skip
     ran = Ran(source)
     axes = {"share": (0.5, 1.0), "chunk": ("64",)}
@@ -223,19 +223,19 @@ def instantly(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_name_and_value_of_a_preset_is_known(name: str) -> None:
     preset = PRESETS[name]
-    assert preset.about
+    assert preset.description
     assert " paper, " in preset.source or " chapter, " in preset.source
     assert not preset.trace or is_workload(preset.trace)
     assert sum(load in preset.axes for load in LOADS) == 1
-    assert not preset.best_of or preset.best_of in PRESETS
-    assert bool(preset.share_of) is ("share" in preset.axes)
-    for point in [*points(preset.axes, preset.variants), dict(preset.share_of)]:
+    assert not preset.best_preset or preset.best_preset in PRESETS
+    assert bool(preset.share_settings) is ("share" in preset.axes)
+    for point in [*points(preset.axes, preset.variants), dict(preset.share_settings)]:
         assert set(point) <= OWN | READINGS | SERVING
         assert point.get("scheduler", "static_fifo") in SCHEDULERS
         settings = {key: value for key, value in point.items() if value != BEST}
         read_model_options({key: value for key, value in settings.items() if key in READINGS})
         read_serving({key: value for key, value in settings.items() if key in SERVING})
-        assert BEST not in point.values() or preset.best_of
+        assert BEST not in point.values() or preset.best_preset
 
 
 def test_the_grid_is_the_one_of_the_seed() -> None:

@@ -43,7 +43,7 @@ def test_results_are_there_again(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     assert written(path, ONE, FAILED, TWO).count(b"\n") == 3
     again = Results(path)
-    assert again.done == {"1": ONE, "2": TWO}
+    assert again.successes == {"1": ONE, "2": TWO}
     again.close()
 
 
@@ -55,7 +55,7 @@ def test_wherever_a_line_was_torn_it_is_cut_off(tmp_path: Path) -> None:
         path.write_bytes(whole[:end])
         torn = Results(path)
         kept = 1 if end >= first else 0
-        assert len(torn.done) == kept
+        assert len(torn.successes) == kept
         torn.add(TWO)
         torn.close()
         assert path.read_bytes() == whole[: first * kept] + whole[first:]
@@ -189,7 +189,7 @@ def test_processes_and_this_one_agree() -> None:
 def test_a_job_that_its_process_dies_of_is_found_and_the_others_go_on() -> None:
     jobs = [JOBS[0], deadly_job(), *JOBS[1:]]
     attempts = answer(list(run_in_processes(jobs, TRACES | {DEADLY: Deadly()}, 2)))
-    assert attempts.pop(deadly_job().id)[2] == "its process died: killed, or out of memory"
+    assert attempts.pop(deadly_job().id)[2] == "the process of the job died: killed, or out of memory"
     assert attempts == answer(list(run_in_turn(JOBS, TRACES)))
 
 
@@ -279,7 +279,7 @@ def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
             os.kill(pid, signal.SIGSTOP)
     assert next(stream, None) is None
     died = attempts.pop(deadly_job().id)[2]
-    assert died.startswith("its process died")
+    assert died.startswith("the process of the job died")
     assert attempts == answer(list(run_in_turn([*JOBS, FAILS], TRACES)))
     left = children(os.getpid(), before)
     assert {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left} == {}

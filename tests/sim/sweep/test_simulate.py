@@ -232,7 +232,7 @@ def test_every_reading_is_in_the_table() -> None:
 
 
 def test_when_all_requests_failed_none_are_left() -> None:
-    with pytest.raises(ValueError, match="all requests failed"):
+    with pytest.raises(ValueError, match="none has output tokens"):
         simulated("static_fifo", [(0, 5, 0)], failed="dropped")
 
 
