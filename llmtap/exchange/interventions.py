@@ -60,6 +60,18 @@ _INPUT_WORDS: Final = re.compile(rb"\bpre[-_]|[-_]pre\b|input|request", re.IGNOR
 _OUTPUT_WORDS: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.IGNORECASE)
 
 
+class RefusalSigns(NamedTuple):
+    """Signs of refusals that the operator of a meter can set."""
+
+    patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS
+    """Patterns of the beginning of an answer."""
+    error_types: frozenset[str] = frozenset()
+    """Types or codes of errors by which a guardrail refuses, in lower case."""
+
+
+BUILT_IN_SIGNS: Final = RefusalSigns()
+
+
 class _Signal(NamedTuple):
     """A verdict, the index of its event, and the number of tokens before this event."""
 
@@ -74,6 +86,7 @@ class Interventions:
 
     __slots__ = (
         "_acted_signal",
+        "_error_types",
         "_flagged_signal",
         "_opening_text",
         "_patterns",
@@ -83,10 +96,10 @@ class Interventions:
         "reading",
     )
 
-    def __init__(self, patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS) -> None:
+    def __init__(self, signs: RefusalSigns = BUILT_IN_SIGNS) -> None:
         self.applied: bytes | None = None  # value of the header field APPLIED_GUARDRAILS
-        self.reading = bool(patterns)  # whether `read` still needs texts of the answer
-        self._patterns = patterns
+        self.reading = bool(signs.patterns)  # whether `read` still needs texts of the answer
+        self._patterns, self._error_types = signs
         self._opening_text = ""
         self._refusal_phrase: str | None = None  # phrase or pattern that the opening of the answer matches
         self._refusal_signal: _Signal | None = None  # refusal by the model
@@ -109,6 +122,12 @@ class Interventions:
             # A later trace has more details than a stop reason, so it replaces the verdict of a stop reason.
             if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
                 self._acted_signal = _Signal(verdict, event, tokens_before)
+
+    def add_error(self, error_type: str, event: int, tokens_before: int) -> None:
+        """Add an error of the event with this index: a verdict, if the operator named its type or code."""
+        if error_type.lower() in self._error_types:
+            verdict = Verdict("error.type", None, "blocked", value=error_type)
+            self.add(verdict, event, tokens_before)
 
     def read(self, text: str) -> None:
         """Add a text of the answer to its opening; judge the opening as soon as it is long enough."""

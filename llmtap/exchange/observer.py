@@ -7,7 +7,6 @@ parsed, only the reads are timed. The module is long because its methods change 
 Source: docs/dialects.md.
 """
 
-import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -19,7 +18,7 @@ from llmtap.errors import PeerProtocolError
 from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded, memory_bytes
 from llmtap.exchange.exchange import A2A, BLANK, OUTPUT, CapturedText, Exchange, Timeline
-from llmtap.exchange.interventions import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
+from llmtap.exchange.interventions import APPLIED_GUARDRAILS, BUILT_IN_SIGNS, Interventions, RefusalSigns
 from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome, Reading, ReadingLimit
 from llmtap.exchange.request import Identify, OnRequest, RequestReader
 from llmtap.exchange.strings import WORD_CHARS_MAX
@@ -104,7 +103,7 @@ class Observer:
             clock.
         clock: source of the timestamps, `mono` or `kernel`.
         identify: returns the tenant of a request; without it all are `default`.
-        patterns: patterns of the texts of refusals.
+        refusal_signs: signs of refusals beside those that the dialects read.
         count_tokens: counts the tokens in a text, for streams that declare none.
         on_request: called with the complete request; returns whether the answer's text is captured, too
             (`Exchange.text`).
@@ -121,7 +120,7 @@ class Observer:
         head: bytes,
         clock: str = "mono",
         identify: Identify | None = None,
-        patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS,
+        refusal_signs: RefusalSigns = BUILT_IN_SIGNS,
         count_tokens: Callable[[str], int] | None = None,
         on_request: OnRequest | None = None,
         bodies: Budget | None = None,
@@ -181,7 +180,7 @@ class Observer:
         self._last_read_ns = arrival_ns
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
-        self._interventions = Interventions(patterns)
+        self._interventions = Interventions(refusal_signs)
         self._server = ServerTiming()
         self._error_type: str | None = None
         self._has_end_marker = False
@@ -750,6 +749,7 @@ class Observer:
         if delta.error_type is not None:
             # Keep one character too many, so that is_word() rejects a longer text.
             self._error_type = delta.error_type[: WORD_CHARS_MAX + 1]
+            self._interventions.add_error(self._error_type, self._event_count, self._tokens.so_far)
         if delta.done:
             self._has_end_marker = True
         if delta.retry:

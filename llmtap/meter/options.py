@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.exchange.bounds import BOUNDS
-from llmtap.exchange.interventions import TEXT_PATTERNS
+from llmtap.exchange.interventions import TEXT_PATTERNS, RefusalSigns
 from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
@@ -109,6 +109,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "Regular expressions that match refusals; `default` is the built-in list, [] disables the check."
         ),
     ] = (BUILT_IN_PATTERNS,)
+    refusal_errors: Annotated[
+        tuple[str, ...],
+        opt("Types or codes of errors by which a guardrail refuses requests, such as `policy_violation`."),
+    ] = ()
     tokenizer: Annotated[
         str | None,
         opt("Local tokenizer for responses without token counts: `tiktoken:NAME` or a tokenizer.json."),
@@ -221,14 +225,14 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
 
     @property
-    def patterns(self) -> tuple[re.Pattern[str], ...]:
-        """Compiled patterns of texts that refuse a request, with the built-in ones if selected."""
+    def refusal_signs(self) -> RefusalSigns:
+        """Signs of refusals; the patterns of texts contain the built-in ones, if selected."""
         patterns: list[re.Pattern[str]] = []
         for pattern in self.refusal_patterns:
             patterns += (
                 TEXT_PATTERNS if pattern == BUILT_IN_PATTERNS else [re.compile(pattern, re.IGNORECASE)]
             )
-        return tuple(patterns)
+        return RefusalSigns(tuple(patterns), frozenset(map(str.lower, self.refusal_errors)))
 
     @property
     def benefit(self) -> Benefit:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.interventions import TEXT_PATTERNS
+from llmtap.exchange.interventions import BUILT_IN_SIGNS, RefusalSigns
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome
 from llmtap.exchange.verdict import ServerTiming, figures_of
@@ -41,13 +41,13 @@ def observe(
     *values: Any,
     status: int = 200,
     headers: dict[str, str] | None = None,
-    patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS,
+    signs: RefusalSigns = BUILT_IN_SIGNS,
     json_body: bool = False,
     outcome: Outcome = Outcome.COMPLETE,
 ) -> Exchange:
     """The exchange of an event stream, `[DONE]` at its end, or of a JSON body."""
     request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n"
-    observer = Observer("r", 1, 0, 0, request, patterns=patterns)
+    observer = Observer("r", 1, 0, 0, request, refusal_signs=signs)
     observer.request_end(0)
     observer.on_submit(0, 0)
     fields = {"content-type": "application/json" if json_body else "text/event-stream", **(headers or {})}
@@ -226,9 +226,37 @@ def test_words_count_only_where_the_answer_ended_by_itself() -> None:
 
 
 def test_words_are_configured() -> None:
-    assert observe(text("I can't help you"), STOP, patterns=()).refusal is None
-    x = observe(text("nope, my secret"), STOP, patterns=(re.compile("nope, .*"),))
+    assert observe(text("I can't help you"), STOP, signs=RefusalSigns(patterns=())).refusal is None
+    x = observe(text("nope, my secret"), STOP, signs=RefusalSigns((re.compile("nope, .*"),)))
     assert x.refusal is not None and x.refusal["detail"] == {"value": "nope, .*"}
+
+
+OWN_ERRORS = RefusalSigns(error_types=frozenset({"policy_violation"}))
+OWN_ERROR = {"error": {"message": "no", "type": "POLICY_violation"}}
+
+
+@pytest.mark.parametrize(
+    ("error", "source"),
+    [
+        (OWN_ERROR, "http_status+type"),
+        ({"error": {"message": "no", "code": "policy_violation", "type": "x"}}, "http_status+type"),
+        ({"error": {"message": "no", "type": "another"}}, None),
+        # The guardrails that llmtap knows keep their own sign.
+        ({"error": {"message": "no", "code": "content_filter"}}, "http_status+code"),
+    ],
+)
+def test_errors_of_ones_own_guardrail_are_configured(error: Any, source: str | None) -> None:
+    x = observe(error, status=422, json_body=True, signs=OWN_ERRORS)
+    assert (None if x.refusal is None else x.refusal["source"]) == source
+    assert x.outcome is (Outcome.CLIENT_ERROR if source is None else Outcome.REFUSED)
+    assert observe(OWN_ERROR, status=422, json_body=True).refusal is None, "nobody named it"
+
+
+def test_an_error_of_ones_own_guardrail_ends_a_stream() -> None:
+    x = observe(text("Gladly"), OWN_ERROR, signs=OWN_ERRORS)
+    assert x.refusal is not None and x.guardrail is not None
+    assert (x.refusal["kind"], x.refusal["source"]) == ("output_guardrail", "stream_error.type")
+    assert x.guardrail["late"]
 
 
 @given(st.text(max_size=80), st.lists(st.integers(0, 80), max_size=4))

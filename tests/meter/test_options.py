@@ -43,10 +43,13 @@ def test_a_silence_lasts_for_some_time() -> None:
 
 
 def test_our_words_of_a_refusal_can_be_kept_left_out_and_added_to() -> None:
-    ours = MeterOptions().patterns
+    ours = MeterOptions().refusal_signs.patterns
     assert len(ours) > 3
-    assert MeterOptions(refusal_patterns=()).patterns == ()
-    (*kept, mine) = MeterOptions(refusal_patterns=("default", "^nope")).patterns
+    assert MeterOptions(refusal_patterns=()).refusal_signs.patterns == ()
+    (*kept, mine) = MeterOptions(refusal_patterns=("default", "^nope")).refusal_signs.patterns
+    assert MeterOptions(refusal_errors=("Policy_Violation",)).refusal_signs.error_types == {
+        "policy_violation"
+    }
     assert tuple(kept) == ours
     assert mine.match("Nope, not this")
     with pytest.raises(ConfigError, match=r"meter\.refusal_patterns\[1\].*not a regular expression"):

@@ -142,7 +142,7 @@ class ExchangePipeline:
         """Number of earlier meters that ended without writing their state."""
         self._count_tokens = count_tokens
         self._dialects = dialects
-        self._refusal_patterns = options.patterns
+        self._refusal_signs = options.refusal_signs
         self._body_budget = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
 
     def pair_with(self, pairs: "PairBook") -> None:
@@ -163,7 +163,7 @@ class ExchangePipeline:
         on_request = None if self.recorder is None else self.recorder.observe_request
         observer = Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
-            self.tenants.identify, self._refusal_patterns, self._count_tokens,
+            self.tenants.identify, self._refusal_signs, self._count_tokens,
             on_request if self.pairs is None else self._observe_paired, self._body_budget,
             dialects=self._dialects,
         )  # fmt: skip
