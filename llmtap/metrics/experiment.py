@@ -43,8 +43,6 @@ SAMPLE_VALUES: Final = 128
 """Maximum number of values of each sampled unit in memory."""
 EVENTS_MIN: Final = 20
 """Minimum sum of the events in two arms, to use the normal approximation for the difference of shares."""
-
-
 _SUMS: Final = (
     "_has_several_values",
     "_nn",
@@ -72,11 +70,8 @@ class SavedFigure(Struct, array_like=True):
 
 
 class Figure:
-    """Values of one metric in one arm: a histogram, and sums over units.
-
-    Values are integers (ns, or counts), so sums and squares are exact, and differences of large sums are,
-    too.
-    """
+    """Values of one metric in one arm: a histogram, and sums over units. They are integers (ns, or counts),
+    so that the sums, and differences of large sums, are exact."""
 
     __slots__ = (
         "_has_several_values",
@@ -128,10 +123,8 @@ class Figure:
     def add(
         self, unit: int, values: Sequence[int], before: tuple[int, int] = (0, 0), covariate: int = 0
     ) -> tuple[int, int]:
-        """Add values of a unit. Return the number and the sum of all its values so far.
-
-        `before`: result of the previous call for this unit. `covariate`: the same in each call for a unit.
-        """
+        """Add values of a unit. Return the number and the sum of all its values so far. `before`: result of
+        the previous call for this unit. `covariate`: the same in each call for a unit."""
         n0, s0 = before
         n, s = n0 + len(values), s0 + sum(values)
         if n == n0:
@@ -274,10 +267,8 @@ class ArmSample:
         """Whether the units were already saved, so that `to_saved` omits them."""
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
-        """Add an exchange of a unit: its values of each metric, if it has any.
-
-        The covariate of the unit's first exchange is used, because the arm could have changed later ones.
-        """
+        """Add an exchange of a unit: its values of each metric, if it has any. The covariate of the unit's
+        first exchange is used, because the arm could have changed that of later exchanges."""
         figures = self.figures
         if self._units_are_single:
             for name, some in values.items():
@@ -421,10 +412,8 @@ def quantile_interval(
 
 
 def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float) -> Difference | None:
-    """Return the difference of a quantile between two arms.
-
-    The anytime interval is the range of all differences between values in the arms' intervals at alpha / 2.
-    """
+    """Return the difference of a quantile between two arms. The anytime interval is the range of all
+    differences between values in the arms' intervals at alpha / 2."""
     a, c = arm.histogram.percentile(share), control.histogram.percentile(share)
     if a is None or c is None:
         return None
@@ -450,10 +439,8 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
 
 
 def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
-    """Return Wilson's interval of a share (the mean of zeros and ones); None with fewer than two units.
-
-    Since values within a unit are similar, n is the number of independent values with the same variance.
-    """
+    """Return Wilson's interval of a share (the mean of zeros and ones); None with fewer than two units. Since
+    values within a unit are similar, n is the number of independent values with the same variance."""
     p, error = figure.mean, figure.error()
     if p is None or error is None:
         return None
