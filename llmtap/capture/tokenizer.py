@@ -53,7 +53,7 @@ def open_tiktoken(name: str, place: str) -> Any:
         raise ConfigError(
             place,
             f"the encoding {name!r} is not on this machine, and llmtap downloads nothing",
-            f"put {blobpath} as {cached} into the folder that TIKTOKEN_CACHE_DIR names ({folder or 'unset'})",
+            f"store {blobpath} as {cached} in the folder of TIKTOKEN_CACHE_DIR ({folder or 'not set'})",
         )
 
     tiktoken.load.read_file = refuse_download

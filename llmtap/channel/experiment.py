@@ -255,14 +255,14 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if not changing:
                 raise ConfigError(
                     "experiment.arms",
-                    "no arm changes anything",
-                    "to test only the assignment (an A/A test), set experiment.aa = true",
+                    "no arm changes requests",
+                    "set upstream, headers or body of an arm, or for an A/A test experiment.aa = true",
                 )
             if len(changing) == len(self.arms):
                 raise ConfigError(
                     "experiment.arms",
                     "every arm changes requests, but one must be the control, which changes nothing",
-                    "add an arm with a name only",
+                    "add an arm that has only a name and a weight",
                 )
         if self.control is not None and self.control not in names:
             raise ConfigError(
@@ -284,7 +284,7 @@ def _check_arm(arm: Arm, place: str) -> None:
     if not 0 < arm.weight < float("inf"):
         raise ConfigError(
             f"{place}.weight",
-            f"must be above 0, got {arm.weight:g}",
+            f"expected a finite number above 0, got {arm.weight:g}",
             "to send no requests to an arm, leave the arm out",
         )
     changes = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
@@ -301,7 +301,7 @@ def _check_arm(arm: Arm, place: str) -> None:
         if name.lower() in _FRAMING:
             raise ConfigError(
                 f"{place}.headers",
-                f"an arm cannot set {name!r}: it belongs to framing or routing, or the relay removes it",
+                f"an arm cannot set {name!r}: the relay or the HTTP protocol decides this field",
             )
         if _VALUE.fullmatch(value) is None or value != value.strip():
             raise ConfigError(
@@ -397,7 +397,7 @@ def _parse_schedule(text: str) -> tuple[float, ...]:
         if not 0 < share < 1:
             raise ConfigError(
                 "experiment.schedule",
-                f"{part.strip()!r} is no share between 0 % and 100 %",
+                f"{part.strip()!r} is not a share between 0 % and 100 %",
                 "such as 1%, 10%, 50%",
             )
         shares.append(share)

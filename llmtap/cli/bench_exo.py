@@ -79,7 +79,7 @@ def _read_numbers(flag: str, text: str) -> list[int]:
     for word in words:
         if not (word.isascii() and word.isdigit()):
             raise ConfigError(
-                flag, f"expected whole numbers separated by commas, got {word!r}", f"such as {flag} 512,4096"
+                flag, f"expected whole numbers separated by commas, got {word!r}", f"such as {flag} 256,512"
             )
     return list(dict.fromkeys(map(int, words)))
 

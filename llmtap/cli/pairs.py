@@ -20,7 +20,7 @@ def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) 
     if len(places) not in (1, 2):
         problem = f"expected two captures, or one capture with both sides of a gateway, got {len(places)}"
         hint = (
-            "such as llmtap report FRONT BACK --pair; after `--json FILE`, FILE is a capture: use --json=FILE"
+            "such as llmtap report FRONT BACK --pair; to write JSON to a file, use --json=FILE, with the `=`"
         )
         raise ConfigError("--pair", problem, hint)
     captures = [read(place, skip_broken=skip_broken) for place in places]

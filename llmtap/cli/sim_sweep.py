@@ -82,7 +82,7 @@ class AxesReader:
                 raise ConfigError(option, f"expected at most {_MAXIMA[name]:,}, got {part}")
             values.append(value)
         if not values:
-            raise ConfigError(option, "expected at least one value")
+            raise ConfigError(option, f"expected at least one value, got {text!r}")
         self._set_axis(name, values, option)
 
     def set_options(self, words: Sequence[str], option: str) -> None:
@@ -195,7 +195,7 @@ def names_in(text: str, option: str, kind: str, known: Collection[str]) -> tuple
     for name in names:
         check_known(option, kind, name, known)
     if not names:
-        raise ConfigError(option, "expected at least one value")
+        raise ConfigError(option, f"expected at least one value, got {text!r}")
     return names
 
 
@@ -218,7 +218,7 @@ def objectives_text(slo: str | None, preset: Preset | None, goodput: str | None 
     """Return the objectives of `--slo`, `--goodput` or the preset, in the form of `--slo`; empty if there are
     none. Raises ConfigError."""
     if slo is not None and not slo.strip():
-        raise ConfigError("--slo", "expected an objective", "such as --slo 'ttft:1s tbc_max:200ms'")
+        raise ConfigError("--slo", f"expected an objective, got {slo!r}", "such as --slo ttft:1s")
     if slo is None and goodput is None and preset is not None:
         slo = preset.objectives or None
     return read_objectives(slo, goodput) or ""

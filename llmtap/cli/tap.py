@@ -249,7 +249,7 @@ def key_hash(config: ConfigFile = None) -> None:
     if salt is None:
         raise ConfigError(
             "tenants.salt",
-            "is not set, and this host has no /etc/machine-id: hashes change with each start",
+            "is not set, and this host has no /etc/machine-id, so each start has other hashes",
             "set tenants.salt, for example with LLMTAP_TENANTS_SALT",
         )
     if not any(rule.api_key for rule in options.rules):

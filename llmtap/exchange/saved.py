@@ -335,12 +335,12 @@ def _pick_entry(entries: list[Any], entry: int | None) -> tuple[JsonObject, int]
         listed = [f"  {i}: {_entry_line(e)}" for i, e in usable.items()][:_ENTRIES_LISTED]
         listed += [f"  and {len(usable) - len(listed)} more"] if len(usable) > len(listed) else []
         raise SavedError(
-            f"the HAR file has {len(usable)} entries", "choose one with --entry N\n" + "\n".join(listed)
+            f"the HAR file has {len(usable)} responses", "choose one with --entry N\n" + "\n".join(listed)
         )
     entry = next(iter(usable)) if entry is None else entry
     if entry not in usable:
         raise SavedError(
-            f"the HAR file has no entry {entry}", f"the file has {len(entries)} entries, numbered from 0"
+            f"the HAR file has no entry {entry} with a response", f"its entries are 0 to {len(entries) - 1}"
         )
     return usable[entry], entry
 

@@ -89,7 +89,7 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
         limits = (("--pp", self.pp, TOKENS_MAX), ("--tg", self.tg, TOKENS_MAX))
         for option, values, most in (*limits, ("--concurrency", self.concurrency, CONCURRENCY_MAX)):
             if not values:
-                raise ConfigError(option, "is missing", f"such as {option} 512,4096")
+                raise ConfigError(option, "is missing", f"such as {option} 256,512")
             if min(values) < 1 or max(values) > most:
                 raise ConfigError(
                     option, f"expected numbers from 1 to {most:,}, got {','.join(map(str, values))}"
@@ -224,7 +224,7 @@ class ExoBench:
             return await self._measure_grid(server, counter, None)
         if server.kind != "exo":
             raise ConfigError(
-                "--instance-meta", f"applies to exo servers only, and this server is of type {server.kind}"
+                "--instance-meta", f"applies to exo servers only, but --target is a {server.kind} server"
             )
         async with side_session(options.headers, self._tls) as session:
             cluster = ExoCluster(session, server.url)
@@ -263,10 +263,8 @@ class ExoBench:
         prompts = Prompts(counter, is_shared=is_shared, seed=seed)
         smallest = prompts.smallest_tokens()
         if min(grid.pp) < smallest:
-            problem = (
-                f"{min(grid.pp)} is too small: a prompt of one word has {smallest} tokens with its template"
-            )
-            raise ConfigError("--pp", problem, f"the smallest possible is {smallest}")
+            problem = f"{min(grid.pp)} is too small: with the chat template, one word has {smallest} tokens"
+            raise ConfigError("--pp", problem, f"use {smallest} or more")
         watch = LoadMonitor(self._clock, server.url, scrape=False, nvml=self._nvml)
         nodes = None
         start_ns = self._clock.mono_ns()

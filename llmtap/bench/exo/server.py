@@ -156,7 +156,7 @@ def _only_model(models: Sequence[Mapping[str, Any]]) -> str:
     ids = [str(entry["id"]) for entry in models if entry.get("id")]
     if len(ids) == 1:
         return ids[0]
-    offered = f"the server offers {', '.join(ids[:8])}" if ids else "the server lists none"
+    offered = f"the server offers {', '.join(ids[:8])}" if ids else "the server lists no models"
     raise ConfigError("--model", f"is required: {offered}")
 
 
@@ -367,8 +367,10 @@ class ExoCluster:
             preview for preview in (response or {}).get("previews") or () if placement_filter.matches(preview)
         ]
         if not previews:
-            hint = "see --sharding, --min-nodes and --max-nodes"
-            raise ConfigError("--instance-meta", f"no placement of {model} fits", hint)
+            hint = "change or leave out --instance-meta, --sharding, --min-nodes or --max-nodes"
+            raise ConfigError(
+                "--instance-meta", f"exo offers no placement of {model} that meets the options", hint
+            )
         instance = max(previews, key=_preview_rank)["instance"]
         shards = _shards(instance)
         download_s = await self._download(model, shards)
@@ -440,7 +442,7 @@ class ExoCluster:
                     raise LlmtapError(f"exo: {method} {url} returned status {response.status}")
                 return msgspec.json.decode(raw) if raw else None
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
-            raise LlmtapError(f"exo: {method} {url} failed: {exc}") from None
+            raise LlmtapError(f"exo: {method} {url} failed: {failure_text(exc)}") from None
 
 
 def _preview_rank(preview: Mapping[str, Any]) -> tuple[str, str, int]:

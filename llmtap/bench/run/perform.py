@@ -158,7 +158,7 @@ class Bench:
         if others and not is_results_folder(path):
             raise ConfigError(
                 "--results",
-                f"{path} is not empty, and not a results folder of llmtap bench",
+                f"{path} is neither empty nor a results folder of llmtap bench",
                 "use a new or an empty folder",
             )
         tests = [test_named(name) for name in sorted(names, key=ORDER.index)]
@@ -450,10 +450,10 @@ def _refuse_other_setup(folder: Folder, setup: Mapping[str, Any]) -> None:
         return
     old, new = dict(leaves(previous)), dict(leaves(setup))
     differences = [
-        f"{name.removeprefix('params.')} {_value_text(old.get(name))} there, {_value_text(new.get(name))} now"
+        f"{name.removeprefix('params.')}: {_value_text(old.get(name))}, now {_value_text(new.get(name))}"
         for name in dict.fromkeys((*old, *new))
         if old.get(name) != new.get(name) and name != "hidden"
-    ] or ["another key or query"]
+    ] or ["a key or the query of a URL, which are not shown"]
     more = f"; and {len(differences) - DIFFERENCES_MAX} more" if len(differences) > DIFFERENCES_MAX else ""
     raise ConfigError(
         "--results",

@@ -512,8 +512,8 @@ class BenchSession:
         if arm == BASELINE:
             return TargetArm()
         if arm not in self.arms:
-            hint = "`llmtap bench list` shows the arms"
-            raise ConfigError(f"[arms.{arm}]", f"is missing: the test {self.name} compares it", hint)
+            hint = "add it to the file of --config; `llmtap bench list` shows the arms"
+            raise ConfigError(f"[arms.{arm}]", f"is missing, but the test {self.name} needs this arm", hint)
         return self.arms[arm]
 
     async def _switch_arm(self, arm: str, overlay: TargetArm) -> None:
@@ -530,7 +530,7 @@ class BenchSession:
         _, errors = await process.communicate()
         if process.returncode:
             last_lines = errors.decode(errors="replace").strip().splitlines()[-1:]
-            cause = last_lines[0] if last_lines else f"exit {process.returncode}"
+            cause = last_lines[0] if last_lines else f"it ended with status {process.returncode}"
             raise ConfigError(f"[arms.{arm}] apply", f"the command failed: {cause}")
         self._active_arm = arm
         self._warm_arms.clear()

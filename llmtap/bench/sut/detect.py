@@ -106,7 +106,7 @@ async def detect(target: BenchTarget) -> Detected:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
             "--target",
-            "expected http://host:port or https://host",
+            f"expected http://host:port or https://host, got {target.url!r}",
             "for a server with another protocol, write the file of --config by hand",
         )
     async with aiohttp.ClientSession() as session:

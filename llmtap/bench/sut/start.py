@@ -73,7 +73,7 @@ async def running_server(
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}", "such as http://127.0.0.1:8000")
     if await round_trip_ns(target.url, clock) is not None:
         raise ConfigError(
-            _KEY, f"a server already listens at {target.url}", "stop that server, or remove the key"
+            _KEY, f"a server already listens at {target.url}", f"stop that server, or leave out {_KEY}"
         )
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ def check(session: BenchSession, params: CapacityParams) -> None:
     if params.ttft_p99 is None:
         raise ConfigError(
             "ttft_p99",
-            "is not given: the capacity depends on a threshold of TTFT (5.5.2)",
+            "is not given, but the IETF draft (section 5.5.2) defines the capacity by a limit of TTFT",
             "such as ttft_p99 = 2s",
         )
     if params.maximum < params.initial:
@@ -111,6 +111,7 @@ def check(session: BenchSession, params: CapacityParams) -> None:
         raise ConfigError(
             "per_slot",
             f"is {params.per_slot}; the IETF draft (section 5.5.3) requires at least {PER_SLOT_MIN}",
+            "increase it, or use --quick: the report then lists the deviation",
         )
 
 

@@ -163,12 +163,12 @@ def check(session: BenchSession, params: GuardrailParams) -> None:
     hint = "add it to the file of --config, with keys that differ from [target] (url, headers, body, apply)"
     filter_arms = "[arms.input_filter], [arms.output_filter] or [arms.full]"
     if BASELINE not in session.arms:
-        problem = f"is missing: the configuration without guardrails (5.10.2), the base of {filter_arms}"
+        problem = f"is missing: the arm without guardrails, with which {filter_arms} are compared"
         raise ConfigError(f"[arms.{BASELINE}]", problem, hint)
     if not _filter_arms(session):
         raise ConfigError(
             filter_arms,
-            f"one of these tables is required, to compare it with [arms.{BASELINE}] (5.10.2)",
+            f"one of these tables is required, to compare it with [arms.{BASELINE}]",
             hint,
         )
     if params.labelled is not None:

@@ -136,7 +136,7 @@ def check(session: BenchSession, params: ItlParams) -> None:
     if shortest < OUTPUT_MIN:
         raise ConfigError(
             "output_tokens",
-            f"is missing, and {params.workload} has answers of {shortest} tokens; 5.4.2 needs {OUTPUT_MIN}",
+            f"answers have only {shortest} tokens; the IETF draft (section 5.4.2) requires {OUTPUT_MIN}",
             "set output_tokens = 128, or use another workload",
         )
 
@@ -184,7 +184,7 @@ def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
         raise ConfigError(
             "max_rate",
             f"is not given, and the results folder has no throughput test of {params.workload}",
-            "run `llmtap bench throughput` with the same --results first, or set max_rate = 20.0",
+            "run `llmtap bench throughput` with the same --results first, or set it, such as max_rate = 20.0",
         )
     return capacity
 

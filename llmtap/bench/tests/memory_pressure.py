@@ -164,14 +164,14 @@ def check(session: BenchSession, params: MemoryPressureParams) -> None:
     if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
         raise ConfigError(
             "levels",
-            f"expected rising percentages that begin with 100 (the base), got {list(levels)}",
+            f"expected rising percentages of the capacity, the first of them 100, got {list(levels)}",
             "such as 100,110,125,150",
         )
     if _capacity(session, params) is None:
         raise ConfigError(
             "capacity",
             "is not given, and the results folder has no result of the capacity test",
-            "run `llmtap bench capacity` with the same --results first, or set capacity = 64",
+            "run `llmtap bench capacity` with the same --results first, or set it, such as capacity = 64",
         )
 
 

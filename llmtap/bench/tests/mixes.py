@@ -90,16 +90,16 @@ def check_classes(classes: Sequence[RequestClass]) -> None:
         raise ConfigError("classes", f"expected at least two classes (IETF draft, 5.6.2), got {len(classes)}")
     names = [one.name for one in classes]
     if len(set(names)) < len(names):
-        raise ConfigError("classes", f"two classes have the same name: {', '.join(names)}")
+        raise ConfigError("classes", f"expected a different name for each class, got {', '.join(names)}")
     for one in classes:
         for what, (low, high) in (("input", one.input), ("output", one.output)):
             if low > high:
                 raise ConfigError(
-                    "classes", f"{one.name}: the range of {what} ends at {high:,}, below its start {low:,}"
+                    "classes", f"class {one.name}: {what} ends at {high:,}, below its start {low:,}"
                 )
     shares = sum(one.share for one in classes)
     if not math.isclose(shares, 1, abs_tol=1e-6):
-        raise ConfigError("classes", f"the shares add up to {shares:g}; expected 1")
+        raise ConfigError("classes", f"expected shares that add up to 1, got a sum of {shares:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def skewed_classes(
         if share * _SKEWED_REQUESTS_MAX < per_class:
             raise ConfigError(
                 "classes",
-                f"{one.name}: only {share:.2g} of the requests of synthetic-skewed are in its ranges",
+                f"class {one.name}: its ranges contain only {share:.2g} of all requests of synthetic-skewed",
                 "set wider ranges, or workload = request-classes",
             )
         with_shares.append(msgspec.structs.replace(one, share=share))
@@ -438,13 +438,13 @@ def prefixes_of(
     if not isinstance(workload, ComposedWorkload) or isinstance(workload.content, RandomIds):
         raise ConfigError(
             "workload",
-            f"cannot generate new texts for {name!r}: a cache could contain its prompts",
+            f"the prompts of {name!r} are fixed, so a cache could contain them before the test",
             "expected code-completion, conversation, or a FILE.toml with generated texts",
         )
     if workload.conversations is not None:
         raise ConfigError(
             "workload",
-            f"cannot generate new texts for {name!r}: its conversations repeat earlier turns",
+            f"{name!r} has conversations, whose requests repeat earlier turns: a cache contains these",
             "expected a workload without conversations",
         )
     sharing = workload.sharing

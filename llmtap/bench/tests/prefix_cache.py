@@ -177,12 +177,12 @@ def check(session: BenchSession, params: PrefixCacheParams) -> None:
             raise ConfigError(
                 f"[arms.{name}]",
                 "is missing: the test compares the cache switched off and on (5.7.2)",
-                f"in the file of --config: headers, body, another url or an apply command that {verb} prefix"
-                " caching",
+                f"add it to the file of --config, with headers, body, url or an apply command that {verb}"
+                " prefix caching",
             )
     off, on = (msgspec.structs.replace(session.arms[name], about="") for name in (OFF, ON))
     if off == on:
-        raise ConfigError(f"[arms.{OFF}]", f"equals [arms.{ON}]: nothing disables the cache")
+        raise ConfigError(f"[arms.{OFF}]", f"equals [arms.{ON}], so nothing disables the cache")
     if params.prefix_tokens is not None and not 1 <= params.prefix_tokens[0] <= params.prefix_tokens[1]:
         raise ConfigError(
             "prefix_tokens", f"expected [LOW, HIGH] with 1 <= LOW <= HIGH, got {list(params.prefix_tokens)}"

@@ -96,6 +96,7 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
         raise ConfigError(
             "levels",
             f"has {len(levels)} values; the IETF draft (section 5.3.2) requires at least {LEVELS_MIN}",
+            "add levels, or use --quick: the report then lists the deviation",
         )
     if len(levels) < 2 or levels[0] <= 0 or any(low >= high for low, high in pairwise(levels)):
         raise ConfigError(
