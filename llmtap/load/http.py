@@ -160,7 +160,7 @@ class LoadSender:
 
     def close(self) -> None:
         for call in list(self.calls):
-            call.cancel("the run was over")
+            call.cancel("the run ended before the answer")
         self.deferred.finish()
         self._timer.cancel()
         self.lateness.close()
@@ -706,7 +706,7 @@ class Call:
             self._stream.look_again()
 
     def _on_protocol_error(self, exc: PeerProtocolError) -> None:
-        self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
+        self._end(Outcome.UPSTREAM_ERROR, f"the server sent invalid HTTP: {exc}")
 
     def _fail_soon(self, outcome: Outcome, error: str, reason: str | None) -> None:
         """Call `_fail` in the next iteration of the loop: `send` must return before `done` is called."""

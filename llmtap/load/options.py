@@ -68,7 +68,7 @@ def validate_warmup(text: str) -> str:
     """Return the unchanged value of `--warmup`. Raises ConfigError if it is not valid."""
     number = text.isascii() and text.isdigit() and 0 < int(text) < 10**6
     if text not in ("auto", "none") and not number:
-        raise ConfigError("--warmup", f"expected auto, none or a number of requests, got {text!r}")
+        raise ConfigError("--warmup", f"expected auto, none or 1 to 999,999 requests, got {text!r}")
     return text
 
 
@@ -485,7 +485,7 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
         if self.sending.stop_when.saturated and (closed or protocol_of(self.target.url) != "http"):
             why = "a closed loop has no queue that grows" if closed else "it needs an HTTP target"
             raise ConfigError(
-                "--stop-when", f"the condition saturated cannot be used here: {why}", "leave out saturated"
+                "--stop-when", f"the condition 'saturated' cannot be used: {why}", "leave out saturated"
             )
 
 

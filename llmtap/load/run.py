@@ -315,7 +315,7 @@ class LoadRun:
             self.stopped = reason
         calls: list[Call | PromptCall] = [*self._sender.calls]
         for call in calls:
-            call.cancel("the run was over")
+            call.cancel("the run ended before the answer")
         self._check_end()
 
     def _check_end(self) -> None:

@@ -325,9 +325,9 @@ def check_fields(headers: Headers, place: str = "--header") -> None:
                 place, "the name of a header is not valid", "use only letters, digits and hyphens"
             )
         if name.lower() in _OURS:
-            raise ConfigError(place, f"llmtap itself sets {name.decode()}")
+            raise ConfigError(place, f"llmtap itself sets the header {name.decode()!r}", "leave it out")
         if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
-            raise ConfigError(place, f"the value of {name.decode()} has control characters")
+            raise ConfigError(place, f"the value of the header {name.decode()!r} has control characters")
 
 
 def shown_url(url: str) -> str:

@@ -48,14 +48,14 @@ def parse_stop_when(text: str) -> StopConditions:
     rate: float | None = None
     for condition in parse_conditions([rest], PLACE):
         if condition.figure.name != "error_rate" or condition.operator != ">" or rate is not None:
-            hint = f"such as {EXAMPLE!r}"
-            raise ConfigError(PLACE, f"{condition.text!r} is not a condition that ends a load", hint)
+            problem = f"expected error_rate>SHARE once, {SATURATED}, or both; got {condition.text!r}"
+            raise ConfigError(PLACE, problem, f"such as {EXAMPLE!r}")
         if condition.bound >= 1:
             problem = f"{condition.text!r} is never met: an error rate is at most 100%"
             raise ConfigError(PLACE, problem, "use a share below 100%")
         rate = condition.bound
     if not words:
-        raise ConfigError(PLACE, "expected at least one condition", f"such as {EXAMPLE!r}")
+        raise ConfigError(PLACE, f"expected at least one condition, got {text!r}", f"such as {EXAMPLE!r}")
     return StopConditions(rate, SATURATED in words)
 
 

@@ -191,7 +191,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.trace_url is not None and TRACE_ID not in self.trace_url:
             raise ConfigError(
                 "meter.trace_url",
-                f"expected an address with {TRACE_ID}",
+                f"expected a URL that contains {TRACE_ID}",
                 "such as https://jaeger.example/trace/{trace_id}",
             )
         for kind, edges in self.buckets.items():
@@ -362,7 +362,7 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
         yield ConfigError(
             place,
             f"expected exactly one of header, api_key, body and path, got {' and '.join(keys) or 'none'}",
-            "write a rule for each of them",
+            "write a rule for each of these keys",
         )
     if rule.header is not None and not _HEADER.fullmatch(rule.header):
         yield ConfigError(f"{place}.header", f"{rule.header!r} is not a valid name of a header field")

@@ -99,7 +99,7 @@ def check_socket_path(path: str) -> None:
     """Raise ConfigError if a socket cannot be made at `path`."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise ConfigError("meter.socket", f"there is no directory {folder}", f"install -d -m 700 {folder}")
+        raise ConfigError("meter.socket", f"there is no folder {folder}", f"run install -d -m 700 {folder}")
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(
             "meter.socket",
@@ -108,7 +108,7 @@ def check_socket_path(path: str) -> None:
         )
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise ConfigError(
-            "meter.socket", f"{path} exists and is not a socket", "use another path, or remove it"
+            "meter.socket", f"{path} exists and is not a socket", "use another path, or remove this file"
         )
 
 

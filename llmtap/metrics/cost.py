@@ -25,9 +25,9 @@ class Price:
     currency: str = "USD"
 
     def __post_init__(self) -> None:
-        amounts = (self.gpus, self.per_gpu_hour, self.per_million_input, self.per_million_output)
-        if min(amounts) < 0:
-            raise ValueError(f"a price or the number of GPUs is {min(amounts):g}; it must not be negative")
+        for name in ("gpus", "per_gpu_hour", "per_million_input", "per_million_output"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name):g}")
 
 
 @dataclass(frozen=True, slots=True)

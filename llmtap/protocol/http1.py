@@ -584,10 +584,11 @@ class ChunkedScanner:
                     return at
                 self.trailer_lines += 1
                 if _TRAILER_LINE.fullmatch(line) is None or len(line) > LINE_BYTES_MAX:
-                    raise PeerProtocolError("a trailer line is malformed or too long")
+                    raise PeerProtocolError(f"a trailer line is malformed or too long ({len(line)} bytes)")
                 self._trailer_bytes += len(line)
                 if self.trailer_lines > TRAILER_LINES_MAX or self._trailer_bytes > TRAILER_BYTES_MAX:
-                    raise PeerProtocolError("the trailer section has too many lines or bytes")
+                    limits = f"{TRAILER_LINES_MAX} lines or {TRAILER_BYTES_MAX} bytes"
+                    raise PeerProtocolError(f"the trailer section has more than {limits}")
                 self._check_trailer_name(line)
                 if self.trailers is not None:
                     self.trailers.append(line)
@@ -617,7 +618,7 @@ class ChunkedScanner:
             self._extension_bytes = max(0, self._extension_bytes + extension - size)
             if self._extension_bytes > EXTENSION_BYTES_MAX:
                 raise PeerProtocolError(
-                    f"chunk extensions exceed the payload by {self._extension_bytes} bytes"
+                    f"chunk extensions exceed the payload by more than {EXTENSION_BYTES_MAX} bytes"
                 )
         elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
             _SIZES[line] = size

@@ -92,9 +92,9 @@ def _pair_problems(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError("pair.back_ports", "cannot be combined with pair.upstream", hint)
     elif pair.upstream:
         yield from back_relay_problems(settings, {})
-    elif not set(pair.back_ports) <= ports:
-        hint = "watch.ports has all ports that are read, pair.back_ports those of the engines"
-        yield ConfigError("pair.back_ports", "has ports that watch.ports does not have", hint)
+    elif missing := sorted(set(pair.back_ports) - ports):
+        hint = "watch.ports must have all ports that are read, so add the ports of the engines, too"
+        yield ConfigError("pair.back_ports", f"has ports that watch.ports does not have: {missing}", hint)
     elif _relay_of(settings) is not None:
         yield from relay_problems(settings)
 

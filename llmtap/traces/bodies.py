@@ -166,7 +166,7 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
         for one in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
             depth += _DEPTH_STEP.get(one[0], 0)
             if depth > _DEPTH_MAX:
-                raise FormatError(f"element {count_}: is nested too deeply")
+                raise FormatError(f"element {count_}: is nested more than {_DEPTH_MAX} levels deep")
             yield one
 
     def events() -> Iterator[tuple[str, str, Any]]:

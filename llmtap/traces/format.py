@@ -139,7 +139,7 @@ def _text_batch(rows: Sequence[TraceRow]) -> pa.RecordBatch:
             columns[name] = pa.array([row.get(name) for row in rows], SCHEMA.field(name).type)
         except (pa.ArrowException, UnicodeError, OverflowError, TypeError, ValueError):
             # Do not report the value, because it can be a user's text.
-            raise FormatError(f"{name}: a value does not fit the column") from None
+            raise FormatError(f"{name}: a value does not fit the type {SCHEMA.field(name).type}") from None
     return batch_of(len(rows), columns)
 
 

@@ -67,7 +67,7 @@ def on_orphaned(loop: asyncio.AbstractEventLoop, setup: ChildSetup, end: Callabl
 
     def on_supervisor_lost() -> None:
         loop.remove_reader(sys.stdin.fileno())
-        log.error("event=supervisor_lost name=%s", setup.name)
+        log.error("event=supervisor_lost child=%s action='ends after its exchanges'", setup.name)
         end()
 
     loop.add_reader(sys.stdin.fileno(), on_supervisor_lost)

@@ -302,7 +302,7 @@ def _uniform(words: _Parameters, rate_rps: float) -> Offsets:
 def _gamma(words: _Parameters, rate_rps: float) -> Offsets:
     """Return arrivals with gamma gaps: shape burstiness, scale 1 / (rate burstiness), as in vLLM's bench."""
     if (words.get("burstiness") is None) == (words.get("cv") is None):
-        raise ValueError("expected exactly one of burstiness and cv")
+        raise ValueError("expected either burstiness or cv, got none of them or both")
     if words.get("cv") is None:
         shape = words.number("burstiness", 1e-6, 1e6)
     else:

@@ -125,11 +125,11 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
         _Bounded.__post_init__(self)
         percents = [percent for percent, _ in self.points]
         if len(percents) < 2:
-            raise ValueError("points: expected at least two points")
+            raise ValueError(f"points: expected at least two points, got {len(percents)}")
         if any(a >= b for a, b in itertools.pairwise(percents)) or not 0 < percents[0] < percents[-1] < 100:
             raise ValueError(f"points: percents must ascend between 0 and 100, got {percents}")
         if any(a > b for (_, a), (_, b) in itertools.pairwise(self.points)):
-            raise ValueError("points: token counts must not decrease as percents rise")
+            raise ValueError(f"points: token counts must not decrease, got {[n for _, n in self.points]}")
 
     def quantile(self, p: float) -> int:
         percents = [percent for percent, _ in self.points]

@@ -463,7 +463,7 @@ class ComposedWorkload(PlannedWorkload):
 
 def check_rows(planned: Requests, requests: Requests) -> None:
     if planned.input != requests.input or planned.output != requests.output:
-        raise ValueError("the requests are not the first requests of the workload with this seed")
+        raise ValueError("the lengths of the requests are not those of the workload with this seed")
 
 
 @dataclass(frozen=True, slots=True)

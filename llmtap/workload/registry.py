@@ -163,7 +163,7 @@ def draw_requests(text: str, count: int, seed: int, place: str) -> Requests:
     workload = workload_named(text, place)
     requests = workload.requests(count, seed)
     if requests.after:
-        raise ConfigError(place, f"{text} has conversations, which cannot be used here")
+        raise ConfigError(place, f"{text} has conversations, but a workload of single requests is needed")
     description = workload.describe()
     process = str(description.get("arrivals") or "poisson")
     own_rate = process.partition(":")[0] in OWN_RATES

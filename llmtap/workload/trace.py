@@ -87,7 +87,7 @@ class Trace:
         unless 0 < share <= 1, or if no conversation is left.
         """
         if not 0 < share <= 1:
-            raise ValueError(f"expected a share above 0, at most 1, got {share:g}")
+            raise ValueError(f"expected a share above 0 and at most 1, got {share:g}")
         below = round(share * 2**64)
         numbers = self.sessions or range(len(self))
         stays = {

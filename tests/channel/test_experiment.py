@@ -49,7 +49,7 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
 @pytest.mark.parametrize(
     ("toml", "place", "problem"),
     [
-        (TWO, "experiment.arms", "no arm changes anything"),
+        (TWO, "experiment.arms", "no arm changes requests"),
         (TWO + "headers = {X = '1'}\nbody = {n = 2}", "experiment.arms[1]", "headers and body"),
         (TWO + "headers = {X = '1'}\nupstream = 'http://x'", "experiment.arms[1]", "upstream and headers"),
         (TWO + "headers = {Host = 'x'}", "experiment.arms[1].headers", "an arm cannot set 'Host'"),
@@ -74,7 +74,7 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         *(
             (f"stop_worse = ['ttft']\nschedule = '{text}'\n" + TWO, "experiment.schedule", problem)
             for text, problem in (
-                ("", "no share"),
+                ("", "not a share"),
                 ("1%, 10", "'10'"),
                 ("0%", "'0%'"),
                 ("50%, 100%", "'100%'"),

@@ -78,7 +78,7 @@ def test_the_help_has_the_flags_of_described_fields_with_their_defaults() -> Non
     ("args", "place", "problem"),
     [
         (("--wait", "soon"), "--wait", "expected a duration such as 30, 0.5 or '500ms', got 'soon'"),
-        (("--wait", "30000h"), "--wait", "'30000h' is longer than 1,000 days"),
+        (("--wait", "30000h"), "--wait", "'30000h' is longer than the maximum of 1,000 days"),
         (("--mode", "quick"), "--mode", "expected one of fast, slow, got 'quick'"),
         (("--rate", "0"), "--rate", "expected a number above 0, at most 10, got 0"),
         (("--rate", "nan"), "--rate", "expected a finite number, got nan"),

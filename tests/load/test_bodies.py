@@ -309,7 +309,7 @@ def test_a_trace_keeps_its_own_bodies_and_the_rest_is_made() -> None:
 def test_a_row_with_neither_body_nor_prompt_is_named() -> None:
     requests = rows_of(2)
     requests.bodies = [b"{}", b""]
-    with pytest.raises(ConfigError, match="row 1 has neither a body nor a prompt"):
+    with pytest.raises(ConfigError, match="row 2 has neither a body nor a prompt"):
         prepare(requests, None, MAKER)
     requests.bodies = [b"{}", b'{"a":1}']
     with prepare(requests, None, MAKER) as prepared:

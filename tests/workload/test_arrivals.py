@@ -19,7 +19,7 @@ from llmtap.workload.arrivals import FORMS, parse_arrivals
         ("poisson", 0, "poisson: rate: expected requests per second"),
         ("poisson:burstiness=1", 1, "poisson: burstiness: unknown field"),
         ("poisson:now", 1, "poisson: expected name=value, got 'now'"),
-        ("gamma", 1, "gamma: expected exactly one of burstiness and cv"),
+        ("gamma", 1, "gamma: expected either burstiness or cv"),
         ("gamma:cv=1,cv=1", 1, "gamma: cv: is given twice"),
         ("gamma:cv=much", 1, "gamma: cv: expected a number, got 'much'"),
         ("gamma:cv=0", 1, "gamma: cv: expected a number from 0.001"),

@@ -99,7 +99,7 @@ def check_classes(classes: Sequence[RequestClass]) -> None:
                 )
     shares = sum(one.share for one in classes)
     if not math.isclose(shares, 1, abs_tol=1e-6):
-        raise ConfigError("classes", f"expected shares that add up to 1, got a sum of {shares:g}")
+        raise ConfigError("classes", f"the shares of the classes add up to {shares:g}, but must add up to 1")
 
 
 @dataclass(frozen=True, slots=True)

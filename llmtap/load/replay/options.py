@@ -35,13 +35,14 @@ def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -
 
     Raises ConfigError; its message never contains the value of a field.
     """
-    lines = [("--header", line) for line in texts]
+    several = len(texts) > 1
+    lines = [(f"--header, number {i}" if several else "--header", line) for i, line in enumerate(texts, 1)]
     if file is not None:
         try:
             text = read_file(file, "--header-file", HEADER_FILE_BYTES_MAX).decode()
         except UnicodeError:
             raise ConfigError("--header-file", f"{file} is not UTF-8") from None
-        lines += [("--header-file", line) for line in text.splitlines() if line.strip()]
+        lines += [(f"--header-file, line {i}", s) for i, s in enumerate(text.splitlines(), 1) if s.strip()]
     fields: list[tuple[str, str]] = []
     for place, line in lines:
         name, colon, value = line.partition(":")

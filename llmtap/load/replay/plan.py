@@ -167,7 +167,7 @@ def _plan_of_trace(
     except ConfigError as exc:
         if exc.hint is None and not Path(place).exists() and "://" not in place:
             raise ConfigError(
-                place, exc.problem, f"or give the name of a workload: {', '.join(workload_texts())}"
+                place, exc.problem, f"give the path of a trace, or a workload: {', '.join(workload_texts())}"
             ) from None
         if exc.problem == NO_TIMES and own_times:
             raise ConfigError(place, exc.problem, _SET_ARRIVALS) from None
@@ -282,7 +282,7 @@ def _refuse_arrivals(schedule: ScheduleOptions) -> None:
     ):
         if value is not None:
             raise ConfigError(
-                option, "cannot be used with --closed: a closed loop has no send times", "leave out --closed"
+                option, "cannot be used with --closed, which has no send times", f"leave out {option}"
             )
 
 

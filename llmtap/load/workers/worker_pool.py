@@ -245,7 +245,7 @@ class WorkerPool:
             if done is not None:
                 ready.set_result(None)  # The run was cancelled before this process was ready.
             else:
-                how = "together with its host" if status is None else f"with status {status}"
+                how = "because its machine was lost" if status is None else f"with status {status}"
                 ready.set_exception(LlmtapError(f"a sending process ended right after its start, {how}"))
         return LostWorker(status) if done is None else done
 

@@ -467,7 +467,7 @@ def _series_labels(text: str) -> tuple[str, ...]:
     labels = tuple(label for label in text.split(",") if label not in ("", "none"))
     for label in labels:
         if label not in BY:
-            raise BadQuery("by", f"expected some of {', '.join(BY)}, or none, got {label!r}")
+            raise BadQuery("by", f"expected none, or labels of {', '.join(BY)}, got {label!r}")
     return labels
 
 

@@ -64,7 +64,7 @@ def read_text(field: str, value: str) -> str:
 def read_count(field: str, value: str) -> int:
     """Return a query parameter that is a whole number. Raises BadQuery."""
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
-        raise BadQuery(field, f"expected a whole number, got {short_repr(value)}")
+        raise BadQuery(field, f"expected a whole number of at most 18 digits, got {short_repr(value)}")
     return int(value)
 
 
@@ -101,7 +101,7 @@ def _read_cursor(field: str, value: str) -> tuple[int, int]:
     """
     parts = _match_cursor(value)
     if parts is None:
-        raise BadQuery(field, f"expected the value of `next` of an answer, got {short_repr(value)}")
+        raise BadQuery(field, f"expected the value of `next` in an earlier answer, got {short_repr(value)}")
     number, event = int(parts[1]), int(parts[2] or 0)
     return (number + 1 if event else number), event
 

@@ -273,7 +273,7 @@ def load_engine(
     if kind.iterates and servers != 1:
         raise ConfigError(
             "--servers",
-            f"expected 1, got {servers}: only schedulers of whole batches have more, not {scheduler}",
+            f"expected 1, got {servers}: a server with --scheduler {scheduler} has one engine only",
         )
     return EngineOptions(scheduler, ServingSetup(readings=chosen, serving=served), servers)
 

@@ -54,11 +54,11 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
     alpha, beta, beta_gamma = solved
     if beta <= 0:
         raise GridError(
-            f"the model does not fit this grid: by its fit, a token takes {beta:.3g} s, not above 0"
+            f"the model does not fit this grid: it gives a token {beta:.3g} s, but expected more than 0"
         )
     if alpha < 0 or beta_gamma < -beta:
         raise GridError(
-            "the model does not fit this grid: by its fit, some batches have a negative duration (alpha"
+            "the model does not fit this grid: it gives some batches a negative duration (alpha"
             f" {alpha:.3g} s, gamma {beta_gamma / beta:.3g})"
         )
     fitted = [alpha + beta * length + beta_gamma * share for _, length, share in rows]
@@ -85,7 +85,7 @@ def load_grid(path: str | Path) -> list[GridPoint]:
             except (TypeError, ValueError):
                 raise GridError(
                     f"line {reader.line_num}: expected whole numbers as batch_size and max_seq_len, and a"
-                    " number as mean_latency_sec"
+                    f" number as mean_latency_sec, got {', '.join(str(row[name]) for name in _COLUMNS)}"
                 ) from None
             if b < 1 or length < 0 or not 0 < seconds < float("inf"):
                 raise GridError(

@@ -265,7 +265,7 @@ class GridSource:
                 if self.name == "-" and self._digests:
                     raise ConfigError(
                         "--requests",
-                        "expected one size for a trace from standard input, which can be read only once",
+                        "expected one number for a trace from standard input, which can be read only once",
                         "give a file",
                     )
                 try:

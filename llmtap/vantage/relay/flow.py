@@ -371,7 +371,7 @@ class Flow(FlowState):
     def _on_protocol_error(self, exc: PeerProtocolError) -> None:
         self._context.warn("upstream_protocol", str(exc))
         self.upload.drop_upstream()
-        self.fail(502, "upstream_protocol", f"the upstream broke HTTP: {exc}", Outcome.UPSTREAM_ERROR)
+        self.fail(502, "upstream_protocol", f"the upstream sent invalid HTTP: {exc}", Outcome.UPSTREAM_ERROR)
 
     # ---------------------------------------------------------------- after an upgrade
 
@@ -502,18 +502,18 @@ class Flow(FlowState):
         if self.reads_on:
             self._finish()
         elif self._stream.pending:
-            self._error = "the client accepted nothing for too long"
+            self._error = "the client accepted nothing for relay.idle_timeout"
             self._outcome = Outcome.CLIENT_CANCELLED
             self.client_gone()
         elif self._tunnel is not None:
             self._tunnel.on_idle_limit()
         elif not self.upload.end_ns and not self._answered and not is_upstream_deaf:
             self.upload.drop_upstream()
-            self.fail(408, "request_timeout", "the request body did not arrive in time", Outcome.REJECTED)
+            what = "the request body stopped: the client sent nothing for relay.idle_timeout"
+            self.fail(408, "request_timeout", what, Outcome.REJECTED)
         else:
-            self.fail(
-                504, "upstream_timeout", "the upstream sent nothing for too long", Outcome.UPSTREAM_TIMEOUT
-            )
+            what = "the upstream sent nothing for relay.idle_timeout"
+            self.fail(504, "upstream_timeout", what, Outcome.UPSTREAM_TIMEOUT)
 
     def _is_draining(self) -> bool:
         """Return whether a slow side has taken bytes since the last call."""

@@ -140,11 +140,11 @@ class Tunnel:
             pass  # keep the outcome COMPLETE: the client has received everything, and only does not close
         elif self.up.ended or self._upstream.pending:
             self._outcome = Outcome.UPSTREAM_TIMEOUT
-            self._error = "the upstream sent nothing for too long"
+            self._error = "the upstream sent nothing for relay.idle_timeout"
         else:
             # It is unknown which side should have sent, so the outcome names neither.
             self._outcome = Outcome.TRUNCATED
-            self._error = "both sides of the tunnel sent nothing for too long"
+            self._error = "both sides of the tunnel sent nothing for relay.idle_timeout"
         self._end()
 
     def _end(self) -> None:

@@ -141,7 +141,7 @@ def test_a_prompt_shorter_than_the_template_is_refused_before_anything_is_sent(t
     error, sent = play(refused(), LIMIT_S)
     counter = load_counter(folder, chat=True, place="")
     smallest = Prompts(counter, is_shared=False, seed=0).smallest_tokens()
-    assert (error.place, error.hint, sent) == ("--pp", f"the smallest possible is {smallest}", 0)
+    assert (error.place, error.hint, sent) == ("--pp", f"use {smallest} or more", 0)
     assert error.problem.startswith("3 is too small")
 
 

@@ -203,12 +203,12 @@ def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path
     document = run(bench(tmp_path, url, runs=2))
     before = stored(tmp_path)
     for sets, more, says in (
-        (("ttft.requests=13",), {}, "requests 12 there, 13 now"),
-        ((), {"warmup": "2"}, 'warmup "3" there, "2" now'),
-        ((), {"seed": 7}, "seed 42 there, 7 now"),
-        ((), {"quick": True}, "quick false there, true now"),
-        (("target.model=other",), {}, 'target.model null there, "other" now'),
-        (("target.headers.authorization=x",), {}, "target.headers.authorization none there"),
+        (("ttft.requests=13",), {}, "requests: 12, now 13"),
+        ((), {"warmup": "2"}, 'warmup: "3", now "2"'),
+        ((), {"seed": 7}, "seed: 42, now 7"),
+        ((), {"quick": True}, "quick: false, now true"),
+        (("target.model=other",), {}, 'target.model: null, now "other"'),
+        (("target.headers.authorization=x",), {}, "target.headers.authorization: none, now"),
     ):
         why = refused(bench(tmp_path, url, *sets, **more))
         assert says.replace("null", "none") in why.problem
@@ -226,7 +226,7 @@ def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path
 def test_a_key_that_is_another_one_is_refused_and_shown_nowhere(tmp_path: Path, url: str) -> None:
     run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter1"))
     why = refused(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
-    assert "another key or query" in why.problem
+    assert "a key or the query of a URL" in why.problem
     assert "hunter" not in str(why)
     assert b"hunter" not in b"".join(stored(tmp_path).values())
 
@@ -262,7 +262,7 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     assert "not judged" in full_markdown(stopped)
     assert not (tmp_path / "tradeoff/result.json").exists()
     other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
-    assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
+    assert "max_rate: 20.0, now 30.0" in refused(other, "tradeoff").problem
     again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
     document = run(again, "tradeoff")
     assert [name for name, _ in watcher.steps] == ["levels/050.0", "levels/100.0"]

@@ -89,7 +89,7 @@ def test_headers_of_the_command_line_and_of_a_file(line: str, tmp_path: Path) ->
     line += NEVER_SHOWN
     file = tmp_path / "fields"
     file.write_text(f"X-Good: 1\n\n{line}\n")
-    for lines, path, place in (([line], None, "--header"), ([], file, "--header-file")):
+    for lines, path, place in (([line], None, "--header"), ([], file, "--header-file, line 3")):
         with pytest.raises(ConfigError) as refused:
             read_headers(lines, path, None)
         assert refused.value.place == place

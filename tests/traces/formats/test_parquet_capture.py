@@ -145,5 +145,5 @@ def test_it_is_told_how_much_of_many_files_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["input_tokens", "output_tokens"])
 def test_a_negative_count_is_refused(name: str) -> None:
     source = read(io.BytesIO(written(batch_of(2, {"arrival_ns": [0, 1], name: [1, -5]}))))
-    with pytest.raises(FormatError, match=f"{name}: a value is negative"):
+    with pytest.raises(FormatError, match=f"the column {name} has a negative value"):
         rows_of(source)

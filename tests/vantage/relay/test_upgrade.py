@@ -198,8 +198,8 @@ async def test_a_tunnel_has_back_pressure_in_both_directions(who: str) -> None:
 @pytest.mark.parametrize(
     ("who", "outcome", "error"),
     [
-        ("nobody", "truncated", "both sides of the tunnel sent nothing for too long"),
-        ("the client", "upstream_timeout", "the upstream sent nothing for too long"),
+        ("nobody", "truncated", "both sides of the tunnel sent nothing for relay.idle_timeout"),
+        ("the client", "upstream_timeout", "the upstream sent nothing for relay.idle_timeout"),
         ("the upstream", "complete", None),
     ],
 )
