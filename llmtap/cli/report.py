@@ -248,7 +248,7 @@ def report(
     result = load_result(places[0]) if len(places) == 1 and source.source_format is None else None
     experiment = load_experiment(places[0]) if len(places) == 1 and source.source_format is None else None
     if len(places) > 1 and (stored := [place for place in places if load_result(place) is not None]):
-        hint = f"use `llmtap report {stored[0]}`; to write JSON to a file, use --json=FILE"
+        hint = f"use `llmtap report {stored[0]}`; to write JSON to a file, use --json=FILE, with the `=`"
         raise ConfigError(stored[0], "is a stored result, which cannot be combined with other files", hint)
     if experiment is not None:
         for option in (*flags_given(source, goals, reader), *(["--csv"] if outputs.csv is not None else [])):

@@ -22,7 +22,7 @@ from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.net.listener import parse_address
 from llmtap.options.fields import opt
 from llmtap.options.values import is_http_url
-from llmtap.units import NS_PER_S, Duration
+from llmtap.units import NS_PER_S, Duration, short_repr
 
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
@@ -303,7 +303,8 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for value, name in self.names.items():
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
                 yield ConfigError(
-                    f"tenants.names.{value}", f"expected a name of 1 to {TENANT_CHARS_MAX} visible characters"
+                    f"tenants.names.{value}",
+                    f"expected 1 to {TENANT_CHARS_MAX} printable characters, got {short_repr(name)}",
                 )
 
 
@@ -374,7 +375,7 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
         if not mistakes and not re.compile(rule.path).groups and rule.name is None:
             yield ConfigError(
                 f"{place}.path",
-                f"{rule.path!r} has no group, so the tenant is not known",
+                f"{rule.path!r} has no group, from which the name of the tenant is read",
                 "add a group, such as /teams/([^/]+)/, or give the rule a name",
             )
 

@@ -288,7 +288,7 @@ class Attempt:
             return  # the attempt was cancelled during the look-up
         if error is None:
             self._addresses = list(addresses)
-            self._try_next_address(OSError("the host name has no address"))
+            self._try_next_address(OSError("the host name of the URL has no IP address"))
         else:
             self.fail(error)
 

@@ -308,7 +308,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     connection = tuple(options)
     # RFC 9112 3.2: answer 400 to an HTTP/1.1 request without Host, and to any request with two or more.
     if len(hosts) > 1 or (is_11 and not hosts):
-        raise PeerProtocolError("the request must have exactly one Host field")
+        raise PeerProtocolError(f"the request must have exactly one Host field, got {len(hosts)}")
     if hosts and hosts[0] not in _seen_hosts:
         _check_host(hosts[0])
     framing, length = _NONE, 0
@@ -403,7 +403,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     headers = fields.headers
     status = int(raw[9:12])  # llhttp accepts only three digits here.
     if status < 100:  # RFC 9110 15: a status code is 100 or above
-        raise PeerProtocolError("the response status is below 100", 502)
+        raise PeerProtocolError(f"the response status {status} is below 100", 502)
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
         raise PeerProtocolError("the response status line has characters that are not allowed", 502)
 

@@ -206,5 +206,5 @@ class _CountedReader:
             data = data.removeprefix(b"\xef\xbb\xbf") or self._file.read(n)
         self.bytes_left -= len(data)
         if self.bytes_left < 0:
-            raise FormatError(f"an element is longer than {BODY_BYTES_MAX >> 20} MiB")
+            raise FormatError(f"one element of the JSON is longer than {BODY_BYTES_MAX >> 20} MiB")
         return data

@@ -209,7 +209,7 @@ def read_long_sharegpt(path: Path, place: str) -> DataSet:
     lengths = [(count_tokens(question), count_tokens(answer)) for question, answer in pairs]
     ends = _ends_of_prompts(lengths)
     if not ends:
-        raise ConfigError(place, f"{path} has fewer than {LONG_TOKENS:,} tokens of conversations")
+        raise ConfigError(place, f"{path}: all conversations together have fewer than {LONG_TOKENS:,} tokens")
     begins = [0, *ends[:-1]]
 
     def pair(number: int) -> Pair:

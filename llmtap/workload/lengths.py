@@ -95,9 +95,9 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
     def __post_init__(self) -> None:
         # Do not use super(): it fails in a class that msgspec has recreated.
         _Bounded.__post_init__(self)
-        given = tuple(value is not None for value in (self.mu, self.sigma, self.median, self.p95))
-        if given not in ((True, True, False, False), (False, False, True, True)):
-            raise ValueError("a lognormal needs mu and sigma, or median and p95")
+        given = [name for name in ("mu", "sigma", "median", "p95") if getattr(self, name) is not None]
+        if given not in (["mu", "sigma"], ["median", "p95"]):
+            raise ValueError(f"expected mu and sigma, or median and p95, got {' and '.join(given) or 'none'}")
         if self.median is not None and self.p95 is not None and self.p95 < self.median:
             raise ValueError(f"p95 {self.p95:g} is less than the median {self.median:g}")
 

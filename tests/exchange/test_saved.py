@@ -135,7 +135,7 @@ def test_one_of_several_entries_is_picked_by_its_number() -> None:
     assert read_saved(data, entry=1).what == "HAR entry 1"
     assert explain(read_saved(data, entry=1)).exchange.outcome is Outcome.UPSTREAM_ERROR
     assert spans(read_saved(data, entry=2)) == EVENTS
-    with pytest.raises(SavedError, match="2 entries") as caught:
+    with pytest.raises(SavedError, match="2 responses") as caught:
         read_saved(data)
     assert "2: POST /v1/chat/completions 200 None" in (caught.value.hint or "")
     for wrong in (0, 3):

@@ -49,7 +49,7 @@ def test_nothing_served_has_no_cost_per_token() -> None:
 
 
 def test_a_price_is_not_below_zero() -> None:
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="per_gpu_hour: expected 0 or more, got -1"):
         Price(gpus=1, per_gpu_hour=-1)
 
 

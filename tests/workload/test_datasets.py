@@ -145,7 +145,7 @@ def test_items_are_concatenated_to_1600_tokens_on_average(tmp_path: Path) -> Non
 
 
 def test_too_few_items_are_refused(talks: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--workload: .* has fewer than 1,600 tokens"):
+    with pytest.raises(ConfigError, match=r"^--workload: .* have fewer than 1,600 tokens"):
         workload_named(f"long-conversation:{talks}", "--workload")
 
 

@@ -368,9 +368,7 @@ class ExoCluster:
         ]
         if not previews:
             hint = "change or leave out --instance-meta, --sharding, --min-nodes or --max-nodes"
-            raise ConfigError(
-                "--instance-meta", f"exo offers no placement of {model} that meets the options", hint
-            )
+            raise ConfigError("--instance-meta", f"exo offers no matching placement of {model}", hint)
         instance = max(previews, key=_preview_rank)["instance"]
         shards = _shards(instance)
         download_s = await self._download(model, shards)

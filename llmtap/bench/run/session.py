@@ -111,7 +111,7 @@ class Folder:
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise ConfigError("--results", f"{self.path}: part of this path is a file") from None
+            raise ConfigError("--results", f"a part of the path {self.path} is a file") from None
         except OSError as exc:
             raise ConfigError(str(self.path / name), f"cannot be read: {exc.strerror}") from None
         except ValueError as exc:  # This includes errors of msgspec, and UnicodeDecodeError.

@@ -35,6 +35,7 @@ from llmtap.load.options import BodyOptions
 from llmtap.load.replay.options import read_headers
 from llmtap.load.sending import PATHS
 from llmtap.metrics.latency import measure
+from llmtap.net.listener import failure_text
 from llmtap.net.tls import client_context
 from llmtap.units import format_ns
 from llmtap.version import __version__
@@ -151,8 +152,8 @@ class _Detector:
         add_fact = self.detected.add_fact
         try:
             status, _, body = await self._request(f"{self._base}/v1/models")
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            raise ConfigError("--target", f"{self._root} cannot be reached") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise ConfigError("--target", f"{self._root} cannot be reached: {failure_text(exc)}") from None
         if status in (401, 403):
             self.detected.notes.append("it wants a key: export it, and name its variable by target.key_env")
         listed = model_ids(body) if status == 200 else []

@@ -202,9 +202,7 @@ class _Connection(asyncio.Protocol):
 
     def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
         if frame[0] != FrameKind.HELLO:
-            raise ValueError(
-                f"expected a hello as the first frame of a connection, got frame kind {frame[0]}"
-            )
+            raise ValueError(f"expected a hello as the first frame of a connection, got kind {frame[0]}")
         hello = msgspec.json.decode(frame[4], type=Hello)
         self._relay = hello.relay
         self.guest = hello.guest

@@ -295,7 +295,7 @@ class Recorder:
             self._thread.join(timeout_s)
         left = self._waiting
         if left:
-            log.error("event=capture_closed_early exchanges_lost=%d", left)
+            log.error("event=capture_closed_early exchanges_lost=%d reason='no time left'", left)
         if self._is_open:
             self._store.close(max(0.0, (end_ns - self._clock.mono_ns()) / 1e9))
         if self._aside_folder is not None:

@@ -474,7 +474,7 @@ def simulate(
     if is_measured is None:
         is_measured = kind.iterates or exchanges_needed
     elif not is_measured and exchanges_needed:
-        raise ValueError("objectives, a capture and a followed request need exchanges, but measuring is off")
+        raise ValueError("objectives, a capture and a followed request need measuring, but measuring is off")
     if readings.failed == "dropped":
         requests = requests.select_rows([row for row, made in enumerate(requests.output) if made])
         if not requests:
