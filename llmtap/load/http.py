@@ -274,7 +274,7 @@ class Call:
         "_accepted",
         "_answer_began",
         "_at_once",
-        "_attempt",
+        "_connect_attempt",
         "_done",
         "_early",
         "_head_bytes_left",
@@ -356,7 +356,7 @@ class Call:
         self._surplus = False
         """Whether more data was read after the piece that is now parsed."""
         self._stream: Stream | None = None
-        self._attempt: Attempt | None = None
+        self._connect_attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
         self._head_part = b""
         self._head_bytes_left = HEAD_BYTES_MAX
@@ -408,7 +408,7 @@ class Call:
         else:
             attempt = sender.pool.connect(self)
             if self._unsent:
-                self._attempt = attempt
+                self._connect_attempt = attempt
         self._defer_observer(request)
 
     def _defer_observer(self, request: bytes) -> None:
@@ -455,7 +455,7 @@ class Call:
     # Methods of the protocol `Waiter`: they report on the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
-        self._attempt = None
+        self._connect_attempt = None
         if self.over:
             stream.close()
             return
@@ -473,7 +473,7 @@ class Call:
             self._fail_soon(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_connect_failed(self, error: OSError) -> None:
-        self._attempt = None
+        self._connect_attempt = None
         self._unsent = b""
         if (limit := host_limit(error)) is not None:
             self._fail_soon(Outcome.TAP_ERROR, limit, None)
@@ -601,7 +601,7 @@ class Call:
         else:
             stream.close()
         if self._accepted:
-            self._on_answered(data, t_ns)
+            self._end_answered(data, t_ns)
             return
         if data:
             self._observer.response_data(data, t_ns, 0, at_once=self._at_once)
@@ -613,7 +613,7 @@ class Call:
         else:
             self._wait_for_retry(*self._retry_plan, Outcome.COMPLETE, None)
 
-    def _on_answered(self, data: bytes, t_ns: int) -> None:
+    def _end_answered(self, data: bytes, t_ns: int) -> None:
         """End the call after a complete answer. Parse its last piece later, when there is time."""
         self.over = True
         self.last_ns, self._rest_of_answer = t_ns, data
@@ -723,9 +723,9 @@ class Call:
             self._wait_for_retry(reason, wait_ns, outcome, error)
 
     def _release_connection(self) -> None:
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        if self._connect_attempt is not None:
+            self._connect_attempt.cancel()
+            self._connect_attempt = None
         if self._stream is not None:
             self._stream.abort()
             self._stream = None

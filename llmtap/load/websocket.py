@@ -123,7 +123,7 @@ class WebSocketSession:
         self._pool = pool
         self._key = key
         self._sessions = sessions
-        self._attempt: Attempt | None = None
+        self._connect_attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._head: bytes | None = b""
@@ -158,9 +158,9 @@ class WebSocketSession:
 
     async def open(self) -> None:
         """Connect, upgrade and wait for the server's greeting. Raises OpeningFailed."""
-        self._attempt = self._pool.connect(self)
+        self._connect_attempt = self._pool.connect(self)
         if self._stream is not None or self._opened_future.done():
-            self._attempt = None
+            self._connect_attempt = None
         await self._opened_future
 
     def send(self, data: bytes) -> None:
@@ -205,9 +205,9 @@ class WebSocketSession:
 
     def drop(self) -> None:
         self._sessions.discard(self)
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        if self._connect_attempt is not None:
+            self._connect_attempt.cancel()
+            self._connect_attempt = None
         stream, self._stream = self._stream, None
         if stream is not None and not stream.closed:
             stream.abort()
@@ -215,7 +215,7 @@ class WebSocketSession:
     # Methods of the protocol `Waiter`: they report on the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
-        self._attempt = None
+        self._connect_attempt = None
         self._stream = stream
         try:
             stream.write(self.upgrade)
@@ -223,7 +223,7 @@ class WebSocketSession:
             self._on_lost(exc)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self._attempt = None
+        self._connect_attempt = None
         self._fail_opening(Outcome.UPSTREAM_ERROR, f"cannot connect ({failure_text(error)})")
 
     def _fail_opening(self, outcome: Outcome, problem: str, status: int | None = None) -> None:

@@ -499,7 +499,7 @@ class ChunkedScanner:
     their names."""
 
     __slots__ = (
-        "_extension_bytes",
+        "_extension_excess_bytes",
         "_refused_names",
         "_refused_words",
         "_trailer_bytes",
@@ -518,7 +518,7 @@ class ChunkedScanner:
     ) -> None:
         self._refused_names = refused
         self._refused_words = refused_words
-        self._extension_bytes = 0
+        self._extension_excess_bytes = 0
         """Number of bytes by which the chunk extensions exceed the payload of their chunks."""
         self._trailer_bytes = 0
         self.trailers = trailers
@@ -614,10 +614,10 @@ class ChunkedScanner:
         size = int(m[1], 16)
         extension = len(line) - m.end(1) - 2
         if extension:
-            self._extension_bytes = max(0, self._extension_bytes + extension - size)
-            if self._extension_bytes > EXTENSION_BYTES_MAX:
+            self._extension_excess_bytes = max(0, self._extension_excess_bytes + extension - size)
+            if self._extension_excess_bytes > EXTENSION_BYTES_MAX:
                 raise PeerProtocolError(
-                    f"chunk extensions exceed the payload by {self._extension_bytes} bytes"
+                    f"chunk extensions exceed the payload by {self._extension_excess_bytes} bytes"
                 )
         elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
             _SIZES[line] = size

@@ -276,7 +276,7 @@ class _ResponsesRequest(shape.CommonRequest, kw_only=True):
     max_output_tokens: int | None = None
 
 
-def read_responses(body: bytes) -> shape.SimulatedRequest:
+def read_responses_request(body: bytes) -> shape.SimulatedRequest:
     """Parse the body of a request to the Responses API. Raises BadRequest."""
     r: _ResponsesRequest = shape.decode(body, _ResponsesRequest)
     items = [r.input] if isinstance(r.input, str) else [i for i in r.input if isinstance(i, dict)]

@@ -55,7 +55,7 @@ ENDPOINTS: Final = (
     Endpoint(
         "/v1/completions", openai.read_completions, openai.OpenAICompletionsShape, openai_error, CHOICES_MAX
     ),
-    Endpoint("/v1/responses", openai.read_responses, openai.OpenAIResponsesShape, openai_error),
+    Endpoint("/v1/responses", openai.read_responses_request, openai.OpenAIResponsesShape, openai_error),
     Endpoint("/v1/messages", shapes.read_messages, shapes.AnthropicShape, shapes.anthropic_error),
     Endpoint("/api/chat", shapes.read_ollama_chat, shapes.OllamaChat, shapes.ollama_error),
     Endpoint("/api/generate", shapes.read_ollama_generate, shapes.OllamaGenerate, shapes.ollama_error),

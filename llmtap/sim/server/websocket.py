@@ -31,7 +31,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from llmtap.json_types import JsonObject
 from llmtap.protocol.websocket import Opcode, frame
-from llmtap.sim.server.openai import OpenAIResponsesShape, openai_error, read_responses
+from llmtap.sim.server.openai import OpenAIResponsesShape, openai_error, read_responses_request
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception
 from llmtap.sim.server.sender import ResponseSender, ServerJob
 from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest, decode
@@ -267,7 +267,7 @@ class SimulatedResponsesSession(SimulatedSession):
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _plan(self, event: _ClientEvent) -> Plan:
-        request, previous_id = read_responses(event.body), event.previous_response_id
+        request, previous_id = read_responses_request(event.body), event.previous_response_id
         if previous_id is not None:
             if previous_id not in self._texts:
                 raise _UnknownResponse(

@@ -135,8 +135,8 @@ class Upload:
     """
 
     __slots__ = (
-        "_attempt",
         "_client",
+        "_connect_attempt",
         "_context",
         "_flow",
         "_is_detached",
@@ -174,7 +174,7 @@ class Upload:
         self._route = context.route
         self.assignment: Assignment | None = None
         self._scanner: BodyScanner | None = None
-        self._attempt: Attempt | None = None
+        self._connect_attempt: Attempt | None = None
         self._waiting_data = b""  # request bytes that wait for a connection or an assignment
         self._is_detached = False  # whether the exchange has ended
         self._maybe_sent = False  # whether the upstream has possibly received a part of the request
@@ -431,13 +431,14 @@ class Upload:
         if not self.end_ns:
             self._stream.pause()
         flow = self._flow
-        self._attempt = self._route.pool.connect(flow)
+        self._connect_attempt = self._route.pool.connect(flow)
         if self.upstream is not None or flow.over:
-            self._attempt = None  # the attempt ended before connect() returned, so it must not be cancelled
+            # The attempt ended before connect() returned, so it must not be cancelled.
+            self._connect_attempt = None
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         """Send the waiting request on the new connection."""
-        self._attempt = None
+        self._connect_attempt = None
         self.connect_ns = took_ns
         self.connected_ns = mono_ns()
         self.upstream = stream
@@ -448,7 +449,7 @@ class Upload:
 
     def on_connect_failed(self, error: OSError) -> None:
         """End the exchange with an error answer, because no connection could be opened."""
-        self._attempt = None
+        self._connect_attempt = None
         flow, context = self._flow, self._context
         # If the exchange is measured, read the request to its end, because its body names the model.
         flow.reads_on = not self.end_ns and flow.tapped
@@ -526,6 +527,6 @@ class Upload:
     def cancel(self) -> None:
         """Close the upstream connection, or stop the attempt to open it."""
         self.drop_upstream()
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        if self._connect_attempt is not None:
+            self._connect_attempt.cancel()
+            self._connect_attempt = None
