@@ -224,7 +224,7 @@ def test_a_length_ends_at_its_byte_however_it_is_cut(length: int, sizes: list[in
             left -= size
         else:
             assert end == left
-            assert scanner.bytes_left == 0
+            assert scanner.left == 0
             return
     raise AssertionError("the body never ended")
 
