@@ -154,7 +154,7 @@ def _stage_of(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError("the content coding of the body is not one of gzip, deflate, br, zstd and identity")
+    raise DecodeError("the body has an unknown content coding; known are gzip, deflate, br and zstd")
 
 
 def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:

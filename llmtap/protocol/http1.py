@@ -466,17 +466,17 @@ class BodyScanner(Protocol):
 
 
 class LengthScanner:
-    __slots__ = ("bytes_left",)
+    __slots__ = ("left",)
 
     def __init__(self, left: int) -> None:
-        self.bytes_left = left
+        self.left = left
 
     def feed(self, data: bytes) -> int:
-        left = self.bytes_left - len(data)
+        left = self.left - len(data)
         if left > 0:
-            self.bytes_left = left
+            self.left = left
             return -1
-        self.bytes_left = 0
+        self.left = 0
         return len(data) + left
 
 
