@@ -198,7 +198,7 @@ def _is_name(name: str) -> bool:
     # Numbers of more than 4 digits are ids; shorter ones are versions, years and ports.
     if name.isdigit() and len(name) > 4:
         return False
-    at = name.find("@", 1)  # Cloudflare's models begin with @
+    at = name.find("@", 1)  # search from index 1: Cloudflare's models begin with @
     if at > 0 and not _is_snapshot(name):
         return False
     return not looks_secret(name)

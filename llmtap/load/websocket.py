@@ -416,7 +416,7 @@ class WebSocketTarget:
             if failed is None:
                 self._idle_sessions.append(one)
             else:
-                one.drop()  # Each request will report the failure.
+                one.drop()  # Requests will connect again, and report the error.
         return len(self._idle_sessions)
 
     async def send_prompt(

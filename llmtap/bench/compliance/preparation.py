@@ -803,7 +803,7 @@ ROWS: Final = requirements(
         "4.8.2-2": only_for_boundary("application gateway")(
             _check_filters("not met", "not applicable", "met", "met")
         ),
-        # `requirements.csv` limits this check to the test of 5.10: no other test compares configurations.
+        # No condition is needed here: `requirements.csv` limits this check to the test of 5.10.
         "4.8.2-3": _judge_configurations,
     }
 )

@@ -115,7 +115,7 @@ class Tunnel:
             return
         other = self.other(direction)
         if not other.ended:
-            # Reading from the sink can be paused, because the lost connection did not take its bytes.
+            # Resume the sink: it was possibly paused, because the lost connection did not take its bytes.
             direction.sink.resume()
         elif not other.end_forwarded:
             other.forward_end()
