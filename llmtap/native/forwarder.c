@@ -253,7 +253,7 @@ static void forward(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
     if (sent < got) {
         give_back_bytes(f, loan, LLMTAP_BLOCKED, (size_t)sent, size);
     } else if (size == sizeof f->buffer) {
-        /* More bytes may wait, for which no event comes: request one, so that other streams are handled first. */
+        /* More bytes possibly wait. Request an event for them and do not read now, so that other streams come first. */
         struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.ptr = loan};
         epoll_ctl(f->events_fd, EPOLL_CTL_MOD, loan->upstream, &event);
     }
@@ -430,7 +430,7 @@ int llmtap_lend(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
         atomic_store(&loan->owner, LLMTAP_CALLER);
     }
     pthread_mutex_unlock(&f->lock);
-    /* The thread may already handle an event of the loan, so let the thread return the loan. */
+    /* The thread possibly handles an event of the loan already, so let the thread return the loan. */
     if (watched && !lent) llmtap_recall(f, loan);
     errno = error;
     return lent;

@@ -1,4 +1,4 @@
-/* Sums over the stamps of one exchange: twin of metrics/latency.py, metrics/histogram.py, export/buckets.py. */
+/* Figures from the times of one exchange. Twins: metrics/latency.py, metrics/histogram.py, export/buckets.py. */
 #ifndef LLMTAP_GAPS_H
 #define LLMTAP_GAPS_H
 

@@ -15,7 +15,7 @@ struct llmtap_bytes {
     size_t len;
 };
 
-/* A value that changes, and the fixed bytes between it and the text. */
+/* A value that differs from event to event, and the fixed bytes between it and the text. */
 struct llmtap_loose {
     struct llmtap_bytes fixed;
     int is_string;

@@ -294,7 +294,7 @@ class Supervisor:
         async with self._start_lock:
             settings, ports, run = plan or self._current_plan()
             fds = [sock.fileno() for sock in ports.sockets_of(index, settings.relay.workers)]
-            # Count in the present run, because the plan's copy can be dropped, and names must be unique.
+            # Count in `self._run`, not in the plan's copy, which can be dropped: names must be unique.
             self._run.relays += 1
             setup = run.relay_setup(settings, index, self._run.relays, fds)
             child = self._register(await Child.start("relay", setup.name, index, setup, fds))

@@ -159,7 +159,7 @@ class Store:
         for key, folder in _folders(self._options, self._place, self._folder):
             _probe_folder(key, folder)
         self._lock_fd = _lock_folder(self._options, self._folder)
-        with suppress(OSError):  # After an error, these spools wait for the next start.
+        with suppress(OSError):  # If this fails, the next start tries it again.
             recover_aside_spools(self._folder)
         self._measure_folders(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
