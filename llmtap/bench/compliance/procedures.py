@@ -70,7 +70,7 @@ _CONCURRENCY_MAX: Final = 4
 _CONFIGURATIONS_MIN: Final = 4
 
 
-# ---------------------------------------------------------------- 5.1: TTFT
+# ---------------------------------------------------------------- draft, 5.1: TTFT
 
 
 _check_workload: Final = each_load()(judge_full_specification)
@@ -208,7 +208,7 @@ def _judge_ttft_charts(report: Report) -> ComplianceVerdict:
     return verdict(charts, " and ".join(charts), if_not_met="neither histogram nor CDF of TTFT")
 
 
-# ---------------------------------------------------------------- 5.2 and 5.3: throughput, trade-off
+# ---------------------------------------------------------------- draft, 5.2 and 5.3: throughput, trade-off
 
 
 def _check_parameters(step_filter: StepFilter | None, if_none: str, *names: str) -> Check:
@@ -289,7 +289,7 @@ def _judge_all_levels(report: Report) -> ComplianceVerdict:
     return judge_levels(percents, range(10, 121, 10))
 
 
-# ---------------------------------------------------------------- 5.4 and 5.5: ITL, capacity
+# ---------------------------------------------------------------- draft, 5.4 and 5.5: ITL, capacity
 
 
 def _judge_response_lengths(report: Report) -> ComplianceVerdict:
@@ -349,7 +349,7 @@ def _judge_level_lengths(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(time >= _DURATION_MIN_S and done >= _PER_SLOT_MIN, evidence)
 
 
-# ---------------------------------------------------------------- 5.6 to 5.10
+# ---------------------------------------------------------------- draft, 5.6 to 5.10: other tests
 
 
 def _is_mixed_load(step: Step) -> bool:

@@ -101,7 +101,7 @@ class _Search:
             by_word = 1.0
         words += round((wanted - last) / by_word)
         if (words, 0) in self._tokens_by_size and self._longest_too_short is None:
-            words = min(words for words, _ in self._tokens_by_size) - 1  # Atoms fill a short prompt.
+            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter: atoms can fill the rest.
         return self._set_size(words, 0)
 
     def guess_atoms(self) -> bool:
