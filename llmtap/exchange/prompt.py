@@ -447,7 +447,7 @@ def _role_word(value: Any) -> str:
     """Return the name of a role or format; `other` if it is not a word, because it could be private text."""
     if not isinstance(value, str) or not _is_word(value) or looks_secret(value):
         return "other"
-    return sys.intern(value)  # one object for all messages
+    return sys.intern(value)  # save memory: one object for all messages
 
 
 _is_word = re.compile(rf"[A-Za-z0-9_.-]{{1,{_WORD_CHARS_MAX}}}", re.ASCII).fullmatch
@@ -479,7 +479,7 @@ def _encode_json(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (ValueError, RecursionError):
-        return b"?"  # the value is nested too deeply, which cannot happen with a decoded body
+        return b"?"  # safeguard: the decoder of the body already refuses values nested so deeply
 
 
 def _digest(value: Any) -> bytes:

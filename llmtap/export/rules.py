@@ -217,7 +217,7 @@ def _ratio_rules(slo: SloClass, job: str, scope: _Scope) -> list[Rule]:
         _recording_rule(scope.events_rate, f"{scope.aggregation}(rate({events}[5m]))", identity),
         _recording_rule(scope.good_rate, f"{scope.aggregation}(rate({good}[5m]))", identity),
     ]
-    # Tenants have no rule for the last window, because only classes have metrics of the period of the SLO.
+    # The last window is the period of the SLO. Only classes have metrics for it, so tenants get no rule.
     long_windows = LONG_WINDOWS if scope is _CLASS else LONG_WINDOWS[:-1]
     pairs = [
         (
@@ -289,7 +289,7 @@ def _burn_alert(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> Rule:
             "long": long,
             "short": short,
             "sloth_severity": alarm.severity,
-            # A further label for tenants: promtool reports rules with equal names and labels as duplicates.
+            # Add a label for tenants: promtool reports rules with equal names and labels as duplicates.
             **({} if scope is _CLASS else {"per": "tenant"}),
         },
     )

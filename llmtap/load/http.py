@@ -205,7 +205,7 @@ class _Opening:
         self.settled.set_result(None)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self.settled.set_result(None)  # Each request will report the failure.
+        self.settled.set_result(None)  # A request will connect again, and report the error.
 
     def on_data(self, data: bytes, t_ns: int) -> None: ...
 
@@ -241,7 +241,7 @@ def _retry_after_ns(retry_after: bytes, date: bytes | None) -> int | None:
     until_ns = _date_ns(retry_after)
     if until_ns is None:
         return None
-    # The server's own clock decides; it may differ from the clock of this host.
+    # Subtract the `Date` of the server if there is one: its clock can differ from the clock of this host.
     now_ns = _date_ns(date or b"") or SystemClock.wall_ns()
     return until_ns - now_ns if until_ns > now_ns else None
 
@@ -659,7 +659,7 @@ class Call:
     def on_drained(self) -> None:
         self._record_submit(mono_ns())
 
-    # Retries.
+    # Retries of a failed request.
 
     @property
     def is_waiting(self) -> bool:
@@ -683,7 +683,7 @@ class Call:
         self._reset_attempt()
         self._begin_attempt(self._request)
 
-    # Ends.
+    # The end of the request.
 
     def cancel(self, reason: str) -> None:
         """Cancel the call. If it waits for a retry, it ends with the result of its last attempt."""
@@ -761,7 +761,7 @@ class Call:
             x.scheduled_ns = self.scheduled_ns
             x.dispatch_late_ns = self.first_ns - self.scheduled_ns
         elif self.retries:
-            x.scheduled_ns = self.first_ns  # In a closed loop a request is due when it is first sent.
+            x.scheduled_ns = self.first_ns  # A closed loop has no schedule: count from the first attempt.
         self._observer = None
         self._request = self._unsent = b""
         self._done(self, x)

@@ -129,7 +129,7 @@ class DeferredWork:
             if mono_ns() >= end_ns:
                 break
         if urgent or waiting:
-            self._request_turn()  # Go on in the next iteration, before which the loop reads its sockets.
+            self._request_turn()  # Continue in the loop's next iteration, after it has read its sockets.
 
     def _sleep(self) -> None:
         wait_ns = GATHER_NS

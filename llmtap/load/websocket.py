@@ -304,7 +304,7 @@ class WebSocketSession:
                 self._on_lost(None)
             case Opcode.TEXT:
                 if not self._opened_future.done():
-                    self._opened_future.set_result(None)  # The first message of a session is the greeting.
+                    self._opened_future.set_result(None)  # The first message shows that the session is open.
                 elif self._answer is not None and not self._answer.done.done():
                     self._answer.observer.message(message, t_ns, 0)
                     self._read_event(self._answer, payload, t_ns)
@@ -416,7 +416,7 @@ class WebSocketTarget:
             if failed is None:
                 self._idle_sessions.append(one)
             else:
-                one.drop()  # Each request will report the failure.
+                one.drop()  # Requests will connect again, and report the error.
         return len(self._idle_sessions)
 
     async def send_prompt(

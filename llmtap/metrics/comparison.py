@@ -323,7 +323,7 @@ def compare_quantile(
         return difference
 
     with catch_warnings():
-        simplefilter("ignore")  # SciPy warns about samples without variance, although a point is correct.
+        simplefilter("ignore")  # SciPy warns about samples without variance, but their interval is one point.
         drawn = stats.bootstrap(
             (x, y),
             quantile_difference,

@@ -358,7 +358,7 @@ cdef class Passage:
         return 1
 
 
-# One buffer for all streams: the bytes of a read are forwarded or copied before other Python code may read again.
+# One buffer for all streams: the bytes of a read are forwarded or copied before other Python code reads again.
 cdef unsigned char[READ_BYTES_MAX] _buffer
 
 

@@ -136,7 +136,7 @@ class Listener:
                 raise
             self._on_shortage(exc)
             self._loop.remove_reader(self._sock)
-            if self._timer is None:  # during a pause, in which `close` can call this, a timer is already set
+            if self._timer is None:  # a timer is already set if `close` calls this during a pause
                 self._timer = self._loop.call_later(FULL_PAUSE_S, self._resume)
             return False
         sock.setblocking(False)

@@ -556,7 +556,7 @@ class _Received:
         except (OSError, struct.error):
             return False
         if received_bytes != self._bytes:
-            return False  # Segments that arrived since the read would be counted for the reads before it.
+            return False  # More bytes have arrived since: their segments would be counted, too.
         grown = (segments - self._compared_segments) & 0xFFFF_FFFF
         self._at_once = not self._is_unsure and grown == self._reads - self._compared_reads
         self._compared_segments, self._compared_reads, self._is_unsure = segments, self._reads, False

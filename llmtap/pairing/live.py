@@ -164,7 +164,7 @@ class LiveMatcher:
         fronts_under_way = _OpenFronts(open_fronts)
         yield from self._decide_backs(before_ns, fronts_under_way)
         # Arrivals of undecided exchanges of the back, in ns, by the key of the fronts that can own them. The
-        # exchanges below None can belong to any front.
+        # exchanges under the key None can belong to any front.
         undecided: dict[Key | None, list[int]] = {}
         backs = [
             OpenExchange(b.exchange.timeline.arrival_ns, b.keys, True) for b in list(self._backs.values())

@@ -44,7 +44,7 @@ _EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NA
 _SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
-# `_SIZE_LINE_PART` and `_TRAILER_LINE_PART` match any beginning of a line, because a read can end in a line.
+# `_SIZE_LINE_PART` and `_TRAILER_LINE_PART` match any beginning of a line, because a read can end within it.
 _SIZE_LINE_PART: Final = re.compile(
     rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)

@@ -195,8 +195,8 @@ def _with_loose_values(
     if any(start <= edge <= end for start, end, _ in places):
         return None  # The place of a value is not certain, or the value is the text itself.
     values = sorted([*places, text])
-    # Test the places by one extra byte at the start of each value. If the members do not change exactly as
-    # expected, a place is wrong. If the event is not read as before, the reader uses a value.
+    # Test the places: put one more byte at the start of each value. A place is wrong if the members do not
+    # change exactly as expected. The reader uses a value if it then reads the event differently.
     more = [b"x" if is_string else b"1" for _, _, is_string in values]
     more[values.index(text)] = b""
     changed = {

@@ -60,7 +60,7 @@ Number = int | Decimal
 
 def number_ns(number: Number, places: int, line: int, field: str) -> int:
     """Convert a time in units of 10**places ns to ns. Raises FormatError if it is negative or too large."""
-    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # Most times can be converted faster.
+    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # Fast path for most times.
         return number * int(10**places)
     value = Decimal(number)
     # Check the exponent before the conversion: 1e999999999 as a whole number would fill the memory.

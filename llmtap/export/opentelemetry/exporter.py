@@ -307,7 +307,7 @@ class OtlpExporter:
         is_back = x.side == BACK
         server = self._back_server if is_back else self._servers.get(x.arm or "") or self._servers.get("")
         common = common_values_of(x, m, None if server is None else server[0], self._options.provider)
-        # An exchange behind a gateway repeats a request, which was counted in front of the gateway.
+        # Skip exchanges behind a gateway: their requests were already counted in front of the gateway.
         if self._exports_metrics and not is_back:
             self._recorder.record(x, m, common)
         if not self._exports_spans:

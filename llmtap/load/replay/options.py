@@ -130,7 +130,7 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
             f"cannot be sent over {_NAMES[spoken]}",
             f"leave out request.{unsent[0]} of the workload",
         )
-    # Over gRPC every server accepts ignore_eos, because the service is vLLM's.
+    # Over gRPC, any server type accepts ignore_eos, because the service is defined by vLLM.
     accepting = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
     exact = body.exact_output and body.server in accepting
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)

@@ -300,7 +300,7 @@ class Replay:
             body = msgspec.structs.replace(body, server=server_type)
         if body.model is None and self.plan.needs_model:
             if len(models) != 1 and spoken != "http":
-                return body  # The URL of the target possibly names the model.
+                return body  # No error: the URL of the target possibly names the model.
             if len(models) != 1:
                 problem = (
                     "lists no model"
@@ -416,7 +416,7 @@ class Replay:
                     prepare(plan.requests, plan.prompts, maker, self.listener.on_preparing)
                 )
             setup = self._worker_setup(prepared.fd, body, exact_output=maker.output_exact)
-            # Send from one process of this host, also if the load uses more: only the server is warmed up.
+            # Send from one process, even if the load uses more: the warm-up is for the server only.
             warmup = await warm_up(
                 setup,
                 plan.requests,

@@ -200,7 +200,7 @@ class DialectChooser:
     @property
     def end_certain(self) -> bool:
         """Whether a stream without an end mark was certainly cut off."""
-        # If neither the path nor a name in the events belongs to the dialect, this is possibly another API.
+        # If neither the path nor a name in the events fits the dialect, the API can have another end mark.
         return any(self._certainty) and bool(getattr(self.chosen, "end_certain", False))
 
     @property
@@ -277,7 +277,7 @@ class DialectChooser:
         """Read an event after the choice."""
         chosen = self.chosen
         delta = _read_unclaimed(event) if chosen is None else chosen.read_event(event)
-        # `is_bare` and `Anthropic._read` ensure that a repeatable event has no member of a guardrail.
+        # Skip repeatable events: by `is_bare` and `Anthropic._read`, they have no member of a guardrail.
         if not delta.repeatable:
             if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
                 bedrock.add_guardrail(delta, event.data)

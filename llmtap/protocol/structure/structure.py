@@ -315,7 +315,7 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
         same = sum(a == b for a, b in pairwise(values))
         meaning = names.meaning_of(name)
         most = max(map(values.count, values))
-        is_text = type(values[0]) is str  # `leaves` already knows members with a text that are marks.
+        is_text = type(values[0]) is str  # `leaves` has already found marks that are texts.
         may_be = meaning.is_plain and not meaning.is_mark if is_text else meaning.is_mark or len(name) == 1
         # Accept a single value if it means thoughts: they can fill all first events before the answer.
         is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))

@@ -186,7 +186,7 @@ def batch_limits(bins: Bins, readings: ModelOptions) -> list[int]:
     memory_gb = readings.safe_gb if readings.bin_limit == "7gb" else readings.free_gb
     limits = []
     for low, high in bins.spans:
-        # Assume that a request has as many prompt tokens as output tokens, so twice the middle of the bin.
+        # Twice the middle of the bin: assume as many prompt tokens as output tokens.
         tokens = low + (_LAST_EDGE if high is None else high)
         size = memory_gb / (tokens * readings.kv_gb_per_token) if tokens else readings.b_max
         limits.append(max(1, min(readings.b_max, int(size))))

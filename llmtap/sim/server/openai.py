@@ -29,7 +29,7 @@ def openai_error(status: int, code: str, message: str) -> JsonObject:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-# ---------------------------------------------------------------- chat and completions
+# ---------------------------------------------------------------- APIs of chat and of completions
 
 
 class _StreamOptions(msgspec.Struct):
@@ -267,7 +267,7 @@ class OpenAICompletionsShape(OpenAIChatShape):
         return {"text": choice.text}
 
 
-# ---------------------------------------------------------------- Responses
+# ---------------------------------------------------------------- Responses API
 
 
 class _ResponsesRequest(shape.CommonRequest, kw_only=True):

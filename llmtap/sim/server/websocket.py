@@ -210,7 +210,7 @@ class SimulatedSession:
         self._refuse(turn.event, status, *BUSY.get(status, ("content_filter", FILTERED)))
 
 
-# ---------------------------------------------------------------- Responses
+# ---------------------------------------------------------------- session of the Responses API
 
 _STORED_MAX: Final = 64
 """Maximum number of responses of a session that are stored for `previous_response_id`."""

@@ -59,9 +59,7 @@ def request_times(x: Exchange) -> RequestTimes | None:
     queue_wait_ms = next(queue_waits_ms, 0.0)
     last_ns = t.last_token_ns if x.stream else None
     if last_ns is None and x.stream and t.first_token_ns is not None:
-        last_ns = (
-            t.response_end_ns
-        )  # Traces such as Dynamo's have the end of an answer, but not its last token.
+        last_ns = t.response_end_ns  # Traces such as Dynamo's have the end of an answer, not its last token.
     times: list[int] = []
     if last_ns is not None and not x.unlogged_events:
         counts = tokens_per_chunk(x)

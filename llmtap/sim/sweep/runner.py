@@ -67,8 +67,8 @@ class Results:
         """Write an attempt to the file. Raises ConfigError."""
         line = msgspec.json.encode(attempt) + b"\n"
         try:
-            # A write can be partial. If the disk is full after a part, `_read` removes it on the next
-            # opening.
+            # A write can be partial. If the disk is full after a part of the line, `_read` removes this part
+            # when the file is opened again.
             while line:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())

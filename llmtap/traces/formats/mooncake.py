@@ -216,7 +216,7 @@ def _possible_units(times: Sequence[object]) -> tuple[int, ...]:
     except (ValueError, OverflowError):
         values = []
     if len(values) < len(times):
-        return (_MS_PLACES,)  # A time is invalid. The reader of one of the formats must report its line.
+        return (_MS_PLACES,)  # A time is invalid: choose any format, whose reader then reports the line.
     distance = (max(values) - min(values)) / (len(values) - 1) if len(values) > 1 else None
     if all(value.is_integer() for value in values):
         is_busy = distance is not None and 0 < distance < _BUSY_MS

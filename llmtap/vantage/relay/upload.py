@@ -195,7 +195,7 @@ class Upload:
         self._send_began_ns = 0
         self.retries = 0
 
-    # ---------------------------------------------------------------- from the client
+    # ---------------------------------------------------------------- read the request from the client
 
     def start(self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
         """Forward the request whose head ends at `head_end` of `data`; return the bytes after its end."""
@@ -359,7 +359,7 @@ class Upload:
         if holds and not self._is_detached and not self._flow.over:
             self._forward_held()
 
-    # ---------------------------------------------------------------- to the upstream
+    # ---------------------------------------------------------------- send the request to the upstream
 
     def _head_lines(self, head: RequestHead) -> bytes:
         route, context = self._route, self._context
@@ -420,7 +420,7 @@ class Upload:
         now_ns = mono_ns()
         waited_ns = now_ns - self._send_began_ns
         self.send_wait_ns += waited_ns
-        # The time is that after the last send, of which the duration is not known.
+        # `now_ns` is the end of the last send. Its start is unknown, so estimate its duration by the lag.
         self.send_ns = min(waited_ns, self._context.reporter.lag.worst_since(self._send_began_ns))
         self._on_all_taken(now_ns)
         if not self.end_ns:
@@ -481,7 +481,7 @@ class Upload:
         self.repeatable_request = b""
         self._connect_for(request)
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- the end of the upload
 
     def give_back(self, last_ns: int, *, keep: bool) -> None:
         """Return the upstream connection to the pool after the answer, if `keep` and if the request was sent

@@ -129,7 +129,7 @@ class RowText:
         return b"".join(pieces)[: max(0, tokens)]
 
 
-# Each word has one to eight letters, so that PATTERN does not cut it.
+# Words of at most eight letters: PATTERN would cut a longer word into two tokens.
 _COMMON_WORDS: Final = """
 a about above across after again against all almost along already also always am among an and another any
 are around as ask at away back be because been before began being below best better between big black blue

@@ -309,8 +309,8 @@ class TokenCounter:
         if not separator:
             whole, text = self.tokenizer.counts([rendered, sample])
             return self._specials + max(0, whole - text), 0
-        # Count the head both alone and with the sample: the text before the sample has an effect on how its
-        # first word is cut, the text after it has none.
+        # Count the head alone, and the head with the sample: the text before the sample can change how the
+        # first word of the sample is cut into tokens; the text after the sample cannot.
         whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
         return self._specials + before, whole - until
 
