@@ -21,7 +21,7 @@ struct llmtap_loose {
     int is_string;
 };
 
-/* The fixed parts of an event, as LooseRepetition names them. */
+/* The fixed parts of an event, as `Repetition` names them. */
 struct llmtap_event {
     struct llmtap_bytes opening, closing;
     struct llmtap_loose ahead[LLMTAP_LOOSE_MAX], beyond[LLMTAP_LOOSE_MAX];
