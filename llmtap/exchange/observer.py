@@ -62,7 +62,7 @@ _LOGGED_FREE: Final = 1 << 10
 _TEXT_BYTES: Final = 8
 """Memory of the list element of a kept text."""
 SLICE_BYTES: Final = 16 << 10
-"""Bytes of a read that are parsed in one step: up to 5 ms."""
+"""Maximum number of bytes that are parsed in one step, which takes up to 5 ms."""
 _NO_ROOM: Final = "open exchanges take too much memory"
 LINES_PER_BYTE: Final = 2
 """Maximum number of lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us:
@@ -176,7 +176,7 @@ class Observer:
         """Time of the last read that emptied the socket: later bytes arrived after it."""
         self._may_have_waited = False
         """Whether a read may have left bytes in the socket, which then waited for more than one round of the
-        loop."""
+        event loop."""
         self._last_read_ns = arrival_ns
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
@@ -210,7 +210,7 @@ class Observer:
         self._x.added.request_ns = added_ns
 
     def on_hold(self, begin_ns: int, end_ns: int) -> None:
-        """Record that the client held the stream: reading from the upstream was paused."""
+        """Record a pause: the client took no bytes, so that the relay did not read from the upstream."""
         holds = self._t.holds
         if len(holds) < 2 * HOLDS_MAX:
             holds.extend((begin_ns, end_ns))
@@ -374,7 +374,7 @@ class Observer:
             self._may_have_waited = True
 
     def _count_memory(self, answer: AnswerReader) -> None:
-        """Count the memory of the response against the common limit."""
+        """Count the memory of the response against the limit of all open exchanges."""
         kept_bytes = answer.kept_bytes + self._texts_bytes
         logged = len(self._t.events.classes)
         if logged >= _LOGGED_FREE:
@@ -466,7 +466,7 @@ class Observer:
         *,
         continues: bool = False,
     ) -> None:
-        """Take bytes of a tunnel. Those from the upstream are timed as WebSocket messages; responses of a
+        """Take bytes of a tunnel. Bytes of the upstream are timed as WebSocket messages; responses of a
         session have exchanges of their own (`exchange/session.py`). `continues`: the bytes belong to the same
         read as those of the previous call."""
         if data_down:
@@ -490,7 +490,7 @@ class Observer:
         response_bytes: int,
         stall_ns: int | None = None,
     ) -> Exchange:
-        """Return the Exchange; call it once, last.
+        """Complete the Exchange and return it. Call this method once, after all others.
 
         Args:
             outcome: outcome by the relay, a value of `Outcome`; the events refine it.

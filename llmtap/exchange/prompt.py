@@ -424,7 +424,7 @@ def _response_format(value: JsonObject) -> str | None:
 
 
 def _first_count(places: list[JsonObject], *names: str) -> int | None:
-    """Return the first number that is a count. Skip -1, which means "no limit" to some servers."""
+    """Return the first count among the members `names`. Skip -1, which means "no limit" to some servers."""
     for number in _numbers_at(places, names):
         if 0 <= number <= _INT_MAX and number == int(number):
             return int(number)

@@ -364,7 +364,7 @@ class Call:
         self._accepted = self._answer_began = False
         self._keep = False
         self._redirect: str | None = None
-        """Error of an answer that redirects: another request would get the answer of a model."""
+        """Error text for a redirect; None: no redirect. A redirect is not the answer of a model."""
         self._submit_ns = self._submit_width_ns = 0
         self._quiet_ns = QUIET_NS
         self.began_ns = 0

@@ -64,7 +64,7 @@ class RecordedAnswer:
     place: str
     format: str
     source_rows: "array[int]"
-    """Row number in the source of each request. Requests beyond the end of this array repeat rows."""
+    """For each request, the number of its row in the source. Further requests repeat these rows."""
 
 
 def find_recorded_answers(trace: Trace, place: str, count: int) -> RecordedAnswer | None:

@@ -375,8 +375,8 @@ def _find_unsure_timestamps(result: Mapping[str, Any], values: Histogram | None)
 def _find_unsure_first_tokens(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     """Find timestamps of submissions or first tokens that are possibly too late.
 
-    An error that is large enough to be visible in a figure makes it doubtful; too many large errors make it
-    not valid.
+    If the error is large enough to be visible in a figure, the figure is doubtful. If too many timestamps
+    have a large error, the figure is invalid.
     """
     p99, n = (at(result, "ttft_uncertainties", name) for name in ("p99", "n"))
     ttft, e2e = _median_ttft(result), at(result, "metrics", "e2e", "p50")

@@ -238,7 +238,7 @@ class Replay:
         return await self._run_warmup(None, maker_for(self.load.target.url, body, self.plan.decode), body)
 
     def _note_endpoints(self, prepared: PreparedBodies) -> None:
-        """Note the prompts of a data set that are not sent to the endpoint that the user named."""
+        """Add a note if prompts of a data set are sent to another endpoint than the user named."""
         requests = self.plan.requests
         recorded = requests.paths or [""] * len(requests)
         others = sum(bool(sent) and not own for own, sent in zip(recorded, prepared.paths, strict=False))
@@ -388,7 +388,7 @@ class Replay:
     async def _run_warmup(
         self, prepared: PreparedBodies | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
-        """Run the warm-up. `prepared`: bodies of the plan, used if the plan has no words to reorder."""
+        """Run the warm-up. `prepared`: bodies of the plan, sent if the plan has no prompts to reorder."""
         self.stage = ReplayStage.SENDING
         if self._is_stopped:
             raise ReplayStopped("stopped before anything was sent")
