@@ -51,7 +51,7 @@ class FrameKind:
     RESPONSE_HEAD: Final = 7
     """Head of the response. t: time of the read; extra: added latency; data: the head as received."""
     RESPONSE_DATA: Final = 8
-    """Part of the body. t: time of the read; extra: added latency; data: the bytes with their HTTP framing."""
+    """Part of the body. t: time of the read; extra: added latency; data: the bytes with HTTP framing."""
     RESPONSE_END: Final = 9
     """The response is complete. t: time of the read that held its last byte."""
     UPGRADED: Final = 10

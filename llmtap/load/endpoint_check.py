@@ -15,7 +15,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 
 FIRST: Final = 8
-"""Number of first requests: if all fail, the load stops. One 404 can concern only the model of its request."""
+"""Number of first requests: if all fail, the load stops. One 404 can concern only the model of a request."""
 NO_ENDPOINT: Final = "the first answers show that the target cannot answer such requests"
 """Value of `load.stopped` for a load that this check stopped."""
 _KEY: Final = ("--api-key-env", "name the variable of a valid key, or use --header with Authorization")

@@ -203,7 +203,7 @@ class Timebase:
         self.anchor = WallAnchor.sample(clock)
         """Converts timestamps to dates; the same object until the wall clock is set or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
-        """Monotonic minus wall, as last sampled."""
+        """Monotonic clock minus wall clock, as last sampled."""
         self.width_ns = self.anchor.width_ns
         """Error of `offset_ns`: the duration of the readings, and the drift since the previous readings."""
         self.steps = 0
@@ -530,7 +530,7 @@ class KernelStream(PlainStream):
 
 
 class _Received:
-    """What was read from a connection: the reference of `struct llmtap_received` in native/reading.h."""
+    """Counts of a connection's reads and bytes; reference of `struct llmtap_received` (native/reading.h)."""
 
     def __init__(self) -> None:
         self._bytes = self._reads = 0

@@ -112,7 +112,7 @@ def _earlier_ns(a: int | None, b: int) -> int:
 
 
 class LiveMatcher:
-    """Holds exchanges of both sides that have ended, until their partners are found. All have one clock.
+    """Holds ended exchanges of both sides, with times of one clock, until their partners are found.
 
     Args:
         exchanges_max: maximum number of waiting exchanges.

@@ -52,7 +52,7 @@ class ExchangeCounts(Struct, frozen=True, kw_only=True):
     ambiguous_front: int
     ambiguous_back: int
     left_out_front: int | UnsetType = UNSET
-    """Counted only for live traffic, as is `left_out_back`."""
+    """Exchanges of the front that were left out (`Leftover`). Live traffic only, like `left_out_back`."""
     left_out_back: int | UnsetType = UNSET
 
 
@@ -61,7 +61,7 @@ class ClockSummary(Struct, frozen=True):
 
     source: ClockSource
     offset: float
-    """In seconds."""
+    """Offset in seconds, like `uncertainty`."""
     uncertainty: float
     """Largest difference between the true offset and `offset`, in seconds."""
 

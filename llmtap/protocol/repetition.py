@@ -35,7 +35,7 @@ _SIZE_LINES: Final = {
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOAD_SIZES: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _EVENTS_WORTH_SEARCH: Final = 16
-"""A search is vain if fewer events come before the next one. It costs the time of parsing five events."""
+"""A search was vain if the next search follows after fewer events. A search takes the time of five events."""
 _VAIN_SEARCHES_MAX: Final = 8
 """Number of vain searches in one stream after which no more searches are made."""
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
