@@ -96,7 +96,7 @@ class Ledger:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def acknowledge(self, batch_no: int) -> None:
-        """Count the exchanges in batches up to this one as measured."""
+        """Count the exchanges whose last frames are in batches up to this number as measured."""
         for number in [n for n in self._closed_by_batch if n <= batch_no]:
             self.measured += self._closed_by_batch.pop(number)
 

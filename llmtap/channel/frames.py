@@ -81,8 +81,8 @@ class FrameKind:
     """The client's socket took no bytes, so reading from the upstream paused. t: end of the pause; extra: its
     length."""
     RESPONSE_AT_ONCE: Final = 21
-    """As RESPONSE_DATA, for bytes that may belong to several events and arrived in one TCP segment, so that
-    `t` is the time of each event."""
+    """As RESPONSE_DATA, for bytes that possibly belong to several events and arrived in one TCP segment, so
+    that `t` is the time of each event."""
     ANCHOR: Final = 19
     """The wall clock was set, or has drifted: later timestamps are dated by a new pair of readings. t: the
     monotonic clock, extra: the wall clock, both read together; data: Anchored as JSON."""
@@ -242,7 +242,7 @@ def make_frame_rows() -> PythonFrameRows:
 class PythonFrameBatch:
     """The frames of one batch, in order: an iterator; the reference of the compiled one.
 
-    `last_ns`: `t_ns` of the last frame. The length counts all frames, however many were taken.
+    `last_ns`: `t_ns` of the last frame. `len()` returns the number of all frames, including those taken.
     """
 
     __slots__ = ("_frames", "_n", "last_ns")
@@ -282,7 +282,7 @@ def make_frame_batch(packed: bytes, n: int) -> PythonFrameBatch:
 
 
 class BatchReader:
-    """Parser of a byte stream of batches, which may be cut at any byte."""
+    """Parser of a stream of batches. A read can end at any byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -53,7 +53,7 @@ class DeferredWork:
     """Deferred work of one loop. Urgent pieces come first; otherwise the order of `add` is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gathers: bool = False) -> None:
-        """`gathers`: the loop may sleep to gather data, because timestamps come from the kernel."""
+        """`gathers`: the loop is allowed to sleep to gather data, because timestamps come from the kernel."""
         self._loop = loop
         self._may_gather = gathers
         self._is_gathering = False
@@ -145,9 +145,9 @@ GRAIN_NS: Final = 1_100_000
 PROBES_MAX: Final = 1_000
 """Number of latest probes of which the times are kept: 2 s."""
 CALLS: Final = 5
-"""Probes between two calls of `each`: 10 ms."""
+"""Number of probes from one call of `each` to the next: 10 ms."""
 CHECKS: Final = 25
-"""Probes between two readings of the wall clock: 50 ms."""
+"""Number of probes from one reading of the wall clock to the next: 50 ms."""
 
 
 class Lateness:
@@ -168,7 +168,7 @@ class Lateness:
         self._start()
 
     def worst_since(self, t_ns: int) -> int:
-        """Return the longest time that a byte may have waited unread since `t_ns`."""
+        """Return the longest time that a byte can have waited unread since `t_ns`."""
         now_ns = mono_ns()
         # After a stall, the loop reads its sockets before its timers run. The next probe is then overdue but
         # has not recorded the stall, so record it here.
@@ -267,7 +267,7 @@ class LoadTarget:
     origin: Origin
     path: bytes
     headers: Headers = field(default_factory=list)
-    """Fields in addition to Host, Content-Type and Content-Length. They may contain keys, so they are sent
+    """Fields in addition to Host, Content-Type and Content-Length. They can contain keys, so they are sent
     only to the target and never shown."""
 
     def head(
@@ -331,7 +331,7 @@ def check_fields(headers: Headers, place: str = "--header") -> None:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without user, password and query, which may be secret."""
+    """Return a URL without user, password and query, which can be secret."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}" + (

@@ -104,9 +104,9 @@ def count_by_float(list values not None, counts):
 
 
 def count_by_edge(values not None, edges not None, array.array counts not None):
-    """Count each value in `counts` (array "Q") at the first edge that is not below the value. Return their sum.
+    """Count each value in `counts` (array "Q") at the first edge that is not below it. Return the sum of all.
 
-    If 64 bits overflow, return None and count nothing. `counts` has one place more than `edges`, for larger values.
+    If 64 bits overflow, return None and count nothing. The last place of `counts` is for values above all edges.
     """
     cdef _Numbers numbers = _Numbers(values), bounds = _Numbers(edges)
     cdef int64_t total

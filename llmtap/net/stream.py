@@ -118,7 +118,7 @@ class Handler(Protocol):
         """Bytes arrived at monotonic time `t_ns`."""
 
     def on_eof(self) -> None:
-        """The peer closed its sending side; writing may still work."""
+        """The peer closed its sending side; writing to the peer is possibly still allowed."""
 
     def on_lost(self, error: OSError | None) -> None:
         """The connection broke. Called once, never after `close`."""
@@ -131,13 +131,13 @@ class Stream(Protocol):
     """One connection, plain (PlainStream) or encrypted (TlsStream).
 
     Attributes:
-        resumed_ns: bytes with an earlier stamp waited while reading was paused, not for the event loop.
+        resumed_ns: end of the latest pause; bytes with an earlier stamp waited because of the pause.
         paused: reading is suspended.
         pending: bytes written but not yet taken by the kernel.
         acked_bytes: bytes that the peer's kernel has acknowledged; they grow while the peer reads.
         received_bytes: bytes that arrived, also those that no handler has seen; 0 where a handler sees each
             byte as soon as it is read.
-        out_of_order: the kernel's timestamps of this connection may be too early.
+        out_of_order: the kernel's timestamps of this connection are possibly too early.
     """
 
     handler: Handler
@@ -155,8 +155,8 @@ class Stream(Protocol):
     @property
     def out_of_order(self) -> bool: ...
     def came_at_once(self, data: bytes) -> bool:
-        """Return whether `data`, from the last read, may belong to several events and arrived in one TCP
-        segment; False if that is unknown."""
+        """Return whether `data`, from the last read, possibly belongs to several events and arrived in one
+        TCP segment; False if that is unknown."""
         ...
 
     def stamped_since(self, t_ns: int) -> bool:
@@ -564,7 +564,7 @@ class _Received:
 
 
 def _has_several(data: bytes) -> bool:
-    """Return whether bytes of a body may belong to more than one event: if more than the line end of an HTTP
+    """Return whether bytes of a body possibly belong to several events: if more than the line end of an HTTP
     chunk follows a blank line, or if no blank line ends an event."""
     blank = _BLANK_LINE.search(data)
     return blank is None or len(data) - blank.end() > _CHUNK_END_BYTES

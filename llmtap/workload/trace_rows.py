@@ -475,7 +475,7 @@ class TraceRows:
 
 
 def tied_share(arrivals_ns: Sequence[int]) -> float:
-    """Return the share of the gaps between arrivals that are 0."""
+    """Return the share of the requests that arrive at the same time as the previous request."""
     gaps = len(arrivals_ns) - 1
     return sum(map(eq, arrivals_ns, islice(arrivals_ns, 1, None))) / gaps if gaps > 0 else 0.0
 

@@ -105,7 +105,7 @@ class Finding:
     """Whether only a part of the requested load was sent."""
 
     def invalidates(self, requested: Collection[str] = REQUESTED) -> bool:
-        """Whether the load failed, or a requested figure is not valid."""
+        """Whether this finding makes the result invalid: the load failed, or it spoils a requested figure."""
         return self.failed or any(name in requested for name in self.invalid_figures)
 
     def to_judged(self, requested: Collection[str] = REQUESTED) -> "JudgedFinding":
@@ -126,7 +126,7 @@ class JudgedFinding(Struct, frozen=True):
     failed: bool
     partial: bool
     invalidates: bool
-    """Whether the load failed, or a requested figure is not valid."""
+    """Whether the finding makes the result invalid (`Finding.invalidates`)."""
 
 
 def findings(

@@ -33,7 +33,7 @@ _OUTPUTS_TO_REVISE: Final = 3
 """A chosen dialect that has read output is replaced only after other dialects have read output in this number
 of events that the chosen dialect does not understand."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""On a path of another dialect or of none, a dialect is chosen only after so many events with output or end."""
+"""On a path that is not its own, a dialect is chosen only after this number of events with output or end."""
 _EVENTS_ON_PATH: Final = 2
 """On its own path, a table without output is chosen early only after it understood this number of events."""
 _UNREAD_ON_PATH: Final = 4

@@ -1,4 +1,4 @@
-"""Write the table that was inferred from an answer as TOML, for a user to check (`llmtap inspect --draft`)."""
+"""Write the table inferred from an answer as TOML, with comments for the user (`llmtap inspect --draft`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args

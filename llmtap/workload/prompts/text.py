@@ -80,7 +80,7 @@ tokenizer and llmtap's own tokenizer."""
 
 
 class NumberedBytes:
-    """Bytes of numbered blocks and rows, which select their words. Another seed gives other bytes."""
+    """Makes the bytes of numbered blocks and rows: each byte selects a word. They depend on the seed."""
 
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()

@@ -17,7 +17,7 @@ from llmtap.protocol.dialects.table.declaration import VerdictRule
 
 NO_VALUE: Final = (inf, None)
 _INCREMENTS: Final = (0, -1)
-"""Length and hash for a choice whose texts do not repeat the text so far: Python never returns the hash -1."""
+"""Length and hash for a choice whose texts do not repeat the text so far: no text has the hash -1."""
 _PHASES: Final = {verdicts.INPUT: "input", verdicts.OUTPUT: "output"}
 
 Get = Callable[[Any], Any]
