@@ -4,7 +4,7 @@ The senders are `http.py` and `prompt_sender.py`; `run.py` calls them. `parse_ta
 and header fields of `--target` and `--header`, and returns a `LoadTarget`, which writes the head of each
 request. `DeferredWork` defers parsing and does it in short slices, because sending and reading must be on
 time. With kernel timestamps and many streams, it lets the loop sleep for up to 1 ms, so that one read gets
-several pieces. `Lateness` measures how long a byte may have waited before it was read.
+several pieces. `Lateness` measures how long a byte has possibly waited before it was read.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ WAITING_MAX: Final = 8_192
 GATHER_NS: Final = 1_000_000
 """Longest sleep of the loop to gather data."""
 WAKING_NS: Final = 100_000
-"""Time by which a sleep may end too late."""
+"""Reserve for a sleep that ends too late: the sleep ends this time before the next request is due."""
 BEHIND_NS: Final = 2 * GATHER_NS
 READS_MIN: Final = 2_000
 READS_OF_STREAM_MAX: Final = 100

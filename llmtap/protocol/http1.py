@@ -105,7 +105,7 @@ NO_TRAILER_WORDS: Final = frozenset(
 """A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is also a credential,
 an identity or a route, so it must not be a trailer. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Fields that no message must have as trailers: for a recipient that merges them, the body has another end."""
+"""Fields that a message must not have as trailers: a recipient that merges them sees another end of the body."""
 NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",

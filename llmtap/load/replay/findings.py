@@ -105,7 +105,7 @@ class Finding:
     """Whether only a part of the requested load was sent."""
 
     def invalidates(self, requested: Collection[str] = REQUESTED) -> bool:
-        """Whether this finding makes the result invalid: the load failed, or it spoils a requested figure."""
+        """Whether this finding makes the result invalid: the load failed, or a requested figure is invalid."""
         return self.failed or any(name in requested for name in self.invalid_figures)
 
     def to_judged(self, requested: Collection[str] = REQUESTED) -> "JudgedFinding":
