@@ -134,7 +134,7 @@ class FrameSource(Protocol):
     @property
     def size(self) -> int: ...
     def set_room(self, size: int, /) -> None:
-        """Set the `size` of the waiting frames above which the thread drops exchanges."""
+        """Set the maximum `size` of the waiting frames. Above it, the thread drops exchanges."""
 
     def collect(self, rows: PythonFrameRows, /) -> list[int]:
         """Move the frames to `rows`. Return the numbers of the exchanges that the thread dropped."""

@@ -443,7 +443,7 @@ _DIGEST_BYTES: Final = 16
 
 
 class Assigner:
-    """Assigns units (requests, conversations, tenants) to arms, named by index; all weights are positive."""
+    """Assigns units (requests, conversations, tenants) to arms by their weights, which must be above 0."""
 
     __slots__ = ("_seed", "_upper_bounds")
 

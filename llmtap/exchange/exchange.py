@@ -83,7 +83,7 @@ class CapturedText:
 
 @dataclass(slots=True)
 class PairMember:
-    """Place of an exchange in a pair: one at a gateway's front, and those at its back that belong to it."""
+    """Place of an exchange in a pair: one exchange at a gateway's front, with its exchanges at the back."""
 
     id: Annotated[str, Bound(128, "llmtap")]
     """Id of the pair, which is the id of the exchange at the front."""

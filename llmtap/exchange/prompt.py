@@ -43,7 +43,7 @@ _WORD_CHARS_MAX: Final = BOUNDS["shape.roles"].chars
 _decode: Final = bounded_decoder()
 
 Part: TypeAlias = "str | bytes | array[int]"
-"""A part of a message: text, a mark, or token ids (an array of type `I`)."""
+"""Part of a message: text, token ids (an array of type `I`), or a mark (bytes, for a part without length)."""
 
 
 @dataclass(slots=True)

@@ -259,7 +259,7 @@ HEAD_BYTES_MAX: Final = 1 << 18
 HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
 """Maximum number of header fields. The shortest field takes 4 bytes, so HEAD_BYTES_MAX is reached first."""
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which a socket is checked: after a reset, the loop possibly does not watch it."""
+"""A socket is checked after this time without a byte: after a reset, the loop possibly does not watch it."""
 QUIET_NS_MAX: Final = 5_000_000_000
 """Maximum of the time that begins at QUIET_NS for each call and doubles with each check."""
 
@@ -331,7 +331,7 @@ class Call:
         self._unsent = b""
         self._rest_of_answer = b""
         self._lag_ns = 0
-        """Largest error, in ns, of the timestamp of a read in which nothing follows the event."""
+        """Largest error, in ns, of the timestamp of an event at the end of its read."""
         self._stamped = False
         """Whether the timestamps of the answer are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None

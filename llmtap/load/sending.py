@@ -37,7 +37,7 @@ WAKING_NS: Final = 100_000
 BEHIND_NS: Final = 2 * GATHER_NS
 READS_MIN: Final = 2_000
 READS_OF_STREAM_MAX: Final = 100
-"""Reads per second and stream above which the loop does not sleep: it would read several pieces of one stream
+"""With more reads per second and stream, the loop does not sleep: it would read several pieces of one stream
 together, and these would share one timestamp."""
 
 mono_ns = SystemClock.mono_ns
@@ -143,7 +143,7 @@ PROBE_NS: Final = 2_000_000
 GRAIN_NS: Final = 1_100_000
 """Resolution of the loop's timers: a probe that is later than this counts as late."""
 PROBES_MAX: Final = 1_000
-"""Number of latest probes of which the times are kept: 2 s."""
+"""Number of latest probes whose times are kept: those of 2 s."""
 CALLS: Final = 5
 """Number of probes from one call of `each` to the next: 10 ms."""
 CHECKS: Final = 25
@@ -188,8 +188,8 @@ class Lateness:
         return min(self.worst_since(since_ns), t_ns - next(turns, since_ns))
 
     def error_since(self, t_ns: int) -> int:
-        """Return the largest error, since `t_ns`, of the timestamp of a read in which nothing follows the
-        event.
+        """Return the largest error, since `t_ns`, of the timestamp of an event that is the last one in its
+        read.
 
         A kernel timestamp has only the error of the clock conversion: the time of the read does not matter.
         """

@@ -50,7 +50,7 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     requests_max: int = 20_000
     """Maximum number of requests: a server whose answers report no tokens never reaches `tokens`."""
     variation: float = 0.10
-    """Variation of three consecutive probes below which latency is stable."""
+    """The latency is stable if three consecutive probes vary by less than this value."""
     probes_max: int = 30
     probe: bool = True
     cold: bool = False

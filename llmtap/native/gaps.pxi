@@ -70,8 +70,8 @@ def gap_figures(list times not None, step):
 def count_by_float(list values not None, counts):
     """Count values in `counts`, a dict, by the upper bits of their 32-bit floats.
 
-    Return the sum, the minimum and the maximum of the values. Without values, or if 64 bits overflow, return None
-    and count nothing: the caller then counts in Python.
+    Return the sum, the minimum and the maximum of the values. Without values, or if 64 bits overflow, return
+    None and count nothing: the caller then counts in Python.
     """
     cdef _Numbers numbers = _Numbers(values)
     cdef int64_t total, low, high
@@ -106,7 +106,7 @@ def count_by_float(list values not None, counts):
 def count_by_edge(values not None, edges not None, array.array counts not None):
     """Count each value in `counts` (array "Q") at the first edge that is not below it. Return the sum of all.
 
-    If 64 bits overflow, return None and count nothing. The last place of `counts` is for values above all edges.
+    If 64 bits overflow, return None and count nothing. The last place in `counts` is for values above all edges.
     """
     cdef _Numbers numbers = _Numbers(values), bounds = _Numbers(edges)
     cdef int64_t total

@@ -112,7 +112,7 @@ FIGURES: Final = (
         "Duration of the gateway's requests with another prompt, such as those of a guardrail.",
     ),
 )
-"""All figures, in the order of tables."""
+"""All figures of a pair, in the order in which tables show them."""
 
 
 @dataclass(slots=True)

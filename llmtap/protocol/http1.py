@@ -105,7 +105,7 @@ NO_TRAILER_WORDS: Final = frozenset(
 """A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is also a credential,
 an identity or a route, so it must not be a trailer. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Fields that a message must not have as trailers: a recipient that merges them sees another end of the body."""
+"""Fields that must not be trailers: they change the end of the body for a recipient that merges them."""
 NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",

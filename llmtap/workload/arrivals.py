@@ -313,7 +313,7 @@ def _gamma(words: _Parameters, rate_rps: float) -> Offsets:
 
 
 def _on_off(words: _Parameters, rate_rps: float) -> Offsets:
-    """Return bursts: the rate while on is computed from the mean of the cycle and the rate while off."""
+    """Return bursts. Their rate is computed from the mean rate of a cycle and the rate between bursts."""
     on_ns, off_ns, idle_rps = words.length_ns("on"), words.length_ns("off"), words.number("idle", default="0")
     if idle_rps > rate_rps:
         raise ValueError(f"idle: {idle_rps:g} is above the mean rate of {rate_rps:g}")

@@ -495,7 +495,7 @@ def _body_stats(maker: AnyMaker, prepared: PreparedBodies) -> dict[str, object]:
 
 
 def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool) -> int | None:
-    """Return the number of requests that will be sent; None if only the duration of the load is known."""
+    """Return the number of requests that will be sent; None if it depends on the speed of the server."""
     if duration_ns is None:
         return len(requests)
     return None if closed or requests.after else sum(ns < duration_ns for ns in requests.arrival_ns)

@@ -24,7 +24,7 @@ EVENTS_KEPT_MAX: Final = 16
 BYTES_KEPT_MAX: Final = 1 << 16
 """Maximum number of bytes of all stored events, including keep-alives."""
 _EVENT_BYTES_MIN: Final = 256
-"""Number of bytes for which a stored event counts at least, because its Python object takes memory, too."""
+"""Minimum number of bytes that a stored event counts as, because its Python object takes memory, too."""
 CANDIDATES_MAX: Final = 4
 """Maximum number of dialects that read the same events until the dialect is known."""
 REVISIONS_MAX: Final = 256

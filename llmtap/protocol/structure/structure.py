@@ -102,7 +102,7 @@ class Counter:
 
 @dataclass(slots=True)
 class Flag:
-    """One path at which events of one kind have `true`, or a finish reason."""
+    """One path at which events of one kind have a sign of the end: `true`, or a finish reason."""
 
     kind: Kind
     path: Path

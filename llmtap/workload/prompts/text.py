@@ -102,7 +102,7 @@ class NumberedBytes:
 
 
 class RowText:
-    """Bytes of each row of a workload: those of its blocks, then those of the row itself."""
+    """Makes the bytes that select the words of each row: first for its blocks, then for the row itself."""
 
     def __init__(self, requests: Requests, seed: int = 0) -> None:
         self._requests = requests

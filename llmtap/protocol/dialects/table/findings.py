@@ -58,7 +58,7 @@ class Findings(msgspec.Struct, gc=False):
     texts: int = 0
     """Number of texts, including empty texts."""
     reads_tokens: bool = True
-    """Whether the tokens of the event count; not if its output repeats that of earlier events."""
+    """Whether the tokens of the event are counted; False if its output repeats that of earlier events."""
     is_text: bool = False
     """Whether the event has one text, and at most a model, a role and usage beside it."""
     elements: int = 0
