@@ -75,7 +75,7 @@ def bound(x: Exchange) -> None:
 
 
 def _fitted_value(field: str, value: Any, members_left: list[int]) -> Any:
-    """Return a value with all its strings cut. `members_left` has one number: how many members may follow."""
+    """Return a value with all its strings cut. `members_left[0]`: number of members that are still kept."""
     if isinstance(value, str):
         return bounded(field, value)
     if isinstance(value, dict):

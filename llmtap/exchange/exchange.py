@@ -264,7 +264,7 @@ class Exchange:
     """Service tier of the answer, else of the request: a word of `protocol/tiers.py`."""
     service_tier_requested: Annotated[str | None, Bound(32, "llmtap")] = None
     tenant: Annotated[str, Bound(64, "client")] = "default"
-    """Tenant of the request: a name that the operator gives, or the hash of a key (`meter/tenants.py`)."""
+    """Tenant of the request: a name, or the hash of an API key (`meter/tenants.py`)."""
     route: Annotated[str | None, Bound(256, "operator")] = None
     arm: Annotated[str | None, Bound(64, "operator")] = None
     """Arm of the running experiment; None: not part of an experiment."""

@@ -43,7 +43,7 @@ def is_unanswerable(x: Exchange) -> bool:
 
 
 def endpoint_error(x: Exchange) -> ConfigError:
-    """Return the error for a load whose first requests all got answers with the same status as `x`."""
+    """Return the error for a load whose first requests all failed with answers such as `x`."""
     assert x.status is not None
     option, hint = OPTION_BY_STATUS[x.status]
     phrase = HTTPStatus(x.status).phrase

@@ -29,7 +29,7 @@ TURNS: Final = 2
 GROWS_NS: Final = 30 * NS_PER_S
 """Minimum time during which the queue must grow: longer than a burst of most loads."""
 DEVIATIONS: Final = 5.0
-"""Growth that is not chance, in standard deviations, if arrivals and first tokens were independent."""
+"""Growth by more standard deviations (of independent arrivals and first tokens) is not chance."""
 
 
 class StopConditions(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ SO_TIMESTAMPNS: Final = 35
 LAG_ABSURD_NS: Final = 60_000_000_000
 """A lag above this bound means that the wall clock was set: no read waits a minute."""
 LAG_DOUBT_NS: Final = 10_000_000
-"""From this lag on, check whether the wall clock was set."""
+"""Minimum lag of a read for which the clocks are checked: the wall clock was possibly set."""
 MAPPING_NS: Final = 1_000_000
 KERNEL_FLOOR_NS: Final = 200_000
 """Least error of a timestamp of the kernel: twice the drift of the wall clock in 50 ms at the 500 ppm of NTP
@@ -41,13 +41,13 @@ _TCP_LEFT: Final = frozenset({7, 8, 9})
 """TCP states in which the peer has left (tcp_states.h): CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the
 peer's FIN came)."""
 _TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
-"""Linux's tcp_info (linux/tcp.h), up to and with tcpi_bytes_acked."""
+"""Format that reads the field tcpi_bytes_acked of Linux's tcp_info (linux/tcp.h)."""
 _TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
-"""Linux's tcp_info, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
+"""Format that reads the field tcpi_rcv_ooopack (since Linux 5.4) of tcp_info."""
 _TCPI_BYTES_RECEIVED: Final = struct.Struct("=128xQ")
-"""Linux's tcp_info, up to and with tcpi_bytes_received (Linux 4.1)."""
+"""Format that reads the field tcpi_bytes_received (since Linux 4.1) of tcp_info."""
 _TCPI_SEGMENTS: Final = struct.Struct("=128xQ16xI")
-"""The fields tcpi_bytes_received and tcpi_data_segs_in (Linux 4.6) of Linux's tcp_info."""
+"""Format that reads the fields tcpi_bytes_received and tcpi_data_segs_in (since Linux 4.6) of tcp_info."""
 _CHUNK_END_BYTES: Final = len(b"\r\n")
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
@@ -118,7 +118,7 @@ class Handler(Protocol):
         """Bytes arrived at monotonic time `t_ns`."""
 
     def on_eof(self) -> None:
-        """The peer closed its sending side; writing to the peer is possibly still allowed."""
+        """The peer closed its sending side; writing to the peer possibly still works."""
 
     def on_lost(self, error: OSError | None) -> None:
         """The connection broke. Called once, never after `close`."""

@@ -300,7 +300,7 @@ class TokenRun(Protocol):
     def full(self) -> bool: ...
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
-        """Add the event of a read that is exactly one repetition with a text. Return whether it is."""
+        """Add the event of a read and return True; return False if the read is not exactly one repetition."""
 
     def take(self) -> RunColumns:
         """Return the columns of the events and empty the run, which must have an event."""
