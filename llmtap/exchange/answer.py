@@ -226,7 +226,7 @@ class AnswerReader:
         return self._decide(payload, t_ns)
 
     def take_late(self) -> list[tuple[int, Delta]]:
-        """Return the events of `late`, and forget them."""
+        """Return the events of `late`, and empty this list."""
         late, self.late = self.late, []
         return late
 

@@ -217,7 +217,7 @@ class Interventions:
         return "output" if before is None else "input"
 
     def _name_error(self, verdict: Verdict, status: int, *, streamed: bool) -> None:
-        """Set the signal of an error, which includes its HTTP status, if any."""
+        """Set the signal of an error's verdict: the parts of the answer, such as the status, that show it."""
         part = verdict.signal.removeprefix("error.")
         is_decisive = verdict.value is not None or "value" in (verdict.detail or {})
         if status < 400:

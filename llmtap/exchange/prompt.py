@@ -43,7 +43,7 @@ _WORD_CHARS_MAX: Final = BOUNDS["shape.roles"].chars
 _decode: Final = bounded_decoder()
 
 Part: TypeAlias = "str | bytes | array[int]"
-"""A part of a message: text, a mark, or token ids (an array of type `I`)."""
+"""Part of a message: text, token ids (an array of type `I`), or a mark (bytes, for a part without length)."""
 
 
 @dataclass(slots=True)
@@ -424,7 +424,7 @@ def _response_format(value: JsonObject) -> str | None:
 
 
 def _first_count(places: list[JsonObject], *names: str) -> int | None:
-    """Return the first number that is a count. Skip -1, which means "no limit" to some servers."""
+    """Return the first count among the members `names`. Skip -1, which means "no limit" to some servers."""
     for number in _numbers_at(places, names):
         if 0 <= number <= _INT_MAX and number == int(number):
             return int(number)

@@ -259,7 +259,7 @@ HEAD_BYTES_MAX: Final = 1 << 18
 HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
 """Maximum number of header fields. The shortest field takes 4 bytes, so HEAD_BYTES_MAX is reached first."""
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which a socket is checked: after a reset, the loop may not watch it any more."""
+"""A socket is checked after this time without a byte: after a reset, the loop possibly does not watch it."""
 QUIET_NS_MAX: Final = 5_000_000_000
 """Maximum of the time that begins at QUIET_NS for each call and doubles with each check."""
 
@@ -331,7 +331,7 @@ class Call:
         self._unsent = b""
         self._rest_of_answer = b""
         self._lag_ns = 0
-        """Largest error, in ns, of the timestamp of a read in which nothing follows the event."""
+        """Largest error, in ns, of the timestamp of an event at the end of its read."""
         self._stamped = False
         """Whether the timestamps of the answer are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None
@@ -364,7 +364,7 @@ class Call:
         self._accepted = self._answer_began = False
         self._keep = False
         self._redirect: str | None = None
-        """Error of an answer that redirects: another request would get the answer of a model."""
+        """Error text for a redirect; None: no redirect. A redirect is not the answer of a model."""
         self._submit_ns = self._submit_width_ns = 0
         self._quiet_ns = QUIET_NS
         self.began_ns = 0
@@ -412,7 +412,7 @@ class Call:
         self._defer_observer(request)
 
     def _defer_observer(self, request: bytes) -> None:
-        """Create the observer later, in `_observe`: the next request may be due now."""
+        """Create the observer later, when there is time: the next request is possibly due now."""
         self._unobserved = request
         self._sender.deferred.add(self._create_observer, urgent=True)
 
@@ -443,7 +443,7 @@ class Call:
     def _record_submit(self, before_ns: int) -> None:
         """Record that the kernel took the last byte between `before_ns` and now.
 
-        Use `before_ns` as the time of submission: a local server may answer before this process runs again,
+        Use `before_ns` as the time of submission: a local server can answer before this process runs again,
         and a later time could then be after the answer.
         """
         self.last_ns = mono_ns()
@@ -699,7 +699,7 @@ class Call:
             self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
 
     def check_socket(self, now_ns: int) -> None:
-        """Check the socket of a quiet stream: after a reset, the loop may not watch it any more."""
+        """Check the socket of a quiet stream: after a reset, the loop possibly does not watch it any more."""
         if self._stream is not None and now_ns - self.last_ns > self._quiet_ns:
             self.last_ns = now_ns
             self._quiet_ns = min(2 * self._quiet_ns, QUIET_NS_MAX)

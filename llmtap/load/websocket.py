@@ -40,7 +40,7 @@ from llmtap.workload.prompts.prompt import Prompt
 
 HEAD_BYTES_MAX: Final = 1 << 18
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which a socket is checked: the loop possibly misses a reset."""
+"""A socket is checked after this time without a byte, because the loop possibly misses a reset."""
 NORMAL: Final = (1000).to_bytes(2, "big")
 """Status code of a close frame: normal closure (RFC 6455 7.4.1)."""
 _ENDS: Final = frozenset(

@@ -212,7 +212,7 @@ cdef class Forwarder:
             llmtap_forget(self.c)
 
     def collect(self, FrameRows rows not None):
-        """Move the frames to `rows` and the lags to the meter. Return the exchanges that found no room."""
+        """Move the frames to `rows` and the lags to the meter. Return the exchanges dropped for lack of memory."""
         cdef llmtap_lags lags
         cdef const llmtap_rows *frames
         cdef list dropped = []

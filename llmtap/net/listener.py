@@ -78,7 +78,7 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def keep_port() -> socket.socket:
-    """Return a socket that reserves a free loopback port for a server with SO_REUSEADDR, such as ours."""
+    """Return a bound socket that reserves a free loopback port, until a server with SO_REUSEADDR takes it."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))

@@ -112,7 +112,7 @@ def _earlier_ns(a: int | None, b: int) -> int:
 
 
 class LiveMatcher:
-    """Holds exchanges of both sides that have ended, until their partners are found. All have one clock.
+    """Holds ended exchanges of both sides, with times of one clock, until their partners are found.
 
     Args:
         exchanges_max: maximum number of waiting exchanges.
@@ -190,7 +190,7 @@ class LiveMatcher:
                 yield None
 
     def close(self) -> Iterator[Pair | Unpaired | None]:
-        """Yield the results of all waiting exchanges. No exchange may be under way or be added later."""
+        """Yield the results of all waiting exchanges. Call this only after every exchange was added."""
         ended = [front.exchange for front in self._fronts.values()]
         ended += [back.exchange for back in self._backs.values()]
         last_ns = max(map(end_ns, ended), default=0)

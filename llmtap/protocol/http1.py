@@ -27,7 +27,7 @@ SIZE_DIGITS_MAX: Final = 15
 LINE_BYTES_MAX: Final = 8_192
 """Maximum length of a chunk-size line, or of a trailer line; nginx has the same limit for header lines."""
 EXTENSION_BYTES_MAX: Final = 16_384
-"""Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks. A
+"""Maximum number of bytes by which the chunk extensions of a body can exceed the payload of their chunks. A
 body that consists of extensions would take much time to parse without any payload."""
 TRAILER_LINES_MAX: Final = 128
 TRAILER_BYTES_MAX: Final = 65_536
@@ -105,7 +105,7 @@ NO_TRAILER_WORDS: Final = frozenset(
 """A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is also a credential,
 an identity or a route, so it must not be a trailer. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Fields that no message may have as trailers: if a recipient merges them, the body has another end."""
+"""Fields that must not be trailers: they change the end of the body for a recipient that merges them."""
 NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",

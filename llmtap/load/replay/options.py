@@ -31,7 +31,7 @@ HEADER_FILE_BYTES_MAX: Final = 1 << 20
 
 
 def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
-    """Return the fields of `--header` and `--header-file`, and the key of the environment as Authorization.
+    """Return the fields of `--header` and `--header-file`, and Authorization with the key in `key_env`.
 
     Raises ConfigError; its message never contains the value of a field.
     """

@@ -22,9 +22,9 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_
 from llmtap.workload.requests import Requests
 
 ROUNDS: Final = 4
-"""Maximum number of guesses by tokens per word. The second is exact if only the overhead was unknown."""
+"""Maximum number of times that the number of words is guessed, from the tokens per word counted so far."""
 SINGLE_TOKEN_WORDS_MAX: Final = 1.5
-"""Tokens per word below which each word probably is one token, and the assumed overhead was too low."""
+"""With fewer tokens per word, each word probably is one token, and only the assumed overhead is wrong."""
 ATOM: Final = " a"
 """Word with which a prompt is filled up, mostly one token at a time."""
 BATCH_TOKENS: Final = 100_000

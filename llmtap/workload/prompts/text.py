@@ -80,7 +80,7 @@ tokenizer and llmtap's own tokenizer."""
 
 
 class NumberedBytes:
-    """Bytes of numbered blocks and rows, which select their words. Another seed gives other bytes."""
+    """Makes the bytes of numbered blocks and rows: each byte selects a word. They depend on the seed."""
 
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
@@ -102,7 +102,7 @@ class NumberedBytes:
 
 
 class RowText:
-    """Bytes of each row of a workload: those of its blocks, then those of the row itself."""
+    """Makes the bytes that select the words of each row: first for its blocks, then for the row itself."""
 
     def __init__(self, requests: Requests, seed: int = 0) -> None:
         self._requests = requests

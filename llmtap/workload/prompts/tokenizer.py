@@ -302,7 +302,7 @@ class TokenCounter:
         return [len(p.ids) or n + self._specials for p, n in zip(prompts, counts, strict=True)]
 
     def overhead(self, like: Prompt) -> tuple[int, int]:
-        """Return the numbers of tokens before and after the user's text, with the other parts of `like`."""
+        """Return the tokens before and after the user's text, if the other parts are those of `like`."""
         sample = self.words.text(_SAMPLE)
         rendered = self._render(Prompt(text=sample, system=like.system, history=like.history))
         head, separator, _ = rendered.rpartition(sample)

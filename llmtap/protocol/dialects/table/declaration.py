@@ -47,9 +47,9 @@ OUTPUTS: Final = {
     "tool_call": EventClass.TOOL_CALL,
     "refusal": EventClass.REFUSAL,
 }
-"""Keys of a rule for paths of text."""
+"""Keys of a rule whose values are paths of text, with the class of this text."""
 PAYLOADS: Final = {"payload": EventClass.CONTENT, "call": EventClass.TOOL_CALL}
-"""Keys of a rule for paths of output without text."""
+"""Keys of a rule whose values are paths of output without text, with the class of this output."""
 
 
 def doc(description: str) -> msgspec.Meta:
