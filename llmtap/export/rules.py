@@ -64,7 +64,7 @@ Rule = dict[str, Any]
 
 
 def check_job(job: str) -> str:
-    """Return the job name if it needs no quoting in queries. Raises ConfigError."""
+    """Return the job name. Raises ConfigError if the name would need quoting in queries."""
     if not job or not _JOB_CHARS.issuperset(job):
         raise ConfigError(
             "--job",
@@ -92,7 +92,7 @@ def missing_alarms(slo: SloClass) -> list[str]:
 
 
 def runbook_url(runbooks: str, alert: str) -> str:
-    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with its name for `{alert}`."""
+    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with `{alert}` replaced by ALERT."""
     if "{alert}" in runbooks:
         return runbooks.replace("{alert}", alert)
     return f"{runbooks.rstrip('/')}/{alert}.md"

@@ -128,8 +128,8 @@ def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -
 
 
 def _deciding_end(change: Change) -> float | None:
-    """Return the better end of the interval, or None. A figure is worse if even this end exceeds the
-    tolerance."""
+    """Return the better end of the interval, or None if it has none. A figure is worse if even this end
+    exceeds the tolerance."""
     return change.low if change.better == "lower" else change.high
 
 

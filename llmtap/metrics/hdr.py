@@ -156,7 +156,7 @@ def _decode(text: str) -> tuple[_Buckets, bytes]:
 
 
 def log_text(histograms: Mapping[str, str], seconds: float) -> str:
-    """Return a log with a line for each encoded histogram; its tag is the name, its interval `seconds`."""
+    """Return a log with a line for each encoded histogram, tagged with its name, of the length `seconds`."""
     lines = ["#[Histogram log format version 1.3]", "#[values in nanoseconds, written by llmtap]"]
     lines.append('"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"')
     for tag, text in histograms.items():

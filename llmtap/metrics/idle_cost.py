@@ -85,7 +85,7 @@ def parse_idle_cost(text: str) -> IdleCost:
 
 
 def check_idle_cost(text: str, place: str) -> None:
-    """Raise ConfigError naming `place` unless the text is the name or a valid expression of an idle cost."""
+    """Raise ConfigError, with the option `place`, unless the text is a name or valid expression of a cost."""
     try:
         parse_idle_cost(text)
     except ValueError as exc:

@@ -177,7 +177,7 @@ class _Day:
     squares: float = 0.0
     """Sum of the squared differences of these streams from the means of their cells."""
     batches: int = 0
-    """Number of batches."""
+    """Number of batches in the next two sums."""
     excess: float = 0.0
     """Sum over the batches of the squared mean residual, after subtraction of the level."""
     inverses: float = 0.0
@@ -258,7 +258,7 @@ class SavedDetector(Struct, array_like=True):
     tokens: float
     """Number of input tokens in the open block."""
     age_ns: int
-    """Sum over the streams of the open block of the time from the first token to the end."""
+    """Sum of the times from first token to end, over the streams of the open block."""
 
 
 # Omit the zeros at the end of the cells: cells get their indexes in ascending order, so the last are unused.
@@ -280,7 +280,7 @@ class StepDetector:
         self.start_ns = self._day_ns = now_ns
         self._days = deque([_Day()], maxlen=DAYS + 1)
         self._cell_indexes: dict[tuple[int, int], int] = {}
-        """Index of each cell in `_Day.cells`, by prompt length and load; `_free_indexes` are the others."""
+        """Index of each cell in `_Day.cells`, by prompt length and load; `_free_indexes`: unused indexes."""
         self._free_indexes = list(reversed(range(CELLS_MAX)))
         self._recent_blocks: deque[tuple[int, float]] = deque()
         """Length in ns and number of input tokens of each recent block, to compute the load."""
@@ -329,7 +329,7 @@ class StepDetector:
         self._block_age_ns += age_ns
 
     def export(self) -> SavedDetector:
-        """Return the state for another meter. It shares data with this object, so pack it at once."""
+        """Return the state for another meter. It shares data with this object, so encode it at once."""
         places = [(*cell, place) for cell, place in self._cell_indexes.items()]
         return SavedDetector(
             self.step,
@@ -449,7 +449,7 @@ class StepDetector:
         self._update_test(now_ns, centred, block)
 
     def _compare_with_history(self, length_ns: int) -> tuple[float, StepChange]:
-        """Compare the streams of the block with the history of their cells, and add them to it.
+        """Compare the streams of the block with the history of their cells, then add them to the history.
 
         Return the sum of squared differences, and the other sums, over the streams whose cells have a
         history. During a step, the streams are not added.

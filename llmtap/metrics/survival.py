@@ -140,7 +140,7 @@ def ended_share(counts: SurvivalCounts, since: int) -> EndedShare:
 def first_share_below(
     counts: SurvivalCounts, share_max: float, n_min: int, follow_up: int
 ) -> EndedShare | None:
-    """Return the share at the first edge from which on less than `share_max` ends by the event.
+    """Return the share at the first edge after which less than `share_max` of the durations end by the event.
 
     An edge is considered if at least `n_min` durations reached it, and its share covers events until
     `follow_up` times the edge. None if there is no such edge. If the share is `share_max` or more at the last

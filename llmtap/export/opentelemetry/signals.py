@@ -33,7 +33,7 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 
 _OWN_METRICS: Final = tuple(metric for metric in METRICS if metric.otlp is not None)
-"""Metrics with a name of llmtap's own, which no convention defines."""
+"""Metrics that no convention defines, so they have a name of llmtap's own."""
 _own_values: Final = values_of(_OWN_METRICS)
 TEXT_MAX: Final = 256
 """Maximum number of characters of a name from traffic. It suffices for any model name."""
@@ -60,11 +60,11 @@ class CommonValues:
     response_model: str | None
     error_type: str | None
     end_ns: int
-    """Latest known time of the exchange."""
+    """Latest known time of the exchange, at which the span ends."""
     duration_ns: int
     first_chunk_ns: int | None
     chunk_times_ns: list[int]
-    """Times of the events that are chunks."""
+    """Times of the events that a client library returns as chunks."""
     output_tokens: int | None
     """Number of output tokens; None if it is an estimate."""
     cache_write_tokens: int | None
@@ -296,7 +296,7 @@ class Point:
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
     start_ns: int
-    """Time from which the totals count, by the wall clock."""
+    """Time at which the count of the totals began, by the wall clock."""
     cell_key: CellKey
 
 
@@ -310,7 +310,7 @@ class MetricRecorder:
         )  # fmt: skip
         self.measures: list[semconv.Measure] = []
         self._indexes_of: dict[str, tuple[int, ...]] = {}
-        """Indexes in `measures` of the measures of each quantity."""
+        """For each quantity, the indexes of its measures in `measures`."""
         for quantity, measures in names.measures.items():
             first = len(self.measures)
             self.measures += measures
@@ -389,7 +389,7 @@ class MetricRecorder:
 
 
 class Totals:
-    """Totals of all series since the start, or with delta temporality since the latest delivery."""
+    """Totals of all series since the start, or (with delta temporality) since the latest delivery."""
 
     def __init__(
         self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
