@@ -111,7 +111,7 @@ class Buckets:
         self._counts = array("Q", map(add, self._counts, other._counts))
 
     def read(self) -> tuple["array[int]", int]:
-        """Return the sum and, before it, a copy of each bucket's count (the last bucket has no edge)."""
+        """Return a copy of the counts of the buckets (the last one has no edge), and the sum of values."""
         return self._counts[:], self._total
 
 

@@ -92,7 +92,7 @@ def missing_alarms(slo: SloClass) -> list[str]:
 
 
 def runbook_url(runbooks: str, alert: str) -> str:
-    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with `{alert}` replaced by ALERT."""
+    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with ALERT for `{alert}`."""
     if "{alert}" in runbooks:
         return runbooks.replace("{alert}", alert)
     return f"{runbooks.rstrip('/')}/{alert}.md"

@@ -39,7 +39,7 @@ class SweepFigure:
     about: str
     """Note below the heading."""
     axis: str
-    """Name of the axis; along it the runs must be one line."""
+    """Name of the axis. The figure needs runs that are one line along this axis."""
     panels: Callable[[Sequence[Result]], list[Panel]]
     table: Callable[[Sequence[Result]], Table]
     legend: Sequence[LegendKey] = ()

@@ -50,7 +50,7 @@ class Batch:
     first_ns: int
     """Time from the start of the batch to the first token of each request: alpha (multi-bin paper, 4.3)."""
     step_ns: float
-    """Time between two tokens of a request: beta h(b)."""
+    """Time between two tokens of a request: beta h(b) (multi-bin paper, 4.3)."""
     queue: int = 0
     """Number of the queue (bin) from which the requests come."""
 
@@ -85,7 +85,7 @@ class EngineOutput:
     """For each token, the request to which it belongs, in the order in which the tokens leave the engine.
     Empty for a `Batch`: its `token_times` are known from the start."""
     due_ns: Sequence[int] | None = None
-    """For each token, the time at which it leaves; None: all leave now."""
+    """For each token, the time at which it leaves the engine; None: all leave at the end of the run."""
     cached: Mapping[int, int] | None = None
     """For each request whose prompt was completed, its cached prompt tokens; None without a prefix cache."""
 
@@ -260,7 +260,7 @@ class RunRecord:
     batches: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Number of whole batches, by queue and batch size."""
     longest_outputs: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Sum over these batches of the tokens of the longest answer, by queue and batch size."""
+    """Sum of the tokens of each of these batches' longest answer, by queue and batch size."""
     finished: int = 0
     """Number of requests that were served to the end."""
     given_up: dict[int, int] = field(default_factory=dict)

@@ -355,7 +355,7 @@ def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 
 
 def _first_row_error(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
-    """Return the error for the first wrong line of a block, whose first line has this number."""
+    """Return the error for the first wrong line of a block. `number`: line number of its first line."""
     rows: list[tuple[int, list[str]]] = []
     error = FormatError(f"line {number}: is not valid CSV")
     for line_number, line in enumerate(block.split(b"\n"), number):

@@ -32,7 +32,7 @@ from llmtap.workload.requests import Requests
 
 
 class Memory:
-    """KV memory of one server. The argument `names`: names of the blocks with which the tokens begin."""
+    """KV memory of one server. `names` in its methods: names of the blocks with which the tokens begin."""
 
     def __init__(self, tokens: int, block_tokens: int, named_tokens: int = 0) -> None:
         """`named_tokens`: number of tokens in a named block; 0 without a prefix cache."""
@@ -77,7 +77,7 @@ class Memory:
         return count
 
     def hold(self, tokens: int, names: Sequence[int] = ()) -> None:
-        """Take the memory of tokens for a request."""
+        """Take the memory that a request with these tokens needs."""
         holders, cached = self._holders, self._cached
         size = self.blocks_for(tokens - len(names) * self.named_tokens)
         for name in names:
@@ -134,7 +134,7 @@ class Deadlines:
             deadlines[request] = next_ns
 
     def on_delay(self, due_ns: Mapping[int, int]) -> None:
-        """Set the deadlines of the next tokens again. `due_ns`: time at which each newest token leaves."""
+        """Set the deadlines again after a delay. `due_ns`: for each request, when its newest token leaves."""
         for request, leaves_ns in due_ns.items():
             if request in self._next_ns:
                 self._next_ns[request] = leaves_ns + self._tbt_ns

@@ -40,7 +40,7 @@ class TokenListener(Protocol):
         """Receive the end of a choice: the batch that contains it has ended."""
 
     def on_refused(self, at_ns: int) -> None:
-        """Receive that the engine gave up one of the choices."""
+        """Receive the time at which the engine gave up one of the choices."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +115,7 @@ class LiveEngine:
         seed: int = 0,
         block_tokens: int = 0,
     ) -> None:
-        """`build`: makes the scheduler. `alarm`: requests a call of `advance` at a time. `block_tokens`:
+        """`build`: makes the scheduler. `alarm`: requests a later call of `advance`. `block_tokens`:
         number of tokens in the blocks of tickets; 0: no prefix cache."""
         self._served_requests = ServedRequests(block_tokens)
         # The cast is correct: schedulers only index the columns, and dicts can be indexed as well.
@@ -136,7 +136,7 @@ class LiveEngine:
         """Heap of functions that report tokens and ends later, with the times at which to call them."""
         self._open_tickets: dict[int, Ticket] = {}
         self._ended_requests: dict[int, list[int]] = {}
-        """Ended requests to remove at the end of a run (key: its number), which possibly refers to them."""
+        """For each run (by number): ended requests to remove when it ends, because it can refer to them."""
         self.next_ns = NEVER
         """Time of the next event, unless a request arrives before it."""
 

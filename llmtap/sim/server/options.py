@@ -26,7 +26,7 @@ from llmtap.units import Duration
 _OF_WHOLE_RUNS: Final = frozenset(
     {"request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile", "bins", "edges"}
 )
-"""Options of a scheduler that the server lacks: for summaries, or for requests known in advance."""
+"""Scheduler options without effect in a server: they need a summary, or requests known in advance."""
 
 
 MS: Final = 1_000_000

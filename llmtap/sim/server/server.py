@@ -64,7 +64,7 @@ SESSIONS: Final[tuple[type[SimulatedSession], ...]] = (SimulatedRealtimeSession,
 
 
 class SimServer:
-    """The server; aiohttp runs its `app`."""
+    """The simulated server; aiohttp runs its `app`."""
 
     def __init__(
         self,

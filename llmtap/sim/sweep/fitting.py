@@ -152,7 +152,7 @@ _Constants = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Data for a linear fit: each duration is the sum over all columns of value times constant."""
+    """Data for a linear fit: each duration is the sum of value x constant over all columns."""
 
     source: str
     """Description of the data, for reports."""

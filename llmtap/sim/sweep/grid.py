@@ -53,7 +53,7 @@ class Preset:
     best_preset: str = ""
     """Name of the preset whose axes are searched for the values of BEST."""
     share_settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings for loads given as a `share`: their throughput, if all requests arrive at once, is share 1."""
+    """Settings of the run whose throughput is a `share` of 1: all its requests arrive at once."""
     objectives: str = ""
     follow: int | None = None
     """Request whose token times are reported (`ExchangeMeasuring.follow`)."""
@@ -197,7 +197,7 @@ _CAPACITY_REQUESTS: Final = 2_000
 """Minimum number of requests of a run whose throughput is share 1. In a shorter run, the throughput is lower,
 because the first and last batches are small (chat, 100 requests: 5.2 instead of 11.5 req/s)."""
 _LATE_SHARE_TOLERANCE: Final = 0.01
-"""Maximum share of late requests of the best point, above the smallest share of all points."""
+"""Maximum difference between the best point's share of late requests and the smallest share of all points."""
 _LAST_ARRIVAL_NS: Final = 1 << 62
 """Latest arrival that is allowed: times have 64 bits, and the run continues after the last arrival."""
 _NO_RATE: Final = "all rows arrive at once, so the rate cannot be scaled"

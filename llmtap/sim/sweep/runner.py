@@ -276,7 +276,7 @@ def run_on_ray(
 
 
 _EFFORT_PER_PROCESS: Final = 200_000
-"""Number of unmeasured requests that a process simulates in one second, the time to start another process."""
+"""Number of unmeasured requests that one process simulates in a second, the time to start a process."""
 
 
 class SweepListener(Protocol):

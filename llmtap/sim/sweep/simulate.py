@@ -10,7 +10,7 @@ Requests that the scheduler gave up count in the outcomes and as outside the req
 and throughput. Tokens that they received count in `tokens`. `unserved` has the number of these requests by
 reason: `too_large`, `late` (before their first token), `late_midway`.
 
-`ExchangeMaker` makes the Exchange of a request from its token times. Its timestamps are exact virtual times
+`ExchangeMaker` makes the Exchange of a request from its token times. All timestamps are exact virtual times
 in ns (`uncertainty_ns` 0). Arrival, end of the request, submission and `scheduled` have the same time; head,
 first byte and first token have the same time. Each token is one event, without bytes. The relay is called
 `sim-<scheduler>`, its rows count from 1, and the arm is the scheduler (`report --by arm`). A request that was

@@ -109,7 +109,7 @@ class SweepJob(JobOptions):
     readings: ModelOptions = _DEFAULT_READINGS
     serving: Serving = _DEFAULT_SERVING
     version: str = __version__
-    """Version of llmtap: another version can have other figures."""
+    """Version of llmtap, a part of the id: another version can compute other figures."""
 
     @cached_property
     def id(self) -> str:
@@ -279,7 +279,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "smooth_goodput_tokens_per_sec": "smooth_goodput.tokens_per_second",
     "caution": "fit.caution",
 }
-"""For each column, the path of its figure in the result. Times are in seconds and shares in 0 to 1 there;
+"""For each column, the path of its figure in the result. A result has seconds, and shares from 0 to 1;
 values of columns that end in _ms or _pct are converted."""
 _SETTINGS_WITH_COLUMN: Final = frozenset(
     {"scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla"}
@@ -288,7 +288,7 @@ _SETTINGS_WITH_COLUMN: Final = frozenset(
 
 
 def _varied_columns(runs: Sequence[_Run]) -> dict[str, list[Any]]:
-    """Return a column (times in ms) for each setting that differs between the runs, except `_COLUMNS`."""
+    """Return a column (times in ms) for each setting that differs between runs and is not in `_COLUMNS`."""
     columns: dict[str, list[Any]] = {}
     settings = [settings_of(run) for run in runs]
     for name in dict.fromkeys(name for one in settings for name in one):
