@@ -40,9 +40,9 @@ removed unit has a further exchange, it counts as a new unit."""
 SAMPLE_UNITS: Final = 512
 """Number of units in the sample for design effects: enough to estimate a variance to within 6 %."""
 SAMPLE_VALUES: Final = 128
-"""Maximum number of values of each sampled unit in memory."""
+"""Maximum number of values of each sampled unit in memory; more values are sampled at random."""
 EVENTS_MIN: Final = 20
-"""Minimum sum of the events in two arms, to use the normal approximation for the difference of shares."""
+"""Minimum number of events in two arms together for the normal approximation of a difference of shares."""
 _SUMS: Final = (
     "_has_several_values",
     "_nn",
@@ -330,7 +330,7 @@ class Difference:
     interval: statistics.Interval | None
     """Confidence interval that is valid for a single look."""
     anytime: statistics.Interval | None
-    """Confidence interval valid at every look: the intervals of all looks together have this confidence."""
+    """Confidence interval valid at every look: its level holds for the intervals of all looks together."""
     p: float | None = None
     """p-value of "there is no difference" that is valid at every look."""
     unadjusted: float | None = None

@@ -19,7 +19,7 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 EXPRESSION_CHARACTERS_MAX: Final = 200
-"""Maximum length of an expression. It also limits the depth of nested parentheses."""
+"""Maximum length of an expression that is accepted. It also limits the depth of nested parentheses."""
 IDLE_COSTS: Final[Mapping[str, tuple[str, str]]] = {
     "seconds": ("l", "l in seconds"),
     "tokens": ("l / V", "l / V in tokens"),

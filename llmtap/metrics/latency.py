@@ -28,7 +28,7 @@ SPREAD_NS: Final = 1_000_000
 HOLD_NS: Final = 50_000_000
 """Minimum gap before a burst: shorter gaps occur between the tokens of a slow engine (20 tokens/s)."""
 HOLD_MEDIANS: Final = 5
-"""Minimum gap before a burst, as a multiple of the median gap of the answer."""
+"""Minimum gap before a burst, as a multiple of the answer's median gap: the gap must be unusual."""
 BURST_FACTOR: Final = 2.0
 """Chunks arrive in bursts if at least this multiple of the usual number arrives (`arrives_in_bursts`)."""
 BURST_SENSITIVE: Final = ("tpot", "tbc", "itl")

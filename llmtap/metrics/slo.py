@@ -240,7 +240,7 @@ class SloClass:
 
 
 TENANTS_CACHED_MAX: Final = 10_000
-"""Maximum number of tenants whose class is cached."""
+"""Maximum number of tenants whose class is cached; then the cache is emptied."""
 
 
 _WILDCARDS: Final = "*?["

@@ -160,10 +160,10 @@ Interval = tuple[float, float]
 _COUNT_EXACT: Final = 0.01
 """Precision with which `count_range` computes the ends of a range, as a number of units."""
 _DEVIATIONS: Final = 12.0
-"""Number of standard deviations up to which `t_quantile` integrates. Distributions with few degrees of
-freedom are not cut by this limit; the others have, like the normal distribution, no weight beyond it."""
+"""Number of standard deviations up to which `t_quantile` integrates. With few degrees of
+freedom, the whole distribution is within this limit; with more, the rest is too small to matter."""
 _ANGLES: Final = 20_001
-"""Number of points at which `t_quantile` computes the density."""
+"""Number of points at which `t_quantile` computes the density; it makes five digits exact."""
 
 
 def share_range(p: float, n: float, z: float | None = None) -> Interval:
@@ -287,7 +287,7 @@ KS_95_OWN_MEAN: Final = 1.094
 """As KS_95, if the rate of the exponential distribution is estimated from the values themselves, which makes
 the distance smaller. Source: Stephens 1974, "EDF statistics for goodness of fit", for large n."""
 LAGS: Final = 20
-"""Number of lags for which autocorrelations are computed."""
+"""Number of lags for which autocorrelations are computed; the strongest one is reported."""
 _LATENESS_SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 

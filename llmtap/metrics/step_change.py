@@ -41,20 +41,20 @@ FALSE_ALARM_DAYS: Final = 100
 """Mean time between false alarms of one model, in days."""
 DAY_NS: Final = 86_400 * NS_PER_S
 DAYS: Final = 7
-"""Number of complete days in the history."""
+"""Number of complete days in the history, with which new streams are compared."""
 HISTORY_NS_MIN: Final = DAY_NS
-"""Minimum length of the history, to judge TTFT."""
+"""Minimum length of the history to judge TTFT; before, the state is `learning`."""
 BATCHES_MIN: Final = 72
-"""Minimum number of batches to estimate the noise: half a day."""
+"""Minimum number of batches (half a day) to estimate the noise; before, TTFT is not judged."""
 STREAMS_MIN: Final = 30
-"""Minimum number of streams of a block, so that the mean of their logarithms is nearly normal."""
+"""Minimum number of streams in a block, so that the mean of their log(TTFT) is nearly normal."""
 BLOCK_NS: Final = 10 * NS_PER_S
 BLOCK_NS_MAX: Final = 300 * NS_PER_S
 """Maximum length of a block. A model with fewer than STREAMS_MIN streams in this time is not judged."""
 CELLS_MAX: Final = 512
 """Maximum number of cells of a model: 8 KiB a day. Streams in further cells are not judged."""
 CELL_STREAMS_MIN: Final = 100
-"""Minimum number of streams in a cell, to compare further streams with their mean."""
+"""Minimum number of streams in a cell, so that its mean is exact enough to compare new streams with it."""
 ACCEPTED_NS: Final = DAY_NS
 """Duration of a step after which its level is the new normal."""
 UNIT_NS: Final = 30 * NS_PER_S
@@ -76,15 +76,15 @@ BLOCK_SHARE: Final = 0.9
 _K: Final = log(RISE) / 2
 """Allowance k of the CUSUM test: half of the logarithm of RISE."""
 _LOAD_NS: Final = 60 * NS_PER_S
-"""Period over which the load is measured."""
+"""Period over which the load (input tokens per second) is measured."""
 _SHORT_PROMPT: Final = 256
 """Maximum number of tokens of short prompts, which share one cell: their length hardly affects TTFT."""
 _BYTES_PER_TOKEN: Final = 4
 """Number of bytes of a request body that count as a token if the server does not report the input tokens."""
 _VARIANCE_MIN: Final = 1e-6
-"""Minimum of the variance, for servers whose TTFT does not vary at all."""
+"""Minimum of the variance: with a variance of 0, the smallest change would be a step."""
 _Z: Final = 1.96
-"""Quantile of the normal distribution for a 95 % interval."""
+"""Quantile of the normal distribution for the 95 % interval of a step's ratio."""
 if TYPE_CHECKING:
     _Cells = array[float]
 else:  # Python 3.11 has no array[float] at run time.

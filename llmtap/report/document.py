@@ -23,7 +23,7 @@ from llmtap.report.values import is_words, number, plain_text
 _SENTENCE_CHARS_MIN: Final = 40
 """Length from which a cell with a space counts as a sentence, which a page can break into lines."""
 COLOURS: Final = 7
-"""Number of colours for series in the style sheet, named --c0, --c1, ..."""
+"""Number of colours for series in the style sheet (--c0, --c1, ...); more series repeat the colours."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle", "cross", "x")
 ROWS_MAX: Final = 25

@@ -123,7 +123,7 @@ def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
 
 
 _POINTS_MAX: Final = 4_000
-"""Maximum number of points of a line: more than the pixels in the width of a chart."""
+"""Maximum number of points of a line; longer lines are thinned. A chart has fewer pixels in its width."""
 _ROWS_MAX: Final = 60
 _HEADINGS: Final = {
     "host": ("This host over time", "Of the sender's processes, the server's where it runs here, and all."),

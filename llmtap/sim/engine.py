@@ -25,7 +25,7 @@ from llmtap.workload.requests import Requests
 
 _NEVER: Final = (1 << 63) - 1
 _PROGRESS_ARRIVALS: Final = 1 << 14
-"""Number of arrivals between two calls of `progress` by `run_virtual`."""
+"""Number of arrivals between two calls of `progress` by `run_virtual`, so that they take little time."""
 
 
 class GivenUp(Enum):

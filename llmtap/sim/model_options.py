@@ -286,7 +286,7 @@ SEEDED: Final = frozenset(("noisy", "shuffled"))
 """Predictors that need a random seed."""
 
 _LENGTH_MAX: Final = 4_096
-"""Maximum predicted number of output tokens."""
+"""Maximum predicted number of output tokens; a higher prediction is reduced to it."""
 _SIGMA: Final = 0.1
 """Sigma of the lognormal noise of the predictor `noisy`."""
 

@@ -66,7 +66,7 @@ QUEUE_MAX: Final = 2_048
 RETRY_S: Final = 1.0
 """Pause between attempts to send a batch. Within an attempt, the SDK itself retries until its timeout."""
 CLOSE_S: Final = 3.0
-"""Time limit of the final flush. It is shorter than the time that the supervisor gives a meter to end."""
+"""Time limit of the final flush, so that a meter ends before the supervisor would kill it."""
 
 Answer = Literal["ok", "again", "refused"]
 """Answer to a request. `again`: it failed, and can be sent again; `refused`: it must not be sent again."""

@@ -36,7 +36,7 @@ _OWN_METRICS: Final = tuple(metric for metric in METRICS if metric.otlp is not N
 """Metrics that no convention defines, so they have a name of llmtap's own."""
 _own_values: Final = values_of(_OWN_METRICS)
 TEXT_MAX: Final = 256
-"""Maximum number of characters of a name from traffic. It suffices for any model name."""
+"""Maximum number of characters of a name from traffic; longer names are cut. Model names are shorter."""
 
 _NO_ERROR: Final = ENDED_WELL | {Outcome.CLIENT_CANCELLED}
 _EXACT_SOURCES: Final = frozenset(
@@ -66,7 +66,7 @@ class CommonValues:
     chunk_times_ns: list[int]
     """Times of the events that a client library returns as chunks."""
     output_tokens: int | None
-    """Number of output tokens; None if it is an estimate."""
+    """Number of output tokens; None if only an estimate is known."""
     cache_write_tokens: int | None
     """Number of input tokens that were written to a cache."""
     server_duration_ns: int | None
@@ -276,8 +276,8 @@ def _attributes(
 
 
 EXPONENTIAL_MAX: Final = 160
-"""Maximum number of buckets of an exponential histogram. Source: OpenTelemetry metrics SDK specification,
-default of `MaxSize`."""
+"""Maximum number of buckets of an exponential histogram; with more, neighbours are merged. Source:
+OpenTelemetry metrics SDK specification, default of `MaxSize`."""
 
 NO_EXTREMES: Final[Mapping[str, Any]] = {"min": None, "max": None}
 

@@ -37,7 +37,7 @@ FIXED: Final = "fixed"
 TOKENS_MAX: Final = 131_072
 """Maximum number of tokens of an answer: the context length of common models."""
 CHOICES_MAX: Final = 128
-"""Maximum number of choices of a request, as at OpenAI."""
+"""Maximum number of choices (`n`) that a request can ask for, as in OpenAI's API."""
 
 RefusalKind = Literal["content_filter", "field", "text", "error"]
 FaultKind = Literal["stall", "reset", "truncate", "unfinished", "error", "429", "503", "slow"]

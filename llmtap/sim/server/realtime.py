@@ -21,7 +21,7 @@ from llmtap.sim.server.shapes import BROKEN, Answer, BadRequest, Shape, Simulate
 from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
 _ITEMS_MAX: Final = 10_000
-"""Maximum number of items of a conversation, to limit the memory of a session."""
+"""Maximum number of items of a conversation, to limit the memory; further items get an error."""
 
 
 class Item(msgspec.Struct, omit_defaults=True):

@@ -27,7 +27,7 @@ from llmtap.units import NEVER
 BUFFER_BYTES_MAX: Final = 256 << 10
 """Number of bytes in the write buffer above which the answer to a slow client is paused."""
 BUFFER_CHECK_NS: Final = 5_000_000
-"""Time between two checks of the buffer while an answer is paused."""
+"""Time between two checks of the write buffer while an answer to a slow client is paused."""
 
 
 @dataclass(frozen=True, slots=True)

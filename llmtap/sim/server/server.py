@@ -35,7 +35,7 @@ from llmtap.sim.server.shapes import BROKEN, Answer, Shape, SimulatedRequest
 from llmtap.sim.server.websocket import SimulatedResponsesSession, SimulatedSession
 
 BODY_BYTES_MAX: Final = 64 << 20
-"""Maximum size of a request body."""
+"""Maximum size of a request body in bytes; a longer body gets the status 413."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import msgspec
 from llmtap.clock import Clock, WallAnchor
 
 TRUTHS_MAX: Final = 10_000
-"""Maximum number of requests in memory."""
+"""Maximum number of requests in memory; the oldest are removed."""
 TOKENS_MAX: Final = 1_000_000
-"""Maximum number of tokens whose times are in memory, about 100 bytes each."""
+"""Maximum number of tokens whose times are in memory (100 bytes each); the oldest requests are removed."""
 PAGE_TRUTHS_MAX: Final = 1_000
-"""Maximum number of requests in one page of `GET /sim/truth`."""
+"""Maximum number of requests in one page of `GET /sim/truth`; `next` leads to the next page."""
 
 log = logging.getLogger(__name__)
 
