@@ -44,7 +44,7 @@ class _Scope(NamedTuple):
     aggregation: str
     matching: str
     events_rate: str
-    """Name of a recording rule, as are `good_rate` and `error_ratio`."""
+    """`events_rate`, `good_rate` and `error_ratio`: names of recording rules."""
     good_rate: str
     error_ratio: str
 

@@ -32,7 +32,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of the answers in a time window, in units of `currency`. A ratio is None if its divisor is 0."""
+    """Cost of the answers in a time window, in units of `currency`. A ratio with a divisor of 0 is None."""
 
     currency: str
     spent: float
@@ -79,7 +79,7 @@ def _ratio_of(amount: float, by: float) -> float | None:
 
 
 GAP_NS_MAX: Final = 3_000_000_000
-"""Maximum time between two samples for which power is interpolated: at 1 Hz, one can fail, one be late."""
+"""Maximum time between two samples to interpolate power: at 1 Hz, one sample can fail, the next be late."""
 
 
 @dataclass(frozen=True, slots=True)

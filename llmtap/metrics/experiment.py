@@ -70,7 +70,7 @@ class SavedFigure(Struct, array_like=True):
 
 
 class Figure:
-    """Values of one metric in one arm: a histogram, and sums over units. They are integers (ns, or counts),
+    """Values of one metric in one arm: a histogram, and sums over units. Values are integers (ns, or counts),
     so that the sums, and differences of large sums, are exact."""
 
     __slots__ = (

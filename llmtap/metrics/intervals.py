@@ -28,7 +28,7 @@ Values = NDArray[np.float64]
 RANKS_NEARBY: Final = 3
 """Number of ranks to try on each side of the rank with equal error probabilities (`_enclosing_ranks`)."""
 TAIL_MAX: Final = 0.8
-"""Maximum share of the error probability (1 - level) on one side; at a level of 95 %, this is 4 %."""
+"""Maximum share of the error probability (1 - level) on one side of an interval: 4 % for a level of 95 %."""
 ROUNDING: Final = 1e-12
 """Tolerance in comparisons of probabilities, for rounding errors."""
 CHECKPOINTS: Final = 128

@@ -30,7 +30,7 @@ HOLD_NS: Final = 50_000_000
 HOLD_MEDIANS: Final = 5
 """Minimum gap before a burst, as a multiple of the answer's median gap: the gap must be unusual."""
 BURST_FACTOR: Final = 2.0
-"""Chunks arrive in bursts if at least this multiple of the usual number arrives (`arrives_in_bursts`)."""
+"""Chunks arrive in bursts if at least this multiple of the usual number of chunks arrives together."""
 BURST_SENSITIVE: Final = ("tpot", "tbc", "itl")
 """Metrics that bursts make look better, because most gaps between the chunks of a burst are 0."""
 
@@ -84,7 +84,7 @@ def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
 def arrives_in_bursts(n: float | None, usual: float | None) -> bool:
     """Return whether chunks arrive in bursts, so that the metrics of BURST_SENSITIVE are misleading.
 
-    `n`: number of chunks that arrive together. `usual`: the same of the result to compare with.
+    `n`: number of chunks that arrive together. `usual`: that number in the result to compare with.
     """
     return bool(n and usual and n >= BURST_FACTOR * usual)
 

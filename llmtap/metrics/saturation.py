@@ -214,7 +214,7 @@ class JainReadings:
     raw: float | None
     """With x_i: latency of request i. Long requests then make a fair server look unfair."""
     inflation: Mapping[str, float]
-    """Mean latency / median latency in isolation, by class."""
+    """For each class, its mean latency in mixed traffic / its median latency in isolation."""
 
 
 def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[str, float]) -> JainReadings:

@@ -163,7 +163,7 @@ _DEVIATIONS: Final = 12.0
 """Number of standard deviations up to which `t_quantile` integrates. With few degrees of
 freedom, the whole distribution is within this limit; with more, the rest is too small to matter."""
 _ANGLES: Final = 20_001
-"""Number of points at which `t_quantile` computes the density; it makes five digits exact."""
+"""Number of points at which `t_quantile` computes the density: enough for five exact digits."""
 
 
 def share_range(p: float, n: float, z: float | None = None) -> Interval:
@@ -316,7 +316,7 @@ class ArrivalFigures:
     gap_cv: float | None
     """Standard deviation (of the population) of the gaps / their mean; None if all times are equal."""
     ties: float | None
-    """Share of the gaps that are 0."""
+    """Share of the gaps that are 0, between requests that arrive at the same time."""
     ks: float | None
     """Kolmogorov-Smirnov distance between the distribution of the gaps and an exponential distribution."""
     ks_limit: float | None

@@ -183,7 +183,7 @@ class _Day:
     inverses: float = 0.0
     """Sum over the batches of 1 / (number of streams)."""
     pairs: int = 0
-    """Number of pairs of consecutive batches."""
+    """Number of pairs of consecutive batches in the next sum."""
     changes: float = 0.0
     """Sum over these pairs of the squared difference of their mean residuals / 2."""
     peak: float = 0.0

@@ -45,7 +45,7 @@ NO_TOKEN_REASONS: Final = (
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
-    """Return the reason why the exchange has no token; None if it has a token, needs none, or is unclear.
+    """Return why an exchange has no token; None if it has one, if it needs none, or if the reason is unknown.
 
     `guardrail`, `refusal`: blocked by a filter or by the model. `error`: the upstream failed, or was cut off.
     `client_error`: the request was wrong. `cancelled`: the client left first. `rejected`: llmtap refused it.
@@ -587,7 +587,7 @@ class Summary:
 
 
 def with_objectives(packed: bytes, names: Collection[str]) -> bytes:
-    """Return a packed summary (`Summary.to_bytes`) with the goodput of the objectives `names` only."""
+    """Return a packed summary (`Summary.to_bytes`) that has only the goodput of the objectives `names`."""
     p = _decode(packed)
     p.goodput = [row for row in p.goodput if row[0] in names]
     return _encode(p)

@@ -28,7 +28,7 @@ LEVEL: Final = 0.95
 _CRITICAL_MAX: Final = 10.0
 """Upper end of the search for a critical value (`_band_critical`): the value for LEVEL is always below it."""
 _HALVINGS: Final = 60
-"""Number of bisections in that search: enough for the precision of a float."""
+"""Number of bisections in the search of `_band_critical`: enough for the precision of a float."""
 
 
 class SurvivalCounts:

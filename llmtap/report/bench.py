@@ -310,7 +310,7 @@ def identification_blocks(document: _Json) -> list[Block]:
 
 
 def _declared_text(section: _Json, names: Sequence[str]) -> str:
-    """Return those of the named fields that a section of the declarations has, as `name: value, ...`."""
+    """Return the named fields that a section of the declarations has, as `name: value, ...`."""
     return ", ".join(
         f"{name.replace('_', ' ')}: {section[name]}" for name in names if section.get(name) is not None
     )

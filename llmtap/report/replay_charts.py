@@ -266,7 +266,7 @@ def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[P
 def _samples_within(
     t: Sequence[float], y: Sequence[float | None], end: float, *, averaged: bool = False
 ) -> tuple[Sequence[float], Sequence[float | None]]:
-    """Return the samples in the run. `averaged`: they are means since the sample before; include one more."""
+    """Return the samples in the run. `averaged`: a sample is a mean up to its time, so include one more."""
     first, last = bisect_left(t, 0), bisect_right(t, end) + averaged
     return t[first:last], y[first:last]
 

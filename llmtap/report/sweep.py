@@ -47,7 +47,7 @@ values, the first of them is the axis."""
 _OPTIONS: Final = ("readings", "serving", "model")
 """Fields of a run's JSON that contain its options."""
 _SAME_RATE: Final = 0.01
-"""Relative difference up to which offered rates are shown as one rate."""
+"""Offered rates that differ by at most this share are shown as one rate."""
 
 
 @dataclass(frozen=True, slots=True)

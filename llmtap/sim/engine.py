@@ -260,7 +260,7 @@ class RunRecord:
     batches: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Number of whole batches, by queue and batch size."""
     longest_outputs: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Sum of the tokens of each of these batches' longest answer, by queue and batch size."""
+    """Sum, over these batches, of the tokens of the longest answer; by queue and batch size."""
     finished: int = 0
     """Number of requests that were served to the end."""
     given_up: dict[int, int] = field(default_factory=dict)
@@ -282,7 +282,7 @@ class _Recorder:
 
     def __init__(self, requests: Requests, record: RunRecord, watcher: RequestWatcher | None) -> None:
         self.runs: list[tuple[int, int, EngineRun]] = []
-        """Heap of the current runs, each with its end and its number."""
+        """Heap of the current runs, each with its end and its number; the run that ends first is first."""
         self._record = record
         self._outputs = requests.output
         self._watcher = watcher

@@ -101,7 +101,7 @@ time of another prompt is proportional to its length."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options for the open points of the multi-bin paper (`--reading`). Texts begin with its number."""
+    """Options for open points of the multi-bin paper (`--reading`). Descriptions have the point's number."""
 
     eps: Annotated[Duration, opt("1: tolerance around the token SLA")] = Duration(5 * _MS)
     token_sla: Annotated[Duration, opt("2: maximum time between tokens")] = Duration(10 * _MS)
@@ -211,12 +211,12 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def free_gb(self) -> float:
-        """Memory for the KV cache in GB; on the paper's GPU 8 GB."""
+        """Memory for the KV cache in GB: 8 GB on the GPU of the multi-bin paper."""
         return self.memory_gb - self.model_gb
 
     @property
     def safe_gb(self) -> float:
-        """As `free_gb`, less a margin; on the paper's GPU 7 GB."""
+        """`free_gb` less a margin: 7 GB on the GPU of the multi-bin paper."""
         return self.free_gb - self.margin_gb
 
 

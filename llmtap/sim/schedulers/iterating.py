@@ -98,7 +98,7 @@ class DecodePrepone(ContinuousBatching):
         self._prefill_end_ns = self._next_token_ns = 0
         """Planned end of the prefill, and time of the first token after it."""
         self._common_departure_ns = 0
-        """Of each running request without an entry in `_departures_ns`: time at which its last token left."""
+        """Time at which the last token of each running request without an entry in `_departures_ns` left."""
         self._departures_ns: dict[int, int] = {}
         self._from_ns: dict[int, int] = {}
         """For each request that ran when the prefill was planned: time at which its newest token left."""

@@ -131,7 +131,7 @@ class LiveEngine:
         self._arrivals: list[tuple[int, int, Ticket]] = []
         """Heap of the requests that will arrive at the engine later, because the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
-        """Heap of the current runs, each with its end and its number."""
+        """Heap of the current runs, each with its end and its number; the run that ends first is first."""
         self._later_calls: list[tuple[int, int, Callable[[], None]]] = []
         """Heap of functions that report tokens and ends later, with the times at which to call them."""
         self._open_tickets: dict[int, Ticket] = {}

@@ -46,7 +46,7 @@ RETRY_AFTER_S: Final = "1"
 
 
 REFUSAL: Final = "I'm sorry, but I can't help with that."
-"""Text of a refusal."""
+"""Text of an answer in which the model refuses the request."""
 
 
 def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:

@@ -178,7 +178,7 @@ class EngineLoad:
         return begun - ended, context
 
     def prompts_processed(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return the numbers of iterations with first tokens, and of their prompt tokens, in a period."""
+        """Return, for a period, the number of iterations with first tokens, and of their prompt tokens."""
         low, high = (bisect_right(self._first_times, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
         prompts = self._begun_prompt_tokens[high] - self._begun_prompt_tokens[low]
         return self._first_token_iterations[high] - self._first_token_iterations[low], prompts

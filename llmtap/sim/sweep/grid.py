@@ -251,7 +251,7 @@ class GridSource:
         return list(dict.fromkeys(trace_notes + self.remarks))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
-        """Return the digest of a trace, and the trace: the first `count` rows, or all. Raises ConfigError."""
+        """Return the digest and the trace of the first `count` rows (None: of all rows). Raises ConfigError."""
         key = (count, seed if self.is_synthetic else 0)
         if key not in self._digests:
             if self.is_synthetic:

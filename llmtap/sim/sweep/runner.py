@@ -307,7 +307,7 @@ class SweepRunner:
         """`traces`: traces by digest; the caller can add traces between runs. `workers`: number of processes,
         or of CPUs of a local Ray; None: as many as are useful. `ray`: address of a cluster."""
         self.attempts: dict[str, SweepAttempt] = {}
-        """Attempts by the id of the job."""
+        """Results and errors of the jobs that were run so far, by the id of the job."""
         self._traces = traces
         self._listener = listener
         self._results = results

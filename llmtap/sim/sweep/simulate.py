@@ -328,7 +328,7 @@ class ExchangeMaker:
     """Makes Exchanges from the token times of simulated requests."""
 
     def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
-        """`record`: record of the run, for the servers, cached tokens, and reasons of requests given up."""
+        """`record`: record of the run, which has the requests' servers, cached tokens, and reasons of failure."""
         self._arm = scheduler
         self._relay = f"sim-{scheduler}"
         self._requests = requests
