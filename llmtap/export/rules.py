@@ -300,7 +300,7 @@ def _recording_rule(record: str, expr: str, labels: Mapping[str, str]) -> Rule:
 
 
 def _outdated_alert(slo: SloClass, job: str) -> Rule:
-    """Return the alert that fires if the proxy's objectives of a class differ from those of the rules."""
+    """Return the alert that fires if the proxy's objectives of a class differ from those in the rules."""
     this = f'job="{job}",slo="{slo.name}"'
     target = f"llmtap_slo_target_ratio{{{this}}}"
     differs = [f"{target} != {slo.target:.10g}"]

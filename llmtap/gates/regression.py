@@ -31,7 +31,7 @@ DEFAULT_FIGURES: Final = frozenset(
         "attainment",
     }
 )
-"""Figures of replays that are judged if the user names none; those without a usable interval are skipped."""
+"""Figures of replays that are judged by default. A figure without a usable interval is skipped."""
 _ITEM: Final = re.compile(r"(?:([A-Za-z][\w.]*):)?(\d+(?:\.\d+)?)%?")
 _UNITS: Final = {"s": "ms", "share": "%"}
 _COPIED: Final = ("a", "b", "difference", "low", "high", "level")

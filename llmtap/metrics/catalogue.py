@@ -167,7 +167,7 @@ class Metric:
     surfaces: Surface = _NOWHERE
     family: Family | None = None
     label: str | None = None
-    """Value of this metric for `Family.label`."""
+    """Value of the label `Family.label` for this metric."""
     otlp: Otlp | None = None
     judged_as: str | None = None
     """Metric whose validity in a replay is also the validity of this one; None: this metric has its own

@@ -201,7 +201,7 @@ class Comparison:
     high: float
     """`low` and `high`: limits of the confidence interval of `difference`."""
     p: float
-    """Probability of this or a larger difference, if the systems do not differ."""
+    """Probability of at least this difference, if the systems do not differ."""
     effect: float
     """Effect size without a unit, above 0 if b is greater; `effect_name` is the name of the statistic."""
     effect_name: str

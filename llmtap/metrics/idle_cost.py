@@ -67,7 +67,7 @@ class IdleCost:
 
 @lru_cache(maxsize=64)
 def parse_idle_cost(text: str) -> IdleCost:
-    """Return the cost function with this name, or of this expression. Raises ValueError with a hint."""
+    """Return the cost function that `text` names, or defines by an expression. Raises ValueError."""
     expression, description = IDLE_COSTS.get(text, (text.strip(" "), text.strip(" ")))
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
         raise ValueError(

@@ -255,7 +255,7 @@ class Measured:
 
     ttft_ns: int | None
     ttft_scheduled_ns: int | None
-    """As `ttft_ns`, or else `ttft_any_ns`, but from the scheduled time, if there is a schedule."""
+    """`ttft_ns`, or else `ttft_any_ns`, counted from the scheduled time, if there is a schedule."""
     ttft_any_ns: int | None
     ttft_reasoning_ns: int | None
     ttft_tool_call_ns: int | None

@@ -46,7 +46,7 @@ class Alarm:
     factor: float
 
     def rings(self, long_rate: float | None, short_rate: float | None) -> bool:
-        """Return whether the alarm rings at these burn rates; not if one is unknown (None)."""
+        """Return whether the alarm rings at these burn rates; False if a rate is unknown (None)."""
         return (
             long_rate is not None
             and short_rate is not None

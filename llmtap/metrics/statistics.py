@@ -190,7 +190,7 @@ def t_quantile(alpha: float, df: float) -> float:
 
 
 TIGHTEST_AT: Final = 5_000
-"""Number of units of both arms of an experiment for which the anytime interval of means is narrowest."""
+"""Number of units in both arms together for which the anytime interval of means is narrowest."""
 PRIOR_WEIGHT: Final = 100.0
 """Weight of the Dirichlet prior, as a number of units. With this weight, the test is most sensitive to
 deviations of about a tenth of a share, and the first ten units cannot show a mismatch."""
@@ -322,7 +322,7 @@ class ArrivalFigures:
     ks_limit: float | None
     """Value of `ks` that chance exceeds once in twenty times."""
     ks_rate_rps: float | None
-    """Rate of this exponential distribution: the rate that the caller gave, or else the rate of the gaps."""
+    """Rate of the exponential distribution: the rate that the caller gave, or else the rate of the gaps."""
     ks_own_mean: bool
     """Whether `ks_rate_rps` is the rate of the gaps; the limit is then KS_95_OWN_MEAN."""
     autocorrelation: Autocorrelation | None

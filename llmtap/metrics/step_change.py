@@ -36,7 +36,7 @@ from msgspec import Struct, msgpack
 from llmtap.units import NS_PER_S
 
 RISE: Final = 1.5
-"""Ratio of TTFT after and before a step, for which the test is tuned: it finds such a rise fastest."""
+"""Ratio of TTFT after a step to TTFT before it for which the test is tuned: it finds this rise fastest."""
 FALSE_ALARM_DAYS: Final = 100
 """Mean time between false alarms of one model, in days."""
 DAY_NS: Final = 86_400 * NS_PER_S
@@ -185,7 +185,7 @@ class _Day:
     pairs: int = 0
     """Number of pairs of consecutive batches in the next sum."""
     changes: float = 0.0
-    """Sum over these pairs of the squared difference of their mean residuals / 2."""
+    """Sum, over these pairs, of (difference of the two mean residuals)^2 / 2."""
     peak: float = 0.0
     """Maximum of S (see the module docstring) on this day, outside of steps."""
 
@@ -291,7 +291,7 @@ class StepDetector:
         """`_level`: current level. `_reference`: level at the time when S was 0 for the last time; residuals
         are compared with it, so that a step does not raise its own reference."""
         self._sum = self._peak = 0.0
-        """`_sum`: the statistic S of the test. `_peak`: its maximum since it was 0."""
+        """`_sum`: the statistic S of the test. `_peak`: the maximum of S since S was 0."""
         self._candidate = StepChange(now_ns, now_ns)
         """Sums over the blocks since S was 0, which become the step if S exceeds the threshold."""
         self._state = StepState.LEARNING

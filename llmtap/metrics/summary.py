@@ -166,7 +166,7 @@ _EMPTY: Final = Histogram()
 _UNCERTAINTIES: Final = "uncertainties"
 _TPOT_TO_END: Final = "tpot_to_end"
 TPOT_DIFFERENCE_MIN: Final = 0.01
-"""Minimum relative difference of the means of `tpot` and `tpot_to_end` for which both are reported."""
+"""`tpot_to_end` is also reported if its mean exceeds the mean of `tpot` by more than this share."""
 _COUNTERS: Final = (
     "_counts", "_itl_policies", "_itl_samples", "_labels", "_no_token", "_outcomes", "_readings",
     "_refusals", "_token_sources", "_tokens",

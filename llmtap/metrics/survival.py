@@ -103,7 +103,7 @@ class EndedShare:
     """Edge before which events count for `share`: the last edge that at least AT_RISK_MIN durations reached,
     or the edge after it, if events occurred between the two edges."""
     share: float | None = None
-    """Estimated share of these durations that end by the event before `until`."""
+    """Estimated share of the durations that reached `since` which end by the event before `until`."""
     low: float | None = None
     """Limits of the confidence interval of `share`: `low` and `high`."""
     high: float | None = None

@@ -425,7 +425,7 @@ def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """Return `48 to 52`, `48 or more` if one end is unknown (None), or "" if both are."""
+    """Return `48 to 52`, `48 or more` if one end is unknown (None), or "" if both ends are unknown."""
     if low is not None and high is not None:
         return f"{number(low)} to {number(high)}"
     if low is not None:

@@ -46,7 +46,7 @@ class Change(Struct, frozen=True):
     better: str
     """Which values are better: `lower` or `higher`."""
     reason: str
-    """Reason why the change cannot be judged; empty if it can."""
+    """Reason why the change cannot be judged; empty if it can be judged."""
     a: float | None
     b: float | None
     difference: float | None

@@ -180,7 +180,7 @@ def _time_section(
 
 
 def _timeline_table(timeline: _Json) -> Table:
-    """Return the table of counts over time. If there are many periods, each row is the sum of several."""
+    """Return the table of counts over time. If there are many periods, a row sums several of them."""
     names = [name for name in ("asked", "sent", "ended", "in_flight") if timeline[name] is not None]
     t, period = timeline["t"], timeline["period"]
     step = -(-len(t) // _ROWS_MAX)

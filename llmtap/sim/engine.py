@@ -91,7 +91,7 @@ class EngineOutput:
 
 
 def with_departure_times(output: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
-    """Return a copy of the output with these times at which its tokens leave, sorted by time."""
+    """Return a copy of the output whose tokens leave at `due_ns`, sorted by these times."""
     leaving = sorted(zip(due_ns, output.tokens, strict=True))
     return replace(output, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
 
@@ -131,13 +131,13 @@ class IterationState:
     preemptions: int = 0
     """Number of preemptions: a request can be preempted several times."""
     preempted: int = 0
-    """Number of requests preempted at least once; `recovered`: of these, served to the end."""
+    """Number of requests preempted at least once; `recovered`: number of these served to the end."""
     recovered: int = 0
     preempted_tokens: int = 0
     """Number of tokens whose KV was discarded by preemption; `swapped_tokens`: swapped out by preemption."""
     swapped_tokens: int = 0
     prefix_queries: int = 0
-    """Number of prompt tokens searched in the prefix cache; `prefix_hits`: of these, found."""
+    """Number of prompt tokens searched in the prefix cache; `prefix_hits`: number of tokens found."""
     prefix_hits: int = 0
 
 
@@ -266,7 +266,7 @@ class RunRecord:
     given_up: dict[int, int] = field(default_factory=dict)
     """Requests that were not served to the end, with the number of tokens that had left."""
     reasons: dict[int, GivenUp] = field(default_factory=dict)
-    """Reasons why these requests were given up."""
+    """Reason why each request in `given_up` was given up."""
     cached: "array[int]" = field(default_factory=lambda: array("q"))
     """Cached prompt tokens of each request; -1: its prompt was never completed. Empty without a cache."""
 

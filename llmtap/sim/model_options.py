@@ -221,7 +221,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_model_options(settings: Mapping[str, str]) -> ModelOptions:
-    """Parse options, given as texts by name. Raises ValueError."""
+    """Parse options, given as texts by name. Raises ValueError for an unknown name or invalid text."""
     readings = read_options(ModelOptions, settings, "reading")
     if readings.safe_gb <= 0:
         raise ValueError(
@@ -278,7 +278,7 @@ class ServingSetup:
 
 
 def read_serving(settings: Mapping[str, str]) -> Serving:
-    """Parse options, given as texts by name. Raises ValueError."""
+    """Parse options, given as texts by name. Raises ValueError for an unknown name or invalid text."""
     return read_options(Serving, settings, "option of serving")
 
 

@@ -36,7 +36,7 @@ class Aspect:
     """`kept`: written in all rows; `partly`: in some; `lost`: in none; `changed`: written with another value;
     `absent`: no row of the source has the aspect."""
     why: str | None = None
-    """Reason why the aspect was lost or changed, or a remark on how it was kept."""
+    """Reason why the aspect was lost or changed, or a remark on how the aspect was kept."""
     keep: str | None = None
     """Option `--to` with formats that can contain a lost aspect; None if none can, or if nothing was lost."""
 

@@ -419,7 +419,7 @@ class Totals:
             yield Point(measure, self._attributes(measure, key), cell, start_ns, cell_key)
 
     def forget(self, points: Sequence[Point]) -> None:
-        """Start these series from 0 again, because their counts were delivered as deltas."""
+        """Start the series of these points from 0 again, because their counts were delivered as deltas."""
         for point in points:
             del self._cells[point.cell_key]
 

@@ -325,7 +325,7 @@ SELF: Final[Mapping[str, SelfMetric]] = {
 
 
 def collect(values: Mapping[str, Value], helps: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield the metrics of SELF that have a value. `helps`: help texts that replace those of some metrics."""
+    """Yield the metrics of SELF that have a value. `helps`: by name, help texts to use instead."""
     for name, declared in SELF.items():
         if name in values:
             value = values[name]

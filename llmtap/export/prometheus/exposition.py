@@ -342,7 +342,7 @@ class Exposition:
             values: values of the metrics about llmtap itself, by name in `catalogue.SELF`. The caller must
                 not change them later.
             histograms: histograms about llmtap itself and about pairs, with their series.
-            helps: help texts that replace those of some metrics.
+            helps: by name of a metric, the help text to use instead of the declared text.
         """
         # Only copy the counts here, because sorting and formatting take longer: another thread does that.
         return FrozenExposition(

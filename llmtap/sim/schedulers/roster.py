@@ -58,7 +58,7 @@ class Memory:
         return -(-tokens // self._block_tokens)
 
     def blocks_without_cache(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """Return the number of blocks for these tokens if the cache is empty."""
+        """Return the number of blocks that these tokens need if the cache is empty."""
         return self.blocks_for(tokens - len(names) * self.named_tokens) + len(names) * self._blocks_per_name
 
     def blocks_needed(self, tokens: int, names: Sequence[int] = ()) -> int:
@@ -189,9 +189,9 @@ class _Seat:
     tokens: int
     """Number of tokens for which memory was taken when the request was admitted."""
     unprocessed: int
-    """Number of these tokens that are not processed yet."""
+    """Part of `tokens` that is not processed yet."""
     cached: int = 0
-    """Number of these tokens that were found in the prefix cache."""
+    """Part of `tokens` that was found in the prefix cache."""
     start_step: int = 0
     """Number of the step before the request's first decoding step."""
     end_step: int = 0

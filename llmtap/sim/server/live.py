@@ -58,9 +58,9 @@ class Ticket:
     prompt: int = 0
     """Index of its prompt among the prompts of the request."""
     arrival_ns: int = 0
-    """Planned arrival in the engine; 0 before it is submitted."""
+    """Planned arrival of the choice in the engine; 0 before the choice is submitted."""
     number: int = -1
-    """Number in the engine; -1 until it arrives there."""
+    """Number of the choice in the engine; -1 until the choice arrives there."""
     predicted_tokens: int = 0
     """Predicted number of output tokens."""
     prefilled_tokens: int = 0
@@ -70,7 +70,7 @@ class Ticket:
     last_ns: int = 0
     """Time at which its newest token leaves the engine."""
     is_over: bool = False
-    """Whether it has ended, was given up, or its client has disconnected."""
+    """Whether the choice has ended or was given up, or its client has disconnected."""
 
 
 class ServedRequests:
@@ -291,7 +291,7 @@ class LiveEngine:
         heappush(self._later_calls, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:
-        """Remove an ended request when all current runs have ended, because they possibly refer to it."""
+        """Remove an ended request when all current runs have ended, because these can refer to it."""
         if not self._runs:
             self._served_requests.forget((number,))
         else:

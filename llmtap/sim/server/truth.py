@@ -76,7 +76,7 @@ class Truth(msgspec.Struct, kw_only=True):
 
 
 class TruthAnchor(msgspec.Struct, frozen=True):
-    """The same moment on the monotonic and the wall clock; these were read within `width_ns`."""
+    """The same moment on the monotonic clock and the wall clock. Both were read within `width_ns`."""
 
     mono_ns: int
     wall_ns: int

@@ -231,7 +231,7 @@ class GridSource:
         source_format: str | None = None,
         progress: Callable[[int, int | None], None] | None = None,
     ) -> None:
-        """`name`: file or URL for `load_trace`, or name of a synthetic workload if there is no such file."""
+        """`name`: file or URL for `load_trace`; if there is no such file, name of a synthetic workload."""
         self.name = name
         self.traces: dict[str, Trace] = {}
         """Traces that were loaded or drawn so far, by digest."""
@@ -251,7 +251,7 @@ class GridSource:
         return list(dict.fromkeys(trace_notes + self.remarks))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
-        """Return the digest and the trace of the first `count` rows (None: of all rows). Raises ConfigError."""
+        """Return the digest and the trace of the first `count` rows (None: all rows). Raises ConfigError."""
         key = (count, seed if self.is_synthetic else 0)
         if key not in self._digests:
             if self.is_synthetic:

@@ -97,7 +97,7 @@ class SimulationResult:
     followed_exchange: Exchange | None = None
     """Exchange of the request whose token times are reported (`ExchangeMeasuring.follow`)."""
     router: str | None = None
-    """Name of the router; None: the servers have one queue, or there is one server."""
+    """Name of the router; None: the servers share one queue, or there is only one server."""
 
     def latencies_ns(self) -> list[int]:
         """Return the times from arrival to completion of completed requests, ascending."""
@@ -328,7 +328,7 @@ class ExchangeMaker:
     """Makes Exchanges from the token times of simulated requests."""
 
     def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
-        """`record`: record of the run, which has the requests' servers, cached tokens, and reasons of failure."""
+        """`record`: record of the run, which has servers, cached tokens, and reasons of failure."""
         self._arm = scheduler
         self._relay = f"sim-{scheduler}"
         self._requests = requests

@@ -104,7 +104,7 @@ class SweepJob(JobOptions):
     """Load as set by the user: a scale, a rate, or a share of a capacity."""
     servers: int = 1
     router: str | None = None
-    """Name of the router; None: the servers have one queue, or there is one server."""
+    """Name of the router; None: the servers share one queue, or there is only one server."""
     seed: int | None = 42
     readings: ModelOptions = _DEFAULT_READINGS
     serving: Serving = _DEFAULT_SERVING
@@ -147,7 +147,7 @@ def digest_of(trace: "Trace") -> str:
 
 
 def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Run a job. Return public JSON: that of `SimulationResult`, with fields of the job, and its capacity."""
+    """Run a job. Return the JSON of its `SimulationResult`, with fields of the job and its capacity."""
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
     place = None if job.capture is None else f"{job.capture.rstrip('/')}/{job.name}-{job.id}"
     # A local folder has the suffix `.part` until the capture is complete.
