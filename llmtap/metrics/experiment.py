@@ -168,7 +168,7 @@ class Figure:
         mean.
 
         At least two units are needed. With the residuals r_u = S_u - m N_u (as in `error`) and the covariate
-        x_u of unit u: K / (K - 1) sum r_u (x_u - x) / (N K), and K / (K - 1) sum (x_u - x)^2 / K^2.
+        x_u of unit u, with the mean x: K / (K - 1) sum r_u (x_u - x) / (N K), and K / (K - 1) sum (x_u - x)^2 / K^2.
         """
         k, n, total = self.units, self.n, self.histogram.total
         # Compute with integers, so that the difference of large products is exact.
@@ -268,7 +268,7 @@ class ArmSample:
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
         """Add an exchange of a unit: its values of each metric, if it has any. The covariate of the unit's
-        first exchange is used, because the arm could have changed that of later exchanges."""
+        first exchange is used, because the arm could have changed the covariate later."""
         figures = self.figures
         if self._units_are_single:
             for name, some in values.items():

@@ -156,7 +156,7 @@ def _decode(text: str) -> tuple[_Buckets, bytes]:
 
 
 def log_text(histograms: Mapping[str, str], seconds: float) -> str:
-    """Return a log with a line for each encoded histogram, tagged with its name, of the length `seconds`."""
+    """Return a log with a line for each encoded histogram: its name as tag, and `seconds` as interval."""
     lines = ["#[Histogram log format version 1.3]", "#[values in nanoseconds, written by llmtap]"]
     lines.append('"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"')
     for tag, text in histograms.items():

@@ -183,7 +183,7 @@ class Engine:
     """Servers of one scheduler."""
 
     def __init__(self, scheduler: Scheduler, servers: int = 1, *, first: int = 0) -> None:
-        """`first`: number of the first server."""
+        """`first`: number of the first server; engines behind one router have different numbers."""
         assert servers >= 1
         self._scheduler = scheduler
         self._free_servers = list(range(first, first + servers))
