@@ -101,7 +101,7 @@ time of another prompt is proportional to its length."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options for open points of the multi-bin paper (`--reading`). Descriptions have the point's number."""
+    """Options for open points of the multi-bin paper (`--reading`), most with the number of the point."""
 
     eps: Annotated[Duration, opt("1: tolerance around the token SLA")] = Duration(5 * _MS)
     token_sla: Annotated[Duration, opt("2: maximum time between tokens")] = Duration(10 * _MS)
