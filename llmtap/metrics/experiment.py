@@ -167,8 +167,8 @@ class Figure:
         """Return the covariance of the mean with the covariate's mean, and the variance of the covariate's
         mean.
 
-        At least two units are needed. With the residuals r_u = S_u - m N_u (as in `error`), the covariate x_u
-        of unit u, and its mean x: K / (K - 1) sum r_u (x_u - x) / (N K), and K / (K - 1) sum (x_u - x)^2 / K^2.
+        At least two units are needed. With the residuals r_u = S_u - m N_u (as in `error`) and the covariates
+        x_u, whose mean is x: K / (K - 1) sum r_u (x_u - x) / (N K), and K / (K - 1) sum (x_u - x)^2 / K^2.
         """
         k, n, total = self.units, self.n, self.histogram.total
         # Compute with integers, so that the difference of large products is exact.

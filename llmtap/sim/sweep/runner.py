@@ -39,7 +39,7 @@ class Results:
     """A results file on disk, locked while it is open: JSON lines, one for each attempt."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, or create it. Raises ConfigError."""
+        """Read the file, or create it. Raises ConfigError if it cannot be used as a results file."""
         self.path = path
         self.successes: dict[str, SweepAttempt] = {}
         """Attempts without an error, by the id of the job."""

@@ -58,7 +58,7 @@ the column of the table. The first two column names are from the multi-bin paper
 _MEASURED_EFFORT: Final = 100
 """Effort to simulate and measure a request, relative to an unmeasured request."""
 _SEARCH_RUNS: Final = 15
-"""Typical number of runs to search a capacity."""
+"""Typical number of runs to search a capacity, for the estimate of a job's duration (`effort`)."""
 _DEFAULT_READINGS: Final = ModelOptions()
 _DEFAULT_SERVING: Final = Serving()
 
