@@ -46,7 +46,7 @@ class _CompletionRequest(shape.CommonRequest, kw_only=True):
     return_token_ids: bool | None = False
 
     def to_completion(self, *prompts: str, **more: Any) -> shape.SimulatedRequest:
-        """Return the request with these prompts, as `to_request`, with the fields of this class."""
+        """Return the request with these prompts, like `to_request`, and with the fields of this class."""
         options = self.stream_options or _StreamOptions()
         return self.to_request(
             *prompts,

@@ -35,7 +35,7 @@ from llmtap.sim.server.shapes import BROKEN, Answer, Shape, SimulatedRequest
 from llmtap.sim.server.websocket import SimulatedResponsesSession, SimulatedSession
 
 BODY_BYTES_MAX: Final = 64 << 20
-"""Maximum size of a request body."""
+"""Maximum size of a request body in bytes; a longer body gets the status 413."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ SESSIONS: Final[tuple[type[SimulatedSession], ...]] = (SimulatedRealtimeSession,
 
 
 class SimServer:
-    """The server; aiohttp runs its `app`."""
+    """The simulated server; aiohttp runs its `app`."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
 
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _TURNS_MAX: Final = 64
-"""Maximum number of responses of a session that run or wait. It is also the maximum that llmtap measures."""
+"""Maximum number of responses of a session that run or wait, as in llmtap; further requests get an error."""
 
 Plan = tuple[SimulatedRequest, Callable[[Answer], Shape], str | None]
 """A request, the function that makes the shape of its answer, and its id if the client gave one."""
@@ -213,7 +213,7 @@ class SimulatedSession:
 # ---------------------------------------------------------------- session of the Responses API
 
 _STORED_MAX: Final = 64
-"""Maximum number of responses of a session that are stored for `previous_response_id`."""
+"""Maximum number of responses of a session stored for `previous_response_id`; the oldest are removed."""
 
 
 class _ClientEvent(msgspec.Struct):

@@ -141,7 +141,7 @@ class BlockIds:
         return lists
 
     def _join_blocks(self, batch: pa.RecordBatch, lists: list[list[int] | None]) -> None:
-        """Replace the ids of rows with smaller blocks by those of blocks of BLOCK_TOKENS."""
+        """In rows with smaller blocks, replace the block ids by the ids of joined blocks of BLOCK_TOKENS."""
         sizes, units = batch.column("block_size"), batch.column("block_unit")
         fits = pc.and_(pc.equal(sizes, BLOCK_TOKENS), pc.equal(units, "tokens"))
         if fits.true_count == len(fits):
