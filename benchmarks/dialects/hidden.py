@@ -109,8 +109,8 @@ def play(doc: dict[str, Any], body: bytes, dialects: Dialects = BUILT_IN) -> Exc
 def without(dialect: str | None) -> Dialects:
     """Return the known dialects but this one; None: no dialect."""
     known = Dialects()
-    left = tuple(d for d in known.all if dialect is not None and getattr(d, "name", None) != dialect)
-    known.all = left  # type: ignore[misc]
+    left = tuple(d for d in known.entries if dialect is not None and getattr(d, "name", None) != dialect)
+    known.entries = left  # type: ignore[misc]
     return known
 
 

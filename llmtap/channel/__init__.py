@@ -40,7 +40,7 @@ FLUSH_S: Final = 0.01
 """Time that frames wait for a batch under load. With more time, each batch would block the event loop for
 longer; with less time, batches would use more CPU."""
 FLUSH_CALM_S: Final = 0.05
-"""The same while a batch has fewer than FRAMES_CALM frames for each FLUSH_S."""
+"""Time that frames wait under low load: while a batch has fewer than FRAMES_CALM frames for each FLUSH_S."""
 FRAMES_CALM: Final = 16
 FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
@@ -60,7 +60,7 @@ class Ledger:
         self.dropped: dict[str, int] = {}  # number of dropped exchanges by reason
         self.live: set[int] = set()
         """Numbers (seq) of the running exchanges whose frames are sent to the meter."""
-        self._closed_by_batch: dict[int, int] = {}  # exchanges to acknowledge, by batch of their last frame
+        self._closed_by_batch: dict[int, int] = {}  # ended exchanges: their number by batch of the last frame
 
     @property
     def unsettled(self) -> int:
@@ -77,7 +77,7 @@ class Ledger:
         }
 
     def open(self) -> int:
-        """Return the number of a new exchange; it counts as dropped unless `begin` follows."""
+        """Return the number of a new exchange. The caller must then call `begin` or `drop` for it."""
         self.opened += 1
         return self.opened
 
@@ -91,12 +91,12 @@ class Ledger:
         self._closed_by_batch[batch_no] = self._closed_by_batch.get(batch_no, 0) + 1
 
     def drop(self, seq: int, reason: str) -> None:
-        """Count the exchange as not measured."""
+        """Count the exchange as dropped for this reason, so that it is not measured."""
         self.live.discard(seq)
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def acknowledge(self, batch_no: int) -> None:
-        """Count the exchanges in batches up to this one as measured."""
+        """Count the exchanges whose last frames are in batches up to this number as measured."""
         for number in [n for n in self._closed_by_batch if n <= batch_no]:
             self.measured += self._closed_by_batch.pop(number)
 
@@ -134,7 +134,7 @@ class FrameSource(Protocol):
     @property
     def size(self) -> int: ...
     def set_room(self, size: int, /) -> None:
-        """Set the `size` of the waiting frames above which the thread drops exchanges."""
+        """Set the maximum `size` of the waiting frames. Above it, the thread drops exchanges."""
 
     def collect(self, rows: PythonFrameRows, /) -> list[int]:
         """Move the frames to `rows`. Return the numbers of the exchanges that the thread dropped."""
@@ -173,9 +173,9 @@ class Tap:
         self.ledger = Ledger()
         self._sock: socket.socket | None = None
         self.rows = make_frame_rows()
-        """Frames for the next batch. While there are any, the timer runs."""
+        """Frames for the next batch. The timer that sends the batch runs while `rows` is not empty."""
         self.source: FrameSource | None = None
-        """Forwarding thread, whose frames are collected before each batch."""
+        """Thread that forwards streams; its frames are collected before each batch. None: no such thread."""
         self._batch_no = 0
         self._unsent: deque[memoryview] = deque()
         self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
@@ -301,7 +301,7 @@ class Tap:
             self._timer = self._loop.call_later(self._flush_s, self._flush)
 
     def _set_bounds(self) -> None:
-        """Set the sizes up to which `rows` and the forwarding thread can add frames by themselves."""
+        """Set how much memory `rows` and the forwarding thread can use for frames without asking the Tap."""
         self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding_bytes)
         if self.source is not None:
             self.source.set_room(self._bytes_max - self._outstanding_bytes - self.rows.size)
@@ -327,7 +327,7 @@ class Tap:
         if not self._is_writing:
             self._send()
         if had_frames:
-            self._start_timer()  # collect soon again; a thread that had no frames signals its next one
+            self._start_timer()  # to collect again soon; a thread without frames signals its next frame
 
     def _send(self) -> None:
         sock = self._sock
@@ -380,7 +380,7 @@ class Tap:
                 self._all_settled.set()
 
     def _on_meter_lost(self) -> None:
-        """Drop all exchanges that the meter has not acknowledged, because it is gone, and connect again."""
+        """The connection to the meter is lost: drop all unacknowledged exchanges, and connect again."""
         before = self.ledger.unsettled
         self._disconnect()
         log.warning("event=meter_lost unmeasured=%d socket=%s", before, self._path)

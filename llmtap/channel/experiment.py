@@ -33,7 +33,7 @@ ARMS_MAX: Final = 8
 of the others."""
 ALPHA_MAX: Final = 0.5
 NO_ROOM: Final = "no_room"
-"""Reason for an exclusion: `held_bytes` was used up, so the request was sent as in the control arm."""
+"""Reason for an exclusion: the memory limit `held_bytes` was reached, so the relay did not apply the arm."""
 OWN_HEADER: Final = "own_header"
 """Reason for an exclusion: the client itself sent a header field of another arm, and the relay did not remove
 it."""
@@ -62,7 +62,7 @@ _FRAMING: Final = frozenset(
         LABEL_FIELD.decode(),
     }
 )
-"""Header fields that an arm must not set: those of framing and routing, and the label, which is removed."""
+"""Header fields that an arm must not set: framing, routing, and the label, which the relay removes anyway."""
 _HEADER_KEYS: Final = ("conversation_headers", "tenant_headers")
 _ON: Final = 1 << 62
 _ID_MAX: Final = 0xFFFF_FFFF
@@ -443,7 +443,7 @@ _DIGEST_BYTES: Final = 16
 
 
 class Assigner:
-    """Assigns units to arms by positive weights; arms are given by index."""
+    """Assigns units (requests, conversations, tenants) to arms by their weights, which must be above 0."""
 
     __slots__ = ("_seed", "_upper_bounds")
 

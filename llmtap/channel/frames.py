@@ -40,26 +40,26 @@ class FrameKind:
     received. If the request was complete at once, extra is the time of its last byte, and data also has its
     body."""
     REQUEST_DATA: Final = 3
-    """t: time of the read; data: body bytes with their HTTP framing."""
+    """Part of the request's body. t: time of the read; data: body bytes with their HTTP framing."""
     REQUEST_END: Final = 4
-    """t: time of the read that held the request's last byte."""
+    """The request is complete. t: time of the read that held its last byte."""
     SUBMIT: Final = 5
-    """t: start of the send in which the upstream's socket took the last byte; extra: time since the read of
-    that byte."""
+    """The request was sent. t: start of the send in which the upstream's socket took its last byte; extra:
+    time since the read of that byte."""
     INTERIM: Final = 6
-    """t: time of the read; data: a 1xx head."""
+    """An interim response (1xx). t: time of the read; data: its head."""
     RESPONSE_HEAD: Final = 7
-    """t: time of the read; extra: added latency; data: the response head as received."""
+    """Head of the response. t: time of the read; extra: added latency; data: the head as received."""
     RESPONSE_DATA: Final = 8
-    """t: time of the read; extra: added latency; data: body bytes with their HTTP framing."""
+    """Part of the body. t: time of the read; extra: added latency; data: the bytes with HTTP framing."""
     RESPONSE_END: Final = 9
-    """t: time of the read that held the response's last byte."""
+    """The response is complete. t: time of the read that held its last byte."""
     UPGRADED: Final = 10
     """The connection becomes a tunnel (WebSocket). t: time of this change."""
     TUNNEL_UP: Final = 11
-    """t: time of the read from the client; extra: added latency; data: the bytes."""
+    """Bytes of a tunnel from the client. t: time of the read; extra: added latency; data: the bytes."""
     TUNNEL_DOWN: Final = 12
-    """t: time of the read from the upstream; extra: added latency; data: the bytes."""
+    """Bytes of a tunnel from the upstream. t: time of the read; extra: added latency; data: the bytes."""
     CLOSE: Final = 13
     """The exchange is over. t: time when the client's socket accepted the last byte; data: Closing as
     JSON."""
@@ -81,8 +81,8 @@ class FrameKind:
     """The client's socket took no bytes, so reading from the upstream paused. t: end of the pause; extra: its
     length."""
     RESPONSE_AT_ONCE: Final = 21
-    """As RESPONSE_DATA, for bytes that may belong to several events and arrived in one TCP segment, so that
-    `t` is the time of each event."""
+    """As RESPONSE_DATA, for bytes that possibly belong to several events and arrived in one TCP segment, so
+    that `t` is the time of each event."""
     ANCHOR: Final = 19
     """The wall clock was set, or has drifted: later timestamps are dated by a new pair of readings. t: the
     monotonic clock, extra: the wall clock, both read together; data: Anchored as JSON."""
@@ -94,9 +94,9 @@ class Hello(msgspec.Struct, kw_only=True):
     relay: str
     pid: int
     clock: str
-    """`mono`, `kernel` or `packet`."""
+    """Source of the timestamps: `mono` (the process), `kernel`, or `packet` (captured packets)."""
     vantage: str = ""
-    """`relay`, `middleware` or `passive`; empty: not reported."""
+    """Kind of the vantage: `relay`, `middleware` or `passive`; empty: not reported."""
     side: str = ""
     """Side of the gateway in a pair of vantages, as in `Exchange.side`; empty: not part of a pair."""
     listen: str = ""
@@ -119,7 +119,7 @@ class Hello(msgspec.Struct, kw_only=True):
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Time from which a new anchor is valid."""
+    """Data of an ANCHOR frame: from which time on its pair of clock readings is valid."""
 
     steps: int = 0
     """Number of times that the wall clock was set since the relay started, without drift."""
@@ -170,9 +170,9 @@ MAGIC: Final = 0x4C4C5402
 _HEAD: Final = struct.Struct("=IIIQ")
 ACK: Final = struct.Struct("=Q")
 CONTROL: Final = 1 << 63
-"""Batch number of control words. Batches are numbered from 1, and never reach it."""
+"""Bit that marks a control word. Batch numbers begin with 1, and are never large enough to have this bit."""
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Maximum size of a batch. A longer one was not sent by llmtap."""
+"""Maximum size of a batch. A longer one cannot come from llmtap, so the reader refuses it."""
 FRAME_BYTES: Final = 128
 """Assumed memory of a frame in addition to its data."""
 
@@ -206,7 +206,8 @@ class PythonFrameRows:
         return len(self._rows) // 5
 
     def add(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> bool:
-        """Add a frame if it is not the first and stays within `bound`. Return whether it was added."""
+        """Add a frame within `bound`, and return True. Return False if only the Tap can add it: if the frame
+        exceeds `bound`, or is the first one, for which the Tap must start its timer."""
         if self.size + len(data) + FRAME_BYTES > self.bound or not self._rows:
             return False
         self.put(kind, seq, t_ns, extra_ns, data)
@@ -218,7 +219,7 @@ class PythonFrameRows:
         self.size += len(data) + FRAME_BYTES
 
     def pack(self, batch_no: int, news: Frame | None = None) -> bytes:
-        """Return the batch, with `news` before all frames except HELLO, and remove the frames."""
+        """Return all frames as one batch, and remove them. `news`: frame to put before all except HELLO."""
         rows = self._rows
         if news is not None:
             at = 5 if rows and rows[0] == FrameKind.HELLO else 0
@@ -241,7 +242,7 @@ def make_frame_rows() -> PythonFrameRows:
 class PythonFrameBatch:
     """The frames of one batch, in order: an iterator; the reference of the compiled one.
 
-    `last_ns`: `t_ns` of the last frame. The length counts all frames, however many were taken.
+    `last_ns`: `t_ns` of the last frame. `len()` returns the number of all frames, including those taken.
     """
 
     __slots__ = ("_frames", "_n", "last_ns")
@@ -265,7 +266,7 @@ class PythonFrameBatch:
         return next(self._frames)
 
     def unrecognised(self, live: dict[int, Any]) -> Iterator[Frame]:
-        """Iterate over the frames that were not taken yet, without those that an exchange recognises.
+        """Iterate over the frames that were not taken yet, without the token events that an exchange expects.
 
         Args:
             live: the open exchanges (Observer) by seq. The compiled implementation adds token events to their
@@ -281,13 +282,13 @@ def make_frame_batch(packed: bytes, n: int) -> PythonFrameBatch:
 
 
 class BatchReader:
-    """Parser of a byte stream of batches, which may be cut at any byte."""
+    """Parser of a stream of batches. A read can end at any byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, PythonFrameBatch]]:
-        """Yield the number and the frames of each complete batch. Raises ValueError for other bytes."""
+        """Yield the number and the frames of each complete batch. Raises ValueError if bytes are no batch."""
         buf = self._buffer
         buf += data
         while len(buf) >= _HEAD.size:

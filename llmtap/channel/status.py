@@ -52,7 +52,7 @@ class RelayStatus(msgspec.Struct, kw_only=True):
             "tap_lost_exchanges",
         ),
     ] = 0
-    """Set by the meter, after the vantage has died."""
+    """The meter sets this field after the vantage has died; a vantage itself never reports it."""
     connections: Annotated[
         int, Count("Client connections now", "relay_connections", gauge=True, vantages=(RELAY, PASSIVE))
     ] = 0

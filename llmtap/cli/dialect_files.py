@@ -41,7 +41,7 @@ def write_draft(
     name: str, saved: Saved, explained: Explained, source: str, out: str | None, *, text: bool
 ) -> None:
     """Write a draft of a dialect's table, derived from the events of the answer. Raises ConfigError."""
-    DialectTable(name=name, source=source, end="none", plain_text="content")  # Raises for an invalid name.
+    DialectTable(name=name, source=source, end="none", plain_text="content")  # Check the name.
     place = Path(source).name
     events = events_of(saved).events
     structure = Structure(events, _VALUES_MAX)

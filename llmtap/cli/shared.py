@@ -34,7 +34,7 @@ _SIGNAL_EXIT: Final = 128
 """Exit code of a command that a signal ended, minus the number of the signal, as in shells."""
 
 
-# ---------------------------------------------------------------- messages
+# ---------------------------------------------------------------- messages on stderr
 
 
 def print_message(text: str) -> None:
@@ -52,7 +52,7 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-# ---------------------------------------------------------------- outputs
+# ---------------------------------------------------------------- output files
 
 
 class Outputs:
@@ -180,7 +180,7 @@ def print_table(table: "Table", out: Any = None) -> None:
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), file=out)
 
 
-# ---------------------------------------------------------------- options
+# ---------------------------------------------------------------- options of several commands
 
 
 def read_objectives(slo: str | None, goodput: str | None) -> str | None:
@@ -236,7 +236,7 @@ def check_known(option: str, kind: str, name: str, known: Collection[str]) -> No
         raise ConfigError(option, f"no {kind} is called {name!r}; {hint}")
 
 
-# ---------------------------------------------------------------- signals
+# ---------------------------------------------------------------- signals that stop a command
 
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -343,7 +343,7 @@ def run(
         capture=runs.capture,
         follow=None if named is None else named.follow,
         reader=reader.benefit(),
-        # Smooth goodput needs token times, and runs of whole batches have none unless they are measured.
+        # Options of the reader request smooth goodput. It needs token times, so measure them in every run.
         measure=True if flags_given(reader) else None,
     )
     requirements = Requirements.parse(goals.require)

@@ -73,8 +73,8 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
 
-    # A running proxy can use the capture folder without a mistake: the proxy that runs `--check` before it is
-    # replaced by this program (`parent`), or any proxy if a user runs `--check` (`in_use`).
+    # With `--check`, it is no mistake if a running proxy uses the capture folder: it can be the proxy that
+    # this program will replace (`parent`), or any proxy if a user runs `--check` (`in_use`).
     parent = take_handover(os.environ, os.getppid()) if check else None
     in_use = check and parent is None
     supervisor = None if parent is None else parent.pid

@@ -122,9 +122,9 @@ class AnswerReader:
         and after each of them."""
         self._lines: _Lines | None = None
         self._messages: MessageParser | None = None
-        self._held_bytes = b""  # bytes read while the kind is undecided
+        self._held_bytes = b""  # bytes read while the kind of the body is undecided
         self._share = Share() if share is None else share
-        self._taken_bytes = 0  # taken from `_share` for events that wait until the dialect is known
+        self._taken_bytes = 0  # memory from `_share` for events that wait until the dialect is known
         self.late: list[tuple[int, Delta]] = []
         """Events of earlier reads whose meaning is known only now, with the time of their read, in order.
         They precede all events that the last call returned."""
@@ -226,7 +226,7 @@ class AnswerReader:
         return self._decide(payload, t_ns)
 
     def take_late(self) -> list[tuple[int, Delta]]:
-        """Return the events of `late`, and forget them."""
+        """Return the events of `late`, and empty this list."""
         late, self.late = self.late, []
         return late
 

@@ -64,7 +64,7 @@ def bounded(field: str, text: str) -> str:
 
 
 def bound(x: Exchange) -> None:
-    """Cut the strings of an exchange, and those in its lists and objects, except fields of a capture."""
+    """Cut all strings of an exchange at their bounds, also in lists and objects, except captured fields."""
     for (name, limits, unchanged), value in zip(_WHOLE, _read_whole(x), strict=True):
         if value is None:
             continue
@@ -75,7 +75,7 @@ def bound(x: Exchange) -> None:
 
 
 def _fitted_value(field: str, value: Any, members_left: list[int]) -> Any:
-    """Return a value with all strings cut. `members_left`: its element counts down for all nested values."""
+    """Return a value with all its strings cut. `members_left[0]`: number of members that are still kept."""
     if isinstance(value, str):
         return bounded(field, value)
     if isinstance(value, dict):

@@ -67,7 +67,7 @@ class Turn:
     parent: Annotated[str | None, Bound(128, "llmtap")] = None
     """Id of the previous exchange of the conversation."""
     think_ns: int | None = None
-    """Time from the end of the previous answer to this arrival, used by a person or a tool."""
+    """Time that a person or a tool took: from the end of the previous answer to this arrival."""
     by: Annotated[str | None, Bound(16, "llmtap")] = None
     """`tool` if the last message is the result of a tool call (an agent's loop), else `human`."""
 
@@ -83,7 +83,7 @@ class CapturedText:
 
 @dataclass(slots=True)
 class PairMember:
-    """Place of an exchange in a pair: one at a gateway's front, and those at its back that belong to it."""
+    """Place of an exchange in a pair: one exchange at a gateway's front, with its exchanges at the back."""
 
     id: Annotated[str, Bound(128, "llmtap")]
     """Id of the pair, which is the id of the exchange at the front."""
@@ -94,7 +94,7 @@ class PairMember:
     figures: Annotated[dict[str, object] | None, Bound(32, "llmtap", members=256)] = None
     """Figures of the pair (`pairing/figures.py`), only of the exchange at the front."""
     partners: tuple[SpanIds, ...] = ()
-    """Spans of the exchanges on the other side."""
+    """Ids of the trace spans of the pair's exchanges on the other side of the gateway."""
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -264,7 +264,7 @@ class Exchange:
     """Service tier of the answer, else of the request: a word of `protocol/tiers.py`."""
     service_tier_requested: Annotated[str | None, Bound(32, "llmtap")] = None
     tenant: Annotated[str, Bound(64, "client")] = "default"
-    """`meter/tenants.py` replaces a key by its hash; names that the operator gives stay as they are."""
+    """Tenant of the request: a name, or the hash of an API key (`meter/tenants.py`)."""
     route: Annotated[str | None, Bound(256, "operator")] = None
     arm: Annotated[str | None, Bound(64, "operator")] = None
     """Arm of the running experiment; None: not part of an experiment."""
@@ -287,7 +287,7 @@ class Exchange:
     upstream_request_id: Annotated[str | None, Bound(256, "upstream", clean_name)] = None
     """The response's own id, from a field of `observer.RESPONSE_IDS`; the provider's support asks for it."""
     answer_id: bytes | None = None
-    """Digest of the answer's id. A later request that continues it names the id (`previous_response_id`)."""
+    """Digest of the answer's id, which the conversation's next request can name (`previous_response_id`)."""
     status: int | None = None
     stream: bool = False
     """Whether the answer was a stream or, if the upstream failed before any output, whether the request
@@ -355,7 +355,7 @@ class Exchange:
     unparsed_events: int = 0
     """Number of events whose format the dialect does not know; they are timed as chunks."""
     part: int = 0
-    """Number of the response in its session, from 1; 0 without a session."""
+    """Number of the response in its WebSocket session, from 1; 0 without a session."""
     reading_limits: tuple[ReadingLimit, ...] = ()
     """Limits that were reached while the answer was parsed."""
     unlogged_events: int = 0

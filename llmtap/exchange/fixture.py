@@ -200,7 +200,7 @@ class Fixture(Struct, frozen=True, kw_only=True):
     body: FixtureBody
     chunks: list[FixtureRead]
     expect: Expected | None = None
-    """Result of parsing; None until the answer has been parsed, also in a fixture that is read again."""
+    """Result of parsing. None until the answer has been parsed: the result in the file is not read."""
     raw: FixtureRaw | UnsetType = UNSET
 
     @property

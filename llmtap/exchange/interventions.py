@@ -115,7 +115,7 @@ class Interventions:
             acted = self._acted_signal
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
                 # In Bedrock, the stop reason names the guardrail, but the trace shows that the guardrail only
-                # masked text. So it did not act.
+                # masked text. So it blocked nothing.
                 self._acted_signal = None
         else:
             acted = self._acted_signal
@@ -182,8 +182,8 @@ class Interventions:
         no_token = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and no_token and not verdict.substituted:
             verdict.confidence = "medium"
-            # Filters of prompts and filters of answers share this reason, so the number of tokens must show
-            # which of them acted. All other reasons are of filters of answers.
+            # Filters of prompts and filters of answers both use `content_filter`, so the number of tokens
+            # must show which of them acted. Only filters of answers use the other reasons.
             if reason_kind(verdict.value or "") == "content_filter":
                 if x.tokens.output is None:
                     mark_unknown(verdict, "no usage: input or output")
@@ -217,7 +217,7 @@ class Interventions:
         return "output" if before is None else "input"
 
     def _name_error(self, verdict: Verdict, status: int, *, streamed: bool) -> None:
-        """Set the signal of an error, which includes its HTTP status, if any."""
+        """Set the signal of an error's verdict: the parts of the answer, such as the status, that show it."""
         part = verdict.signal.removeprefix("error.")
         is_decisive = verdict.value is not None or "value" in (verdict.detail or {})
         if status < 400:

@@ -45,7 +45,7 @@ STALL_MISSED_NS: Final = 11_100_000
 """Longest part of a stall of a relay's event loop that its probes can miss: a probe comes every 10 ms, and
 its resolution is 1.1 ms."""
 READ_BYTES_MAX: Final = 1 << 16
-"""A read of this length may have left bytes in the socket."""
+"""Maximum length of a read: a read of this length has possibly left bytes in the socket."""
 _TEXT_CHARS_MAX: Final = BOUNDS["text.response_text"].chars
 HOLDS_MAX: Final = 10_000
 """Maximum number of pauses by the client that are stored for an exchange: 160 KB. With more pauses, the
@@ -62,7 +62,7 @@ _LOGGED_FREE: Final = 1 << 10
 _TEXT_BYTES: Final = 8
 """Memory of the list element of a kept text."""
 SLICE_BYTES: Final = 16 << 10
-"""Bytes of a read that are parsed in one step: up to 5 ms."""
+"""Maximum number of bytes that are parsed in one step, which takes up to 5 ms."""
 _NO_ROOM: Final = "open exchanges take too much memory"
 LINES_PER_BYTE: Final = 2
 """Maximum number of lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us:
@@ -108,7 +108,7 @@ class Observer:
         on_request: called with the complete request; returns whether the answer's text is captured, too
             (`Exchange.text`).
         bodies: memory limit of all open exchanges; None: no limit.
-        dialects: dialects that the answer may have.
+        dialects: dialects that the answer can have.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Observer:
         longest_wait: Callable[[int, int], int] | None = None,
         dialects: Dialects = BUILT_IN,
     ) -> None:
-        """`longest_wait(before_ns, t_ns)` returns the longest time that a byte of the read at `t_ns` may have
+        """`longest_wait(before_ns, t_ns)` returns the longest time that a byte of the read at `t_ns` can have
         been unread in the socket, if the previous read was at `before_ns`."""
         self._t = Timeline(arrival_ns)
         self._x = Exchange(
@@ -152,10 +152,10 @@ class Observer:
         self._repetition: Repetition | None = None
         self._run: TokenRun | None = None
         self.token_run: TokenRun | None = None
-        """`_run` while the next read may be a repeated event: `FrameBatch` adds events to it, too."""
+        """`_run` while the next read is possibly a repeated event: `FrameBatch` adds events to it, too."""
         self.deflates = False
-        """Whether the tunnel may carry compressed messages: both sides named permessage-deflate."""
-        # Parsers of the response's body, in the order in which bytes pass them.
+        """Whether the tunnel can carry compressed messages: both sides named permessage-deflate."""
+        # Parsers of the response's body, in the order in which bytes pass through them.
         self._dechunk: ChunkedDecoder | None = None
         self._decoder: Decoder | None = None
         self._answer: AnswerReader | None = None
@@ -175,8 +175,8 @@ class Observer:
         self._emptied_ns: int | None = None
         """Time of the last read that emptied the socket: later bytes arrived after it."""
         self._may_have_waited = False
-        """Whether a read may have left bytes in the socket, which then waited for more than one round of the
-        loop."""
+        """Whether a read has possibly left bytes in the socket, which then waited for more than one round of
+        the event loop."""
         self._last_read_ns = arrival_ns
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
@@ -210,7 +210,7 @@ class Observer:
         self._x.added.request_ns = added_ns
 
     def on_hold(self, begin_ns: int, end_ns: int) -> None:
-        """Record that the client held the stream: reading from the upstream was paused."""
+        """Record a pause: the client took no bytes, so that the relay did not read from the upstream."""
         holds = self._t.holds
         if len(holds) < 2 * HOLDS_MAX:
             holds.extend((begin_ns, end_ns))
@@ -301,7 +301,7 @@ class Observer:
         if self._decoder is not None or len(data) > SLICE_BYTES:
             return self._read_slices(answer, data, size, t_ns)
         deltas = answer.feed(data, t_ns)
-        if len(deltas) == 1 and not answer.late:  # most reads of a token stream
+        if len(deltas) == 1 and not answer.late:  # fast path of most reads of a token stream
             self._add(deltas[0], t_ns)
         else:
             self._add_late(answer)
@@ -374,7 +374,7 @@ class Observer:
             self._may_have_waited = True
 
     def _count_memory(self, answer: AnswerReader) -> None:
-        """Count the memory of the response against the common limit."""
+        """Count the memory of the response against the limit of all open exchanges."""
         kept_bytes = answer.kept_bytes + self._texts_bytes
         logged = len(self._t.events.classes)
         if logged >= _LOGGED_FREE:
@@ -466,7 +466,7 @@ class Observer:
         *,
         continues: bool = False,
     ) -> None:
-        """Take bytes of a tunnel. Those from the upstream are timed as WebSocket messages; responses of a
+        """Take bytes of a tunnel. Bytes of the upstream are timed as WebSocket messages; responses of a
         session have exchanges of their own (`exchange/session.py`). `continues`: the bytes belong to the same
         read as those of the previous call."""
         if data_down:
@@ -490,7 +490,7 @@ class Observer:
         response_bytes: int,
         stall_ns: int | None = None,
     ) -> Exchange:
-        """Return the Exchange; call it once, last.
+        """Complete the Exchange and return it. Call this method once, after all others.
 
         Args:
             outcome: outcome by the relay, a value of `Outcome`; the events refine it.
@@ -511,7 +511,7 @@ class Observer:
         if x.clock == "kernel":
             wait_ns = self._shared_ns
             if self._longest_wait is None:
-                # `paused_ns` already reports the time in which back-pressure of the client held the stream.
+                # Subtract the time in which back-pressure of the client held the stream (in `paused_ns`).
                 wait_ns = max(0, wait_ns - paused_ns)
                 if not self._may_have_waited:
                     wait_ns = min(wait_ns, (lag_ns if stall_ns is None else stall_ns) + STALL_MISSED_NS)
@@ -537,7 +537,7 @@ class Observer:
         self._interventions.judge(x)
         tokens = x.tokens
         if tokens.output == 0 and not tokens.reasoning and self._tokens.has_output and x.refusal is None:
-            # The answer contradicts the usage. Only the text of a guardrail is not generated by the model.
+            # The answer has output, so the usage of 0 tokens is wrong. (A guardrail's text has 0 tokens.)
             x.tokens = self._tokens.result(stream=x.stream, without_usage=True)
             x.invalid_values = {TOKEN_COUNT: self._tokens.counts.refused + 1}
         reported = ended = Outcome(outcome)
@@ -609,7 +609,7 @@ class Observer:
         dialect = answer.dialect
         if self._loss_reason is not None:
             return False
-        # Until the dialect is chosen, `dialect` keeps all events from the first event with data on.
+        # Until the dialect is chosen, `dialect` keeps all events from the first one with data.
         has_data = dialect.kept_bytes > 0 or self._x.unparsed_events > 0
         return dialect.reading is not Reading.NONE or not has_data
 
@@ -643,7 +643,7 @@ class Observer:
             added.chunks_ns.append(added_ns)
 
     def _add_all(self, deltas: list[Delta], t_ns: int, since_ns: int | None = None) -> None:
-        """Add the events of the read at `t_ns`. `since_ns`: earliest time when the bytes of the read may have
+        """Add the events of the read at `t_ns`. `since_ns`: earliest time when the bytes of the read can have
         arrived; None: the time when the socket was last emptied."""
         outputs = 0
         for delta in deltas:
@@ -666,7 +666,7 @@ class Observer:
     def _mark_followed_token(self, t_ns: int) -> None:
         """Mark the last token's time as possibly late: other bytes follow the token in its read, at `t_ns`.
 
-        Only for the load generator, which probes its event loop often and so knows how late a read may be.
+        Only for the load generator, which probes its event loop often and so knows how late a read can be.
         In a relay, the uncertainty of most responses would become STALL_MISSED_NS, because the last token
         often comes with the end of the stream.
         """
@@ -674,8 +674,8 @@ class Observer:
             self._mark_shared_read(t_ns)
 
     def _mark_shared_read(self, t_ns: int, since_ns: int | None = None) -> None:
-        """Record that bytes follow an output event in its read, so that its timestamp may be late. The event
-        arrived after the previous read, and waited no longer than the loop left its sockets unread."""
+        """Record that bytes follow an output event in its read, so that its timestamp is possibly late. The
+        event arrived after the previous read, and waited only while the loop left its sockets unread."""
         if since_ns is None:
             if self._at_once:
                 return
@@ -765,7 +765,7 @@ class Observer:
             self._texts.append(text)
 
     def _expect_repetition(self, repetition: Repetition) -> None:
-        """Let `token_run` collect the next reads: the last read held exactly one event, which may come again
+        """Let `token_run` collect the next reads: the last read held exactly one event, which can come again
         with another text. No layer below the events holds pending bytes."""
         if repetition is not self._repetition:
             self._repetition = repetition
@@ -832,7 +832,7 @@ class Observer:
         return len(self._t.events.classes) + self._x.unlogged_events
 
     def _is_expected(self) -> bool:
-        """Whether to report an unparsed answer. False for imported files, which may be incomplete."""
+        """Whether to report an unparsed answer. False for imported files, which can be incomplete."""
         streamed = self._answer is not None and self._answer.streamed
         return streamed or self._loss_reason is not None or self._x.endpoint is not None
 
@@ -862,7 +862,7 @@ class Observer:
         # A body that could not be parsed to its end may contain unknown events.
         self._x.reading = dialect.reading if self._loss_reason is None else Reading.NONE
         self._x.reading_limits = dialect.limits
-        # If most events were not understood, the end may be one of them.
+        # If most events were not understood, one of them was possibly the end.
         self._is_end_certain = dialect.end_certain and 2 * self._x.unparsed_events <= self._event_count
 
 

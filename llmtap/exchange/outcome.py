@@ -33,7 +33,7 @@ class Outcome(Word):
     UPSTREAM_TIMEOUT = "upstream_timeout"
     TRUNCATED = "truncated"
     REJECTED = "rejected"
-    """The relay refused the request because of one of its limits."""
+    """The relay refused the request because one of the relay's limits was reached."""
     TAP_ERROR = "tap_error"
     """The relay died, so the rest of the exchange is unknown."""
 

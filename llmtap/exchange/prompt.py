@@ -43,7 +43,7 @@ _WORD_CHARS_MAX: Final = BOUNDS["shape.roles"].chars
 _decode: Final = bounded_decoder()
 
 Part: TypeAlias = "str | bytes | array[int]"
-"""A part of a message: text, a mark, or token ids (an array of type `I`)."""
+"""Part of a message: text, token ids (an array of type `I`), or a mark (bytes, for a part without length)."""
 
 
 @dataclass(slots=True)
@@ -424,7 +424,7 @@ def _response_format(value: JsonObject) -> str | None:
 
 
 def _first_count(places: list[JsonObject], *names: str) -> int | None:
-    """Return the first number that is a count. Skip -1, which means "no limit" to some servers."""
+    """Return the first count among the members `names`. Skip -1, which means "no limit" to some servers."""
     for number in _numbers_at(places, names):
         if 0 <= number <= _INT_MAX and number == int(number):
             return int(number)
@@ -447,7 +447,7 @@ def _role_word(value: Any) -> str:
     """Return the name of a role or format; `other` if it is not a word, because it could be private text."""
     if not isinstance(value, str) or not _is_word(value) or looks_secret(value):
         return "other"
-    return sys.intern(value)  # one object for all messages
+    return sys.intern(value)  # save memory: one object for all messages
 
 
 _is_word = re.compile(rf"[A-Za-z0-9_.-]{{1,{_WORD_CHARS_MAX}}}", re.ASCII).fullmatch
@@ -479,7 +479,7 @@ def _encode_json(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (ValueError, RecursionError):
-        return b"?"  # the value is nested too deeply, which cannot happen with a decoded body
+        return b"?"  # safeguard: the decoder of the body already refuses values nested so deeply
 
 
 def _digest(value: Any) -> bytes:

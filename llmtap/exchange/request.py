@@ -140,8 +140,8 @@ class RequestReader:
         self._head: RequestHead | None = None
         self._path = ""  # can contain secrets, so it is used only for the tenant and the model, never stored
         self.path = ""
-        """Path by which the dialect is recognised (`routed_path`), with the same limits as the exchange's
-        own."""
+        """Path by which the dialect is recognised (`routed_path`), cut and cleaned in the same way as
+        `Exchange.path`."""
         self._mcp_fields: dict[bytes, str] = {}
         self._encoding: bytes | None = None
         self.method = b""

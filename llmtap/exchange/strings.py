@@ -91,7 +91,7 @@ def looks_secret(word: str) -> bool:
         size, turns = len(piece), len(_edges_of(piece))
         edges += turns
         if _is_hex(piece) or (piece.isdigit() and size > 8):
-            # A longer number is an id, but one of 8 digits can be a date.
+            # A number of more than 8 digits is an id; one of 8 digits can be a date.
             return True
         if size >= 12 and (turns >= 4 or len(_humps_of(piece)) >= 5):
             return True
@@ -198,7 +198,7 @@ def _is_name(name: str) -> bool:
     # Numbers of more than 4 digits are ids; shorter ones are versions, years and ports.
     if name.isdigit() and len(name) > 4:
         return False
-    at = name.find("@", 1)  # Cloudflare's models begin with @
+    at = name.find("@", 1)  # search from index 1: Cloudflare's models begin with @
     if at > 0 and not _is_snapshot(name):
         return False
     return not looks_secret(name)

@@ -102,7 +102,7 @@ NOT_FINITE: Final = "server_time_not_finite"
 TOO_LONG: Final = "server_time_too_long"
 REMOVAL_REASONS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
 ROUNDING_NS: Final = 1_000_000
-"""Tolerance for each duration: many servers round to whole milliseconds."""
+"""Tolerance in the comparison of a duration with the exchange: many servers round to whole milliseconds."""
 TOKENS_MAX: Final = 1 << 20
 """Maximum number of tokens that the events of an exchange can declare. No answer has more, and the figures
 computed from the tokens take memory."""
@@ -184,8 +184,8 @@ _BURST_TOKENS_MAX: Final = 1_024
 """Maximum number of tokens between two timestamps of a server. Speculative decoding gives a few; with more,
 the timestamps are not those of tokens."""
 _GAPS_MAX: Final = 1 << 18
-"""Maximum number of gaps between tokens of an exchange, of 8 bytes each; equal to that of logged events.
-Further gaps are omitted."""
+"""Maximum number of gaps between tokens that are stored for an exchange, 8 bytes each: as many as logged
+events. Further gaps are omitted."""
 
 
 class TokenLadder:

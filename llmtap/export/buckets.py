@@ -18,7 +18,7 @@ from llmtap.errors import ConfigError
 
 
 def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
-    """Raise ConfigError, which names `place`, for an unknown kind of histogram or invalid edges."""
+    """Raise ConfigError, with the option `place`, if the kind of histogram or its edges are invalid."""
     if kind not in KINDS:
         raise ConfigError(
             place, f"no kind of histogram is called {kind!r}", f"the kinds are {', '.join(KINDS)}"
@@ -33,7 +33,7 @@ def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
 
 
 def configured_edges(edges: tuple[int, ...], configured: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
-    """Return the edges in ns that an operator configured for the kind of `edges` (default: `edges`).
+    """Return the edges in ns that an operator configured for the kind of `edges`, or else `edges`.
 
     `edges`: default edges of a kind (a value of KINDS). `configured`: edges in seconds, by kind.
     """
@@ -47,7 +47,7 @@ def edges_ns(*seconds: float) -> tuple[int, ...]:
 
 
 CLOSE_RATIO: Final = 1.12
-"""Largest ratio of neighbouring edges near objectives. The error of a quantile is then at most 12 %."""
+"""Largest ratio of two neighbouring edges near objectives, so that a quantile there is at most 12 % wrong."""
 _OBJECTIVES_S: Final = (
     0.05, 0.055, 0.06, 0.067, 0.074, 0.08, 0.086, 0.093, 0.1, 0.112, 0.125, 0.138, 0.15, 0.165, 0.182, 0.2,
     0.224, 0.25, 0.275, 0.3, 0.33, 0.365, 0.4, 0.448, 0.5, 0.55, 0.61, 0.675, 0.75, 0.825, 0.91, 1, 1.1, 1.22,
@@ -59,7 +59,7 @@ TTFT_EDGES_NS: Final = edges_ns(
     0.001, 0.005, 0.01, 0.02, 0.04, *_OBJECTIVES_S, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160,
     640, 2560,
 )  # fmt: skip
-"""Edges of TTFT. The largest edges are vLLM's, because TTFT contains the unbounded wait in a queue."""
+"""Edges of TTFT, up to 2,560 s as in vLLM: TTFT contains the wait in a queue, which can be very long."""
 GAP_EDGES_NS: Final = edges_ns(
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, *_OBJECTIVES_S, 2.5, 5,
     10, 20, 40, 80,
@@ -78,11 +78,11 @@ ADDED_EDGES_NS: Final = edges_ns(
 )  # fmt: skip
 """Edges of the latency that llmtap adds: 10 us to 50 ms."""
 TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
-"""Edges of numbers of tokens in an event."""
+"""Edges of the histogram of the number of tokens in an event."""
 
 
 class Buckets:
-    """Counts of integers in buckets with fixed upper edges, and their sum. Without edges: one bucket."""
+    """Counts of integers in buckets with fixed upper edges, and their sum. No edges: there is one bucket."""
 
     __slots__ = ("_counts", "_edges", "_total")
 
@@ -111,7 +111,7 @@ class Buckets:
         self._counts = array("Q", map(add, self._counts, other._counts))
 
     def read(self) -> tuple["array[int]", int]:
-        """Return a copy of the counts by bucket (not cumulative; the last has no edge), and the sum."""
+        """Return a copy of the counts of the buckets (the last one has no edge), and the sum of values."""
         return self._counts[:], self._total
 
 

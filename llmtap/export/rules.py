@@ -44,7 +44,7 @@ class _Scope(NamedTuple):
     aggregation: str
     matching: str
     events_rate: str
-    """Name of a recording rule, as are `good_rate` and `error_ratio`."""
+    """`events_rate`, `good_rate` and `error_ratio`: names of recording rules."""
     good_rate: str
     error_ratio: str
 
@@ -64,7 +64,7 @@ Rule = dict[str, Any]
 
 
 def check_job(job: str) -> str:
-    """Return the job name if it needs no quoting in queries. Raises ConfigError."""
+    """Return the job name. Raises ConfigError if the name would need quoting in queries."""
     if not job or not _JOB_CHARS.issuperset(job):
         raise ConfigError(
             "--job",
@@ -92,7 +92,7 @@ def missing_alarms(slo: SloClass) -> list[str]:
 
 
 def runbook_url(runbooks: str, alert: str) -> str:
-    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with its name for `{alert}`."""
+    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with ALERT for `{alert}`."""
     if "{alert}" in runbooks:
         return runbooks.replace("{alert}", alert)
     return f"{runbooks.rstrip('/')}/{alert}.md"
@@ -217,7 +217,7 @@ def _ratio_rules(slo: SloClass, job: str, scope: _Scope) -> list[Rule]:
         _recording_rule(scope.events_rate, f"{scope.aggregation}(rate({events}[5m]))", identity),
         _recording_rule(scope.good_rate, f"{scope.aggregation}(rate({good}[5m]))", identity),
     ]
-    # Tenants have no rule for the last window, because only classes have metrics of the period of the SLO.
+    # The last window is the period of the SLO. Only classes have metrics for it, so tenants get no rule.
     long_windows = LONG_WINDOWS if scope is _CLASS else LONG_WINDOWS[:-1]
     pairs = [
         (
@@ -289,7 +289,7 @@ def _burn_alert(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> Rule:
             "long": long,
             "short": short,
             "sloth_severity": alarm.severity,
-            # A further label for tenants: promtool reports rules with equal names and labels as duplicates.
+            # Add a label for tenants: promtool reports rules with equal names and labels as duplicates.
             **({} if scope is _CLASS else {"per": "tenant"}),
         },
     )
@@ -300,7 +300,7 @@ def _recording_rule(record: str, expr: str, labels: Mapping[str, str]) -> Rule:
 
 
 def _outdated_alert(slo: SloClass, job: str) -> Rule:
-    """Return the alert that fires if the proxy's objectives of a class differ from those of the rules."""
+    """Return the alert that fires if the proxy's objectives of a class differ from those in the rules."""
     this = f'job="{job}",slo="{slo.name}"'
     target = f"llmtap_slo_target_ratio{{{this}}}"
     differs = [f"{target} != {slo.target:.10g}"]

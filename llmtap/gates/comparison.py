@@ -29,7 +29,7 @@ class ComparedFigure(Struct, frozen=True):
     name: str
     """Name of the metric or scalar in tables."""
     option: str | None
-    """Option of ITL (IETF 4.6.3). Each option has its own rows: values of two options are not compared."""
+    """Option by which ITL was computed (IETF draft, 4.6.3). Values of different options are not compared."""
     figure: str
     """Statistic of the metric, such as `p99`; `share`, `rate` or `count` for a scalar."""
     unit: str
@@ -40,7 +40,7 @@ class ComparedFigure(Struct, frozen=True):
     n_b: int
     b: float | None
     few_a: bool
-    """Whether the first result has too few samples (IETF 5.1.4.3)."""
+    """Whether the first result has too few samples for this figure (IETF draft, 5.1.4.3)."""
     few_b: bool
     difference: float | None
     low: float | None
@@ -49,7 +49,7 @@ class ComparedFigure(Struct, frozen=True):
     level: float
     """Confidence level of the interval, such as 0.95."""
     share: float | None
-    """Difference divided by a; None if one of them is missing, or a is 0."""
+    """`difference` / `a`; None if either is None, or if `a` is 0."""
 
 
 class BurstCaution(Struct, frozen=True):
@@ -57,7 +57,7 @@ class BurstCaution(Struct, frozen=True):
 
     label: str
     metrics: tuple[str, ...]
-    """Metrics that would mislead, so they have no difference."""
+    """Metrics that bursts make misleading, so the comparison has no difference for them."""
     events_per_read: float
 
 

@@ -23,7 +23,7 @@ from llmtap.report.values import at, milliseconds, number
 
 _Json = Mapping[str, Any]
 CHUNKS_SHARE_MAX: Final = 0.07
-"""Figures of tokens are not valid if a larger share of the responses has its tokens counted by chunks."""
+"""Maximum share of responses whose chunks were counted as tokens. Above it, token figures are not valid."""
 DOUBTFUL_ERROR_S: Final = 0.001
 DOUBTFUL_ERROR_SHARE: Final = 0.01
 """Limits for results without a verdict: a figure is doubtful if its error is more than DOUBTFUL_ERROR_S
@@ -50,7 +50,7 @@ class FigureRow:
     value: Callable[[_Json], float | None]
     """Function that returns the value in a result: in seconds, as a share from 0 to 1, or as in the JSON."""
     has_few_samples: Callable[[_Json], bool] = lambda result: False
-    """Function that returns whether the figure of a result has too few samples (IETF 5.1.4.3)."""
+    """Function that returns whether the figure of a result has too few samples (IETF draft, 5.1.4.3)."""
     percentiles: Mapping[str, float] = field(default_factory=dict)
     """The percentile of the figure, in the form of `parse_percentiles`; empty for other statistics."""
 
@@ -133,7 +133,7 @@ _TOKEN_FIGURES: Final = frozenset({"tpot", "tokens", "smooth_goodput"})
 
 
 def figure_named(name: str, place: str) -> FigureRow:
-    """Return the figure of this name. Raises ConfigError naming `place`, with the nearest known name."""
+    """Return the figure of this name. Raises ConfigError, with `place` and the nearest known name."""
     if name in SCALARS:
         return SCALARS[name]
     match = _STATISTIC.fullmatch(name)

@@ -31,7 +31,7 @@ DEFAULT_FIGURES: Final = frozenset(
         "attainment",
     }
 )
-"""Figures of replays that are judged if the user names none; those without a usable interval are skipped."""
+"""Figures of replays that are judged by default. A figure without a usable interval is skipped."""
 _ITEM: Final = re.compile(r"(?:([A-Za-z][\w.]*):)?(\d+(?:\.\d+)?)%?")
 _UNITS: Final = {"s": "ms", "share": "%"}
 _COPIED: Final = ("a", "b", "difference", "low", "high", "level")
@@ -128,8 +128,8 @@ def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -
 
 
 def _deciding_end(change: Change) -> float | None:
-    """Return the better end of the interval, or None. A figure is worse if even this end exceeds the
-    tolerance."""
+    """Return the better end of the interval, or None if it has none. A figure is worse if even this end
+    exceeds the tolerance."""
     return change.low if change.better == "lower" else change.high
 
 

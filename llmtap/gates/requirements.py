@@ -90,7 +90,7 @@ class Requirements:
 
     @classmethod
     def parse(cls, texts: Sequence[str] | None, place: str = "--require") -> "Requirements":
-        """Return the requirements in values of an option. Raises ConfigError, which names the wrong part."""
+        """Parse the values of the option `place`. Raises ConfigError, which names the invalid requirement."""
         conditions = tuple(parse_conditions(texts or (), place))
         for condition in conditions:
             _check_share(condition, place)
@@ -159,7 +159,7 @@ def _judged_requirement(condition: Condition, result: _Json, label: str) -> Requ
 def exit_code(verdict: _Json | None, rows: Sequence[RequirementRow], *, missed: bool = False) -> ExitCode:
     """Return the exit code for a result with this verdict and these judged requirements.
 
-    `missed`: whether another gate than these requirements was missed.
+    `missed`: whether a gate other than these requirements was missed.
     """
     verdict = verdict or {}
     if not rows:

@@ -15,7 +15,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 
 FIRST: Final = 8
-"""Number of first requests that must all fail: a single 404 can concern only the model of one request."""
+"""Number of first requests: if all fail, the load stops. One 404 can concern only the model of a request."""
 NO_ENDPOINT: Final = "the first answers show that the target cannot answer such requests"
 """Value of `load.stopped` for a load that this check stopped."""
 _KEY: Final = ("--api-key-env", "name the variable of a valid key, or use --header with Authorization")
@@ -31,7 +31,7 @@ OPTION_BY_STATUS: Final[Mapping[int, tuple[str, str]]] = {
     HTTPStatus.METHOD_NOT_ALLOWED: _PATH,
     HTTPStatus.NOT_IMPLEMENTED: _PATH,
 }
-"""Wrong option and hint, by the status that every request of the load would get."""
+"""Option that is probably wrong, and a hint, by the status that each of the first requests got."""
 
 
 def is_unanswerable(x: Exchange) -> bool:
@@ -43,7 +43,7 @@ def is_unanswerable(x: Exchange) -> bool:
 
 
 def endpoint_error(x: Exchange) -> ConfigError:
-    """Return the error for a load of which all first requests got an answer such as `x`."""
+    """Return the error for a load whose first requests all failed with answers such as `x`."""
     assert x.status is not None
     option, hint = OPTION_BY_STATUS[x.status]
     phrase = HTTPStatus(x.status).phrase

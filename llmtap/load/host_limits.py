@@ -47,7 +47,7 @@ def host_limit(error: OSError) -> str | None:
 
 
 def files_max() -> int:
-    """Return the number of files that a sending process may open.
+    """Return the maximum number of files that a sending process can open.
 
     This is the hard limit, because the process raises its soft limit to the hard limit.
     """

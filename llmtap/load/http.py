@@ -205,7 +205,7 @@ class _Opening:
         self.settled.set_result(None)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self.settled.set_result(None)  # Each request will report the failure.
+        self.settled.set_result(None)  # A request will connect again, and report the error.
 
     def on_data(self, data: bytes, t_ns: int) -> None: ...
 
@@ -241,7 +241,7 @@ def _retry_after_ns(retry_after: bytes, date: bytes | None) -> int | None:
     until_ns = _date_ns(retry_after)
     if until_ns is None:
         return None
-    # The server's own clock decides; it may differ from the clock of this host.
+    # Subtract the `Date` of the server if there is one: its clock can differ from the clock of this host.
     now_ns = _date_ns(date or b"") or SystemClock.wall_ns()
     return until_ns - now_ns if until_ns > now_ns else None
 
@@ -259,7 +259,7 @@ HEAD_BYTES_MAX: Final = 1 << 18
 HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
 """Maximum number of header fields. The shortest field takes 4 bytes, so HEAD_BYTES_MAX is reached first."""
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which a socket is checked: after a reset, the loop may not watch it any more."""
+"""A socket is checked after this time without a byte: after a reset, the loop possibly does not watch it."""
 QUIET_NS_MAX: Final = 5_000_000_000
 """Maximum of the time that begins at QUIET_NS for each call and doubles with each check."""
 
@@ -274,7 +274,7 @@ class Call:
         "_accepted",
         "_answer_began",
         "_at_once",
-        "_attempt",
+        "_connect_attempt",
         "_done",
         "_early",
         "_head_bytes_left",
@@ -331,7 +331,7 @@ class Call:
         self._unsent = b""
         self._rest_of_answer = b""
         self._lag_ns = 0
-        """Largest error, in ns, of the timestamp of a read in which nothing follows the event."""
+        """Largest error, in ns, of the timestamp of an event at the end of its read."""
         self._stamped = False
         """Whether the timestamps of the answer are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None
@@ -356,7 +356,7 @@ class Call:
         self._surplus = False
         """Whether more data was read after the piece that is now parsed."""
         self._stream: Stream | None = None
-        self._attempt: Attempt | None = None
+        self._connect_attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
         self._head_part = b""
         self._head_bytes_left = HEAD_BYTES_MAX
@@ -364,7 +364,7 @@ class Call:
         self._accepted = self._answer_began = False
         self._keep = False
         self._redirect: str | None = None
-        """Error of an answer that redirects: another request would get the answer of a model."""
+        """Error text for a redirect; None: no redirect. A redirect is not the answer of a model."""
         self._submit_ns = self._submit_width_ns = 0
         self._quiet_ns = QUIET_NS
         self.began_ns = 0
@@ -408,11 +408,11 @@ class Call:
         else:
             attempt = sender.pool.connect(self)
             if self._unsent:
-                self._attempt = attempt
+                self._connect_attempt = attempt
         self._defer_observer(request)
 
     def _defer_observer(self, request: bytes) -> None:
-        """Create the observer later, in `_observe`: the next request may be due now."""
+        """Create the observer later, when there is time: the next request is possibly due now."""
         self._unobserved = request
         self._sender.deferred.add(self._create_observer, urgent=True)
 
@@ -443,7 +443,7 @@ class Call:
     def _record_submit(self, before_ns: int) -> None:
         """Record that the kernel took the last byte between `before_ns` and now.
 
-        Use `before_ns` as the time of submission: a local server may answer before this process runs again,
+        Use `before_ns` as the time of submission: a local server can answer before this process runs again,
         and a later time could then be after the answer.
         """
         self.last_ns = mono_ns()
@@ -455,7 +455,7 @@ class Call:
     # Methods of the protocol `Waiter`: they report on the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
-        self._attempt = None
+        self._connect_attempt = None
         if self.over:
             stream.close()
             return
@@ -473,7 +473,7 @@ class Call:
             self._fail_soon(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_connect_failed(self, error: OSError) -> None:
-        self._attempt = None
+        self._connect_attempt = None
         self._unsent = b""
         if (limit := host_limit(error)) is not None:
             self._fail_soon(Outcome.TAP_ERROR, limit, None)
@@ -601,7 +601,7 @@ class Call:
         else:
             stream.close()
         if self._accepted:
-            self._on_answered(data, t_ns)
+            self._end_answered(data, t_ns)
             return
         if data:
             self._observer.response_data(data, t_ns, 0, at_once=self._at_once)
@@ -613,7 +613,7 @@ class Call:
         else:
             self._wait_for_retry(*self._retry_plan, Outcome.COMPLETE, None)
 
-    def _on_answered(self, data: bytes, t_ns: int) -> None:
+    def _end_answered(self, data: bytes, t_ns: int) -> None:
         """End the call after a complete answer. Parse its last piece later, when there is time."""
         self.over = True
         self.last_ns, self._rest_of_answer = t_ns, data
@@ -659,7 +659,7 @@ class Call:
     def on_drained(self) -> None:
         self._record_submit(mono_ns())
 
-    # Retries.
+    # Retries of a failed request.
 
     @property
     def is_waiting(self) -> bool:
@@ -683,7 +683,7 @@ class Call:
         self._reset_attempt()
         self._begin_attempt(self._request)
 
-    # Ends.
+    # The end of the request.
 
     def cancel(self, reason: str) -> None:
         """Cancel the call. If it waits for a retry, it ends with the result of its last attempt."""
@@ -699,7 +699,7 @@ class Call:
             self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
 
     def check_socket(self, now_ns: int) -> None:
-        """Check the socket of a quiet stream: after a reset, the loop may not watch it any more."""
+        """Check the socket of a quiet stream: after a reset, the loop possibly does not watch it any more."""
         if self._stream is not None and now_ns - self.last_ns > self._quiet_ns:
             self.last_ns = now_ns
             self._quiet_ns = min(2 * self._quiet_ns, QUIET_NS_MAX)
@@ -723,9 +723,9 @@ class Call:
             self._wait_for_retry(reason, wait_ns, outcome, error)
 
     def _release_connection(self) -> None:
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        if self._connect_attempt is not None:
+            self._connect_attempt.cancel()
+            self._connect_attempt = None
         if self._stream is not None:
             self._stream.abort()
             self._stream = None
@@ -761,7 +761,7 @@ class Call:
             x.scheduled_ns = self.scheduled_ns
             x.dispatch_late_ns = self.first_ns - self.scheduled_ns
         elif self.retries:
-            x.scheduled_ns = self.first_ns  # In a closed loop a request is due when it is first sent.
+            x.scheduled_ns = self.first_ns  # A closed loop has no schedule: count from the first attempt.
         self._observer = None
         self._request = self._unsent = b""
         self._done(self, x)

@@ -257,7 +257,7 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
 
         check_fields([(name.encode(), value.encode()) for name, value in self.headers])
         if self.tenant_header is not None:
-            # Check only the name (RFC 9110 5.1: a token). `check_tenants` checks the values, the tenants.
+            # Check only the name (RFC 9110 5.1: a token). `check_tenants` checks the values.
             check_fields([(self.tenant_header.encode(), b"")], "--tenant-header")
         if self.label_header is not None:
             check_fields([(self.label_header.encode(), b"")], "--label-header")

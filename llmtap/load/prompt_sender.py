@@ -176,7 +176,7 @@ class PromptSender:
         try:
             return await asyncio.wait_for(self._target.open(connections), self._connect_timeout_s)
         except TimeoutError:
-            return 0  # Each request will report the failure.
+            return 0  # Requests will connect again, and report the error.
 
     def stop_retrying(self) -> None: ...
 

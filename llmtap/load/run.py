@@ -30,7 +30,7 @@ TIME_UP: Final = "the time was up"
 """Value of `load.stopped` if the maximum duration has passed."""
 
 LATEST: Final = 100
-"""Number of latest answers whose share of failures is compared with the limit."""
+"""Number of latest answers whose share of failures is compared with the limit of `--stop-when`."""
 
 
 class Schedule:

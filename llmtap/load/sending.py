@@ -4,7 +4,7 @@ The senders are `http.py` and `prompt_sender.py`; `run.py` calls them. `parse_ta
 and header fields of `--target` and `--header`, and returns a `LoadTarget`, which writes the head of each
 request. `DeferredWork` defers parsing and does it in short slices, because sending and reading must be on
 time. With kernel timestamps and many streams, it lets the loop sleep for up to 1 ms, so that one read gets
-several pieces. `Lateness` measures how long a byte may have waited before it was read.
+several pieces. `Lateness` measures how long a byte has possibly waited before it was read.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ WAITING_MAX: Final = 8_192
 GATHER_NS: Final = 1_000_000
 """Longest sleep of the loop to gather data."""
 WAKING_NS: Final = 100_000
-"""Time by which a sleep may end too late."""
+"""Reserve for a sleep that ends too late: the sleep ends this time before the next request is due."""
 BEHIND_NS: Final = 2 * GATHER_NS
 READS_MIN: Final = 2_000
 READS_OF_STREAM_MAX: Final = 100
-"""Reads per second and stream above which the loop does not sleep: it would read several pieces of one stream
+"""With more reads per second and stream, the loop does not sleep: it would read several pieces of one stream
 together, and these would share one timestamp."""
 
 mono_ns = SystemClock.mono_ns
@@ -53,7 +53,7 @@ class DeferredWork:
     """Deferred work of one loop. Urgent pieces come first; otherwise the order of `add` is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gathers: bool = False) -> None:
-        """`gathers`: the loop may sleep to gather data, because timestamps come from the kernel."""
+        """`gathers`: the loop is allowed to sleep to gather data, because timestamps come from the kernel."""
         self._loop = loop
         self._may_gather = gathers
         self._is_gathering = False
@@ -129,7 +129,7 @@ class DeferredWork:
             if mono_ns() >= end_ns:
                 break
         if urgent or waiting:
-            self._request_turn()  # Go on in the next iteration, before which the loop reads its sockets.
+            self._request_turn()  # Continue in the loop's next iteration, after it has read its sockets.
 
     def _sleep(self) -> None:
         wait_ns = GATHER_NS
@@ -143,11 +143,11 @@ PROBE_NS: Final = 2_000_000
 GRAIN_NS: Final = 1_100_000
 """Resolution of the loop's timers: a probe that is later than this counts as late."""
 PROBES_MAX: Final = 1_000
-"""Number of latest probes of which the times are kept: 2 s."""
+"""Number of latest probes whose times are kept: those of 2 s."""
 CALLS: Final = 5
-"""Probes between two calls of `each`: 10 ms."""
+"""Number of probes from one call of `each` to the next: 10 ms."""
 CHECKS: Final = 25
-"""Probes between two readings of the wall clock: 50 ms."""
+"""Number of probes from one reading of the wall clock to the next: 50 ms."""
 
 
 class Lateness:
@@ -168,7 +168,7 @@ class Lateness:
         self._start()
 
     def worst_since(self, t_ns: int) -> int:
-        """Return the longest time that a byte may have waited unread since `t_ns`."""
+        """Return the longest time that a byte can have waited unread since `t_ns`."""
         now_ns = mono_ns()
         # After a stall, the loop reads its sockets before its timers run. The next probe is then overdue but
         # has not recorded the stall, so record it here.
@@ -188,8 +188,8 @@ class Lateness:
         return min(self.worst_since(since_ns), t_ns - next(turns, since_ns))
 
     def error_since(self, t_ns: int) -> int:
-        """Return the largest error, since `t_ns`, of the timestamp of a read in which nothing follows the
-        event.
+        """Return the largest error, since `t_ns`, of the timestamp of an event that is the last one in its
+        read.
 
         A kernel timestamp has only the error of the clock conversion: the time of the read does not matter.
         """
@@ -267,7 +267,7 @@ class LoadTarget:
     origin: Origin
     path: bytes
     headers: Headers = field(default_factory=list)
-    """Fields in addition to Host, Content-Type and Content-Length. They may contain keys, so they are sent
+    """Fields in addition to Host, Content-Type and Content-Length. They can contain keys, so they are sent
     only to the target and never shown."""
 
     def head(
@@ -331,7 +331,7 @@ def check_fields(headers: Headers, place: str = "--header") -> None:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without user, password and query, which may be secret."""
+    """Return a URL without user, password and query, which can be secret."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}" + (

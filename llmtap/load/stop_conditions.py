@@ -23,20 +23,20 @@ SATURATED: Final = "saturated"
 EXAMPLE: Final = "error_rate>10% saturated"
 PLACE: Final = "--stop-when"
 QUEUE_MIN: Final = 10
-"""Length of the queue below which its growth is not judged."""
+"""Minimum length of a queue whose growth is judged."""
 TURNS: Final = 2
 """Minimum number of consecutive turns in which the queue must grow."""
 GROWS_NS: Final = 30 * NS_PER_S
 """Minimum time during which the queue must grow: longer than a burst of most loads."""
 DEVIATIONS: Final = 5.0
-"""Growth in standard deviations of independent arrivals and first tokens, beyond which it is not chance."""
+"""Growth by more standard deviations (of independent arrivals and first tokens) is not chance."""
 
 
 class StopConditions(msgspec.Struct, frozen=True):
     """Conditions under which a load ends early."""
 
     error_rate: float | None = None
-    """Share of failures among the latest answers above which the load ends."""
+    """The load ends if the share of failures among the latest answers is above this value; None: never."""
     saturated: bool = False
     """Whether the load ends if the server's queue grows without end."""
 

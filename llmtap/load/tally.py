@@ -59,7 +59,7 @@ class LoadTally:
         self.ttft_uncertainties.record(x.ttft_uncertainty_ns)
         sent_ns = x.timeline.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
-            # These two times are of the first attempt of a retried request; `arrival_ns` is of the last one.
+            # Use the first attempt of a retried request; `arrival_ns` belongs to its last attempt.
             sent_ns = x.scheduled_ns + x.dispatch_late_ns
             self.lateness.record(max(0, x.dispatch_late_ns))
             if x.timeline.submit_ns is not None:

@@ -3,13 +3,12 @@
 `warm_up` sends requests with a `WorkerPool`, as the run does, and returns the counts and the variation of the
 latency (`WarmUp`). `replay/perform.py` calls it.
 
-By default a warm-up has at least 100 requests and 10,000 output tokens (4.5.1), then probes until their
-latency varies by less than 10 % (4.5.2), but at most 20,000 requests and 30 probes. A minimum that was not
-reached is reported as `problem`. For a cold start (4.5.3) nothing is sent. All probes are the same request,
-sent one at a time. The variation of TTFT, and of E2E, is (longest - shortest) / mean of three consecutive
-probes.
+By default a warm-up has at least 100 requests and 10,000 output tokens, then probes until their latency
+varies by less than 10 %, but at most 20,000 requests and 30 probes. A minimum that was not reached is
+reported as `problem`. For a cold start nothing is sent. All probes are the same request, sent one at a time.
+The variation of TTFT, and of E2E, is (longest - shortest) / mean of three consecutive probes.
 
-Source: IETF draft, 4.5.
+Source: IETF draft, 4.5.1 (requests and tokens), 4.5.2 (stable latency) and 4.5.3 (cold start).
 """
 
 import math
@@ -44,14 +43,14 @@ ROUNDS_MAX: Final = 8
 
 class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 100
-    """Minimum number of answers that end well; `tokens`: minimum number of their output tokens, too."""
+    """Minimum number of answers that end well. Together they must have at least `tokens` output tokens."""
     tokens: int = 10_000
     slots: int = 8
     """Number of requests in flight."""
     requests_max: int = 20_000
     """Maximum number of requests: a server whose answers report no tokens never reaches `tokens`."""
     variation: float = 0.10
-    """Variation of three consecutive probes below which latency is stable."""
+    """The latency is stable if three consecutive probes vary by less than this value."""
     probes_max: int = 30
     probe: bool = True
     cold: bool = False

@@ -40,7 +40,7 @@ from llmtap.workload.prompts.prompt import Prompt
 
 HEAD_BYTES_MAX: Final = 1 << 18
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which a socket is checked: the loop possibly misses a reset."""
+"""A socket is checked after this time without a byte, because the loop possibly misses a reset."""
 NORMAL: Final = (1000).to_bytes(2, "big")
 """Status code of a close frame: normal closure (RFC 6455 7.4.1)."""
 _ENDS: Final = frozenset(
@@ -123,7 +123,7 @@ class WebSocketSession:
         self._pool = pool
         self._key = key
         self._sessions = sessions
-        self._attempt: Attempt | None = None
+        self._connect_attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._head: bytes | None = b""
@@ -158,9 +158,9 @@ class WebSocketSession:
 
     async def open(self) -> None:
         """Connect, upgrade and wait for the server's greeting. Raises OpeningFailed."""
-        self._attempt = self._pool.connect(self)
+        self._connect_attempt = self._pool.connect(self)
         if self._stream is not None or self._opened_future.done():
-            self._attempt = None
+            self._connect_attempt = None
         await self._opened_future
 
     def send(self, data: bytes) -> None:
@@ -205,9 +205,9 @@ class WebSocketSession:
 
     def drop(self) -> None:
         self._sessions.discard(self)
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        if self._connect_attempt is not None:
+            self._connect_attempt.cancel()
+            self._connect_attempt = None
         stream, self._stream = self._stream, None
         if stream is not None and not stream.closed:
             stream.abort()
@@ -215,7 +215,7 @@ class WebSocketSession:
     # Methods of the protocol `Waiter`: they report on the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
-        self._attempt = None
+        self._connect_attempt = None
         self._stream = stream
         try:
             stream.write(self.upgrade)
@@ -223,7 +223,7 @@ class WebSocketSession:
             self._on_lost(exc)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self._attempt = None
+        self._connect_attempt = None
         self._fail_opening(Outcome.UPSTREAM_ERROR, f"cannot connect ({failure_text(error)})")
 
     def _fail_opening(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
@@ -304,7 +304,7 @@ class WebSocketSession:
                 self._on_lost(None)
             case Opcode.TEXT:
                 if not self._opened_future.done():
-                    self._opened_future.set_result(None)  # The first message of a session is the greeting.
+                    self._opened_future.set_result(None)  # The first message shows that the session is open.
                 elif self._answer is not None and not self._answer.done.done():
                     self._answer.observer.message(message, t_ns, 0)
                     self._read_event(self._answer, payload, t_ns)
@@ -416,7 +416,7 @@ class WebSocketTarget:
             if failed is None:
                 self._idle_sessions.append(one)
             else:
-                one.drop()  # Each request will report the failure.
+                one.drop()  # Requests will connect again, and report the error.
         return len(self._idle_sessions)
 
     async def send_prompt(

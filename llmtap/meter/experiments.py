@@ -215,7 +215,7 @@ class Experiments:
         experiment = None if self._base_experiment is None else self._base_experiment.at_stage(stage)
         self.experiment = experiment
         self._stage_index = stage
-        self._begin_stage_time()
+        self._note_stage_start()
         self._settled_ns = self._stage_mono_ns + SETTLE_NS if stage else 0
         self._left_out_requests = 0
         self._unjudged_figures = [] if experiment is None else experiment.stop_worse
@@ -234,7 +234,7 @@ class Experiments:
         self._units_are_exported = False
         """Whether an export has contained the units, so that later exports contain only new figures."""
 
-    def _begin_stage_time(self) -> None:
+    def _note_stage_start(self) -> None:
         self._stage_mono_ns, self._stage_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
 
     @property
@@ -387,7 +387,7 @@ class Experiments:
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         if on and not self._is_on:
-            self._begin_stage_time()
+            self._note_stage_start()
             self._stop_report = None
         self._is_on, self._switched_by, self._switch_ns = on, by, self._clock.wall_ns()
         self._send_switch_word()

@@ -241,10 +241,10 @@ async def _run(
     closing = None
     is_replaced = ending.successor is not None
     if ending.successor is not None:
-        # Close the admin port, because the other meter answers all requests from now on.
+        # Close the admin port, because the successor answers all requests from now on.
         closing = loop.create_task(runner.cleanup())
         if recorder is not None:
-            recorder.give_way()  # before the state, because the other meter waits for it
+            recorder.give_way()  # before the state: the successor waits for the capture folder
         if state is not None:
             await state.hand_over(ending.successor)
     elif ending.is_orphaned:

@@ -82,7 +82,7 @@ class Labels:
         if key in self._series or len(self._series) < self._series_max:
             self._series.add(key)
             return key
-        # Beyond the limit, a tenant and arm have at most two more series: of models `other` and `unknown`.
+        # Use the model `other`: a tenant and arm get at most two series above the limit (`other`, `unknown`).
         self.overflow["series"] += 1
         return key[0], OTHER, key[2]
 

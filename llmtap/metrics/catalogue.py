@@ -22,7 +22,7 @@ class Unit(Enum):
 
 
 class Answers(Enum):
-    """Answers of which a summary has the metric."""
+    """Kind of answers from which a summary computes the metric."""
 
     ALL = "all"
     ENDED_WELL = "ended well"
@@ -66,9 +66,9 @@ class Family:
     edges: str
     exact_for: tuple[str, ...] = ()
     label: str | None = None
-    """Name of the label that distinguishes the metrics of one histogram; None: it has one metric."""
+    """Name of the label that distinguishes the metrics of this histogram; None: it has only one metric."""
     reading: bool = True
-    """Whether it has the label `reading`, which separates times that were inferred from other times."""
+    """Whether the histogram has the label `reading`, which separates inferred times from other times."""
 
 
 TTFT: Final = Family(
@@ -167,7 +167,7 @@ class Metric:
     surfaces: Surface = _NOWHERE
     family: Family | None = None
     label: str | None = None
-    """Value of this metric for `Family.label`."""
+    """Value of the label `Family.label` for this metric."""
     otlp: Otlp | None = None
     judged_as: str | None = None
     """Metric whose validity in a replay is also the validity of this one; None: this metric has its own

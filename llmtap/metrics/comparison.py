@@ -175,14 +175,14 @@ def _signed_rank_outside(n: int, tail: float) -> int:
 
 
 BATCH_VALUES_MAX: Final = 1 << 20
-"""Maximum number of values that are resampled at a time: 8 MB."""
+"""Maximum number of values that are resampled at a time, to limit the memory to 8 MB."""
 UNPAIRED_VALUES_MIN: Final = 10
 """Minimum number of values in each sample of an unpaired test, so that its approximation is valid."""
 BEYOND_MIN: Final = 5
 """Minimum number of values on each side of a quantile, in each sample, for a bootstrap. So P50 needs 10
 values, and P99 needs 500."""
 RUNS_MIN: Final = 3
-"""Minimum number of independent runs of each system (IETF draft, 6.3)."""
+"""Minimum number of independent runs of each system to compare them by runs (IETF draft, 6.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Comparison:
     high: float
     """`low` and `high`: limits of the confidence interval of `difference`."""
     p: float
-    """Probability of this or a larger difference, if the systems do not differ."""
+    """Probability of at least this difference, if the systems do not differ."""
     effect: float
     """Effect size without a unit, above 0 if b is greater; `effect_name` is the name of the statistic."""
     effect_name: str
@@ -323,7 +323,7 @@ def compare_quantile(
         return difference
 
     with catch_warnings():
-        simplefilter("ignore")  # SciPy warns about samples without variance, although a point is correct.
+        simplefilter("ignore")  # SciPy warns about samples without variance, but their interval is one point.
         drawn = stats.bootstrap(
             (x, y),
             quantile_difference,

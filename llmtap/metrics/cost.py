@@ -32,7 +32,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of the answers in a time window, in units of `currency`. A ratio is None without a divisor."""
+    """Cost of the answers in a time window, in units of `currency`. A ratio with a divisor of 0 is None."""
 
     currency: str
     spent: float
@@ -79,12 +79,12 @@ def _ratio_of(amount: float, by: float) -> float | None:
 
 
 GAP_NS_MAX: Final = 3_000_000_000
-"""Maximum time between two samples for which power is interpolated: at 1 Hz, one can fail and one be late."""
+"""Maximum time between two samples to interpolate power: at 1 Hz, one sample can fail, the next be late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Energy in a part of a time window: in `known_ns`, for which samples exist, but not in `missing_ns`."""
+    """Energy in the part of a time window that samples cover (`known_ns`); `missing_ns` is the other part."""
 
     joules: float
     known_ns: int

@@ -4,10 +4,10 @@
 other parameters, and computes the value of an answer in tokens from its output tokens and the wait.
 `latency.py` computes wait and value for each exchange. The latency bounds of an SLO are in `objectives.py`.
 
-The paper does not define the start of the deadlines; here, `origin_ns` (time of submission, or of the first
-token) and `grace_tokens` do. By default (submission and 0), the result is the total time in which the reader
-has nothing to read. With `grace_tokens=1`, token i is due at V i, as in the paper; V is the reader's ns per
-token.
+The smooth goodput paper does not define the start of the deadlines; here, `origin_ns` (time of submission, or
+of the first token) and `grace_tokens` do. By default (submission and 0), the result is the total time in
+which the reader has nothing to read. With `grace_tokens=1`, token i is due at V i, as in the paper; V is the
+reader's time per token in ns.
 
 Source: smooth goodput paper, eq. 4, 6, 7 and 8.
 """
@@ -23,7 +23,7 @@ from llmtap.metrics.idle_cost import parse_idle_cost
 READER_NS_PER_TOKEN: Final = 50_000_000
 """Default time that a reader needs for a token, 1/20 s: V of the smooth goodput paper (eq. 4; 5.1)."""
 ALPHA: Final = 5.0
-"""Weight of a second of waiting against one token (smooth goodput paper, 5.1)."""
+"""Default number of tokens whose value a second of waiting cancels (smooth goodput paper, 5.1)."""
 
 
 def user_idle_ns(

@@ -35,14 +35,14 @@ FIRST_LOOK: Final = 50
 """Minimum number of units in each arm for an anytime interval of a mean. From this number on, a simulation in
 the tests (2,000 looks at log-normal times of shape 1) has a smaller rate of false alarms than alpha."""
 UNITS_MAX: Final = 20_000
-"""Maximum number of units of an arm in memory, about 1 KB each; the oldest are removed. A removed unit that
-has another exchange counts as a new unit."""
+"""Maximum number of units of an arm in memory, about 1 KB each; the oldest are removed. If a
+removed unit has a further exchange, it counts as a new unit."""
 SAMPLE_UNITS: Final = 512
-"""Number of units in the sample for design effects: sufficient for a variance within 6 %."""
+"""Number of units in the sample for design effects: enough to estimate a variance to within 6 %."""
 SAMPLE_VALUES: Final = 128
-"""Maximum number of values of each sampled unit in memory."""
+"""Maximum number of values of each sampled unit in memory; more values are sampled at random."""
 EVENTS_MIN: Final = 20
-"""Minimum sum of the events in two arms, to use the normal approximation for the difference of shares."""
+"""Minimum number of events in two arms together for the normal approximation of a difference of shares."""
 _SUMS: Final = (
     "_has_several_values",
     "_nn",
@@ -70,7 +70,7 @@ class SavedFigure(Struct, array_like=True):
 
 
 class Figure:
-    """Values of one metric in one arm: a histogram, and sums over units. They are integers (ns, or counts),
+    """Values of one metric in one arm: a histogram, and sums over units. Values are integers (ns, or counts),
     so that the sums, and differences of large sums, are exact."""
 
     __slots__ = (
@@ -124,7 +124,7 @@ class Figure:
         self, unit: int, values: Sequence[int], before: tuple[int, int] = (0, 0), covariate: int = 0
     ) -> tuple[int, int]:
         """Add values of a unit. Return the number and the sum of all its values so far. `before`: result of
-        the previous call for this unit. `covariate`: the same in each call for a unit."""
+        the previous call for this unit. `covariate`: value of the unit, the same in each call."""
         n0, s0 = before
         n, s = n0 + len(values), s0 + sum(values)
         if n == n0:
@@ -167,8 +167,8 @@ class Figure:
         """Return the covariance of the mean with the covariate's mean, and the variance of the covariate's
         mean.
 
-        At least two units are needed. With the residuals r_u = S_u - m N_u (as in `error`) and the covariate
-        x_u of unit u: K / (K - 1) sum r_u (x_u - x) / (N K), and K / (K - 1) sum (x_u - x)^2 / K^2.
+        At least two units are needed. With the residuals r_u = S_u - m N_u (as in `error`) and the covariates
+        x_u, whose mean is x: K / (K - 1) sum r_u (x_u - x) / (N K), and K / (K - 1) sum (x_u - x)^2 / K^2.
         """
         k, n, total = self.units, self.n, self.histogram.total
         # Compute with integers, so that the difference of large products is exact.
@@ -268,7 +268,7 @@ class ArmSample:
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
         """Add an exchange of a unit: its values of each metric, if it has any. The covariate of the unit's
-        first exchange is used, because the arm could have changed that of later exchanges."""
+        first exchange is used, because the arm could have changed the covariate later."""
         figures = self.figures
         if self._units_are_single:
             for name, some in values.items():
@@ -297,7 +297,7 @@ class ArmSample:
         self._units_are_saved = True
 
     def save_units_again(self) -> None:
-        """Include the sums of units in the next `to_saved`, because the copy before could not be written."""
+        """Include the sums of units in the next `to_saved`, because the previous copy could not be saved."""
         self._units_are_saved = False
 
     def merge_saved(self, saved: "SavedSample") -> None:
@@ -330,7 +330,7 @@ class Difference:
     interval: statistics.Interval | None
     """Confidence interval that is valid for a single look."""
     anytime: statistics.Interval | None
-    """Confidence interval that is valid at every look: the intervals of all looks have the level together."""
+    """Confidence interval valid at every look: its level holds for the intervals of all looks together."""
     p: float | None = None
     """p-value of "there is no difference" that is valid at every look."""
     unadjusted: float | None = None
@@ -440,7 +440,7 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
 
 def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
     """Return Wilson's interval of a share (the mean of zeros and ones); None with fewer than two units. Since
-    values within a unit are similar, n is the number of independent values with the same variance."""
+    values within a unit are similar, n is the number of independent values that have the same variance."""
     p, error = figure.mean, figure.error()
     if p is None or error is None:
         return None
@@ -455,7 +455,7 @@ def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
 def share_difference(
     arm: Figure, control: Figure, weights: tuple[float, float] | None, alpha: float
 ) -> Difference | None:
-    """Return the difference of two shares; `weights`: the arms' shares of all units; None: unknown.
+    """Return the difference of two shares; `weights`: part of all units in each arm; None: unknown.
 
     p is exact (None without weights): if the arms do not differ, a unit with the event is in an arm with the
     probability of the arm's weight. This is true for any rate of the event, even if the rate changes over the

@@ -24,7 +24,7 @@ from llmtap.metrics.histogram import Histogram
 _HIGHEST: Final = 86_400 * 10**9
 """Highest value that `encode` writes: a day in ns."""
 _DIGITS: Final = 3
-"""Number of significant digits of the histograms that `encode` writes."""
+"""Number of significant decimal digits of the histograms that `encode` writes: an error of 0.1 %."""
 _INNER_COOKIE: Final = 0x1C849313
 """Magic number at the start of the decompressed data; `_OUTER_COOKIE`: of the compressed data."""
 _OUTER_COOKIE: Final = 0x1C849314
@@ -38,7 +38,7 @@ _COMPRESSED: Final = Struct(">ii")
 _LINE: Final = re.compile(r"(?:Tag=([^,\s]*),)?[\d.]+,([\d.]+),[\d.]+,(HIST[A-Za-z0-9+/=]+)")
 LOG_LINE_BYTES_MAX: Final = 8 << 20
 TAGS_MAX: Final = 1_000
-"""Maximum number of tags in a log, to limit the memory: each tag has a histogram of some KB."""
+"""Maximum number of tags in a log that is accepted: each tag needs a histogram of some KB in memory."""
 
 
 def encode(histogram: Histogram) -> str:
@@ -156,7 +156,7 @@ def _decode(text: str) -> tuple[_Buckets, bytes]:
 
 
 def log_text(histograms: Mapping[str, str], seconds: float) -> str:
-    """Return a log with a line for each encoded histogram; its tag is the name, its interval `seconds`."""
+    """Return a log with a line for each encoded histogram: its name as tag, and `seconds` as interval."""
     lines = ["#[Histogram log format version 1.3]", "#[values in nanoseconds, written by llmtap]"]
     lines.append('"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"')
     for tag, text in histograms.items():

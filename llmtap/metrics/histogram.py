@@ -41,7 +41,7 @@ min, max, total, number of buckets."""
 _VALUES: Final = ord("v")
 """First byte of a packed list of values."""
 _VALUES_MAX: Final = 16
-"""Maximum number of values of a histogram that is packed as a list of its values."""
+"""A histogram with at most this number of values is packed as a list of them, which is shorter."""
 _PENDING_MAX: Final = 512
 """Maximum number of values (16 KB) that wait to be sorted into buckets together, which is faster."""
 

@@ -46,7 +46,7 @@ def held_figures(x: Exchange, m: Measured) -> dict[str, object] | None:
 
 
 def delivered_times_ns(times_ns: Sequence[int], holds: Sequence[int]) -> list[int]:
-    """Return the times at which chunks could be delivered: for a chunk that came during a hold, its end.
+    """Return the times at which chunks could be delivered: if a chunk came during a hold, the hold's end.
 
     `times_ns`: times of the chunks, ascending. `holds`: start and end of each hold in turn, ascending.
     """

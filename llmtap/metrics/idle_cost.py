@@ -19,7 +19,7 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 EXPRESSION_CHARACTERS_MAX: Final = 200
-"""Maximum length of an expression. It also limits the depth of nested parentheses."""
+"""Maximum length of an expression that is accepted. It also limits the depth of nested parentheses."""
 IDLE_COSTS: Final[Mapping[str, tuple[str, str]]] = {
     "seconds": ("l", "l in seconds"),
     "tokens": ("l / V", "l / V in tokens"),
@@ -67,7 +67,7 @@ class IdleCost:
 
 @lru_cache(maxsize=64)
 def parse_idle_cost(text: str) -> IdleCost:
-    """Return the cost function with this name, or of this expression. Raises ValueError with a hint."""
+    """Return the cost function that `text` names, or defines by an expression. Raises ValueError."""
     expression, description = IDLE_COSTS.get(text, (text.strip(" "), text.strip(" ")))
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
         raise ValueError(
@@ -85,7 +85,7 @@ def parse_idle_cost(text: str) -> IdleCost:
 
 
 def check_idle_cost(text: str, place: str) -> None:
-    """Raise ConfigError naming `place` unless the text is the name or a valid expression of an idle cost."""
+    """Raise ConfigError, with the option `place`, unless the text is a name or valid expression of a cost."""
     try:
         parse_idle_cost(text)
     except ValueError as exc:

@@ -26,14 +26,14 @@ from llmtap.metrics.statistics import percentile, share_range, tail_ratio
 Values = NDArray[np.float64]
 
 RANKS_NEARBY: Final = 3
-"""Maximum distance of the rank of an interval's end from the rank that equal tails would give."""
+"""Number of ranks to try on each side of the rank with equal error probabilities (`_enclosing_ranks`)."""
 TAIL_MAX: Final = 0.8
-"""Maximum share of the error probability (1 - level) on one side of an interval: 4 % of 5 %."""
+"""Maximum share of the error probability (1 - level) on one side of an interval: 4 % for a level of 95 %."""
 ROUNDING: Final = 1e-12
 """Tolerance in comparisons of probabilities, for rounding errors."""
 CHECKPOINTS: Final = 128
-"""Number of positions in the sorted values of a `_Pool` up to which the values of each group are counted in
-advance, so that a quantile needs no search over all values."""
+"""Number of positions in the sorted values of a `_Pool`. The values of each group before each position are
+counted in advance, so that a quantile needs no search over all values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     """Return the interval of the p-th quantile of ascending values, by order statistics; None without values.
 
     Its confidence is at least `level` for any distribution. If there are too few values for a limit on one
-    side, the smallest or largest value is returned there, and the side is marked as open (for P99, this is
+    side, the smallest or largest value is returned for it, and the side is marked as open (for P99, this is
     the case with fewer than 368 values). Source: Hahn and Meeker 1991, 5.2.
     """
     value = percentile(ordered, p)
@@ -90,9 +90,9 @@ def _enclosing_ranks(n: int, p: float, level: float) -> tuple[int, int]:
     there are too few values for a limit on that side.
 
     The number B of values below the quantile is binomial, B ~ Bin(n, p). The values enclose the quantile if
-    low <= B < high. Among the ranks near those of equal tails, choose the pair with the smallest coverage
-    that is at least `level`, and with at most `TAIL_MAX` of the error probability on one side. Of equal pairs
-    choose the higher ranks, because a reported latency should be too high rather than too low.
+    low <= B < high. Among the ranks near those with equal error on both sides, choose the pair with the
+    smallest coverage that is at least `level`, and at most `TAIL_MAX` of the error on one side. Of equal
+    pairs choose the higher ranks, because a reported latency should be too high rather than too low.
     """
     error = 1 - level
     low, high = int(stats.binom.ppf(error / 2, n, p)), int(stats.binom.ppf(1 - error / 2, n, p)) + 1
@@ -165,7 +165,7 @@ class _Pool:
         self._counts_below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
-        """Return the p-th quantile (as `percentile`) of the sample with group i `times[i]` times."""
+        """Return the p-th quantile (as `percentile`) of the sample that has group i `times[i]` times."""
         reached: Values = self._counts_below @ times
         last = int(reached[-1]) - 1
         rank = last * p
@@ -187,12 +187,12 @@ LOG_SCALE_RATIO: Final = 10.0
 OUTLIER_SHARE: Final = 0.002
 """Share of the values that the search for modes leaves out as outliers on each side."""
 MODE_SHARE_MIN: Final = 0.01
-"""Minimum share of all values that a mode has above the level of the valleys beside it."""
+"""Minimum share of all values by which a mode must exceed the level of its neighbouring valleys."""
 MODE_VALUES_MIN: Final = 10
-"""Minimum number of values that a mode has above the level of the valleys beside it."""
+"""Minimum number of values by which a mode must exceed the level of its neighbouring valleys."""
 MODE_ERRORS_MIN: Final = 4.0
-"""Number of standard errors by which the values of a mode must exceed the level of the valleys beside it: a
-smaller excess is possibly random."""
+"""Number of standard errors by which the values of a mode must exceed the level of its neighbouring valleys:
+a smaller excess can be random."""
 _ALMOST: Final = 1 - 1e-9
 """Factor slightly below 1 for the depth of a valley, so that rounding does not change a comparison."""
 TAIL_SHARE: Final = 0.1

@@ -28,9 +28,9 @@ SPREAD_NS: Final = 1_000_000
 HOLD_NS: Final = 50_000_000
 """Minimum gap before a burst: shorter gaps occur between the tokens of a slow engine (20 tokens/s)."""
 HOLD_MEDIANS: Final = 5
-"""Minimum gap before a burst, as a multiple of the median gap of the answer."""
+"""Minimum gap before a burst, as a multiple of the answer's median gap: the gap must be unusual."""
 BURST_FACTOR: Final = 2.0
-"""Chunks arrive in bursts if the number that arrives together is at least this multiple of the reference."""
+"""Chunks arrive in bursts if at least this multiple of the usual number of chunks arrives together."""
 BURST_SENSITIVE: Final = ("tpot", "tbc", "itl")
 """Metrics that bursts make look better, because most gaps between the chunks of a burst are 0."""
 
@@ -84,7 +84,7 @@ def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
 def arrives_in_bursts(n: float | None, usual: float | None) -> bool:
     """Return whether chunks arrive in bursts, so that the metrics of BURST_SENSITIVE are misleading.
 
-    `n`, `usual`: number of chunks that arrive together, and the reference for it.
+    `n`: number of chunks that arrive together. `usual`: that number in the result to compare with.
     """
     return bool(n and usual and n >= BURST_FACTOR * usual)
 
@@ -140,7 +140,7 @@ def e2e_ns(t: Timeline) -> int | None:
 def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
     """Return the time per output token after the first: (last token - first token) / (output tokens - 1).
 
-    None with fewer than two tokens, or if a single event has all of them, since its only time spans nothing.
+    None with fewer than two tokens, or if one event has all tokens: then no time passes between them.
     The time of the last token is used instead of the response's end (chapter on SLO metrics), so that the
     time until a usage event after the last token does not count as generation.
     """
@@ -255,7 +255,7 @@ class Measured:
 
     ttft_ns: int | None
     ttft_scheduled_ns: int | None
-    """As `ttft_ns`, or else `ttft_any_ns`, but from the scheduled time, if there is a schedule."""
+    """`ttft_ns`, or else `ttft_any_ns`, counted from the scheduled time, if there is a schedule."""
     ttft_any_ns: int | None
     ttft_reasoning_ns: int | None
     ttft_tool_call_ns: int | None
@@ -290,7 +290,7 @@ class Measured:
     """Description of the ITL option that fits this exchange, and of the source of its token counts."""
     bursts: Bursts
     tokens_known: bool
-    """Whether objectives judge the times of tokens (read by a dialect, or see `judge_inferred`)."""
+    """Whether objectives judge the times of tokens: a dialect read them, or `judge_inferred` is set."""
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics of an exchange by public name, in their units."""

@@ -11,15 +11,15 @@ figure meets its bound if it is at most the bound (`<=`).
 | exchange | verdict |
 |---|---|
 | `client_error` | does not count: the request was wrong |
-| no stream, and every bound is of streams only | does not count, however it ended |
-| refused by the tap itself (`rejected`), or lost with a relay that died (`tap_error`) | does not count, as \
-llmtap's own fault, of which the number is reported; bad with `count_own_faults` |
+| no stream, and every bound applies only to streams | does not count, however it ended |
+| refused by the tap itself (`rejected`), or lost with a relay that died (`tap_error`) | does not count, \
+because llmtap itself failed (the number is reported); bad with `count_own_faults` |
 | `refused` without output | does not count: nothing was generated; refusals are reported apart (IETF 4.8.1) |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound could not be met any more when the client left, else does not count |
 | a stream that ended well without any event | bad |
 | a stream that was not understood, or was read by its structure | by `ttfb` and `e2e` alone, see below |
-| `complete`, `refused` otherwise | by its figures |
+| any other exchange (`complete`, `refused`) | by its figures |
 
 If a stream was not understood (`Exchange.reading`), the times of its first byte and of its end are known, but
 not those of its tokens. It is bad if it breaks a bound on a known figure, and good if it meets all bounds and
@@ -109,7 +109,7 @@ class Judgement(Enum):
 
     @property
     def met(self) -> bool | None:
-        """Whether every bound is met; None if this is not known or does not matter."""
+        """Whether every bound is met; None if the exchange is not judged or does not count."""
         return {Judgement.GOOD: True, Judgement.BAD: False}.get(self)
 
 
@@ -191,7 +191,7 @@ class Objectives:
         return replace(self, bounds=_ordered_bounds(dict(self.bounds) | replacements))
 
     def from_schedule(self) -> "Objectives":
-        """Return a copy in which bounds on times since submission are bounds on times since the schedule."""
+        """Return a copy in which bounds on times since submission apply since the scheduled start."""
         bounds = {SCHEDULED_BOUNDS.get(name, name): ns for name, ns in self.bounds}
         unchanged = {n: ns for n, ns in self.bounds if n in bounds}
         return replace(self, bounds=_ordered_bounds(bounds | unchanged))
@@ -325,7 +325,7 @@ class GoodputCount:
     """Number of output tokens of the exchanges that count; `good_tokens`: of the good ones."""
     good_tokens: int = 0
     broken: Counter[str] = field(default_factory=Counter)
-    """Number of exchanges that broke each bound, by its name; under `ended`: those with a bad outcome."""
+    """Number of exchanges that broke each bound, by its name; under `ended`, those that ended badly."""
     not_judged: int = 0
     """Number of exchanges that do not count, because their answers were not understood."""
     own_faults: int = 0
@@ -405,7 +405,7 @@ class Goodput:
     ) -> dict[str, object] | None:
         """Return public JSON: the total, and under `by` each set of objectives; None without objectives.
 
-        `judged_seconds`: by the text of objectives, the time that their counts cover, if below `seconds`.
+        `judged_seconds`: by the text of objectives, the time that their counts cover, if less than `seconds`.
         """
         counts = self.by_objectives
         if not counts:

@@ -24,7 +24,7 @@ EXCESS_SHARE: Final = 0.1
 """Minimum excess of an unusual part over the median, as a share of the whole wait: one of eight parts is
 often above its P90, but by a negligible time."""
 STREAMS_NEEDED: Final = samples_needed(USUAL_SHARE)
-"""Minimum number of streams for the usual duration of a part."""
+"""Minimum number of streams to estimate the usual duration of a part; with fewer, no part is unusual."""
 
 
 @dataclass(frozen=True, slots=True)

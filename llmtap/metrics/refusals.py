@@ -2,7 +2,7 @@
 
 A label (`exchange/label.py`) says whether the sender of a request expects an answer or a refusal. A refusal
 instead of an answer is a false positive of the guardrail; an answer instead of a refusal is a false negative.
-A request that failed, was cancelled or rejected is undecided, and in no share of errors. The counts are in a
+A request that failed, was cancelled or rejected is undecided; no share of errors has it. The counts are in a
 Counter by `label_key`, so that summaries and experiments can merge them.
 """
 

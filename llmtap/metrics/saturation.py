@@ -38,7 +38,7 @@ class SaturationLevel:
 
 
 def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
-    """Return the first load whose P99 exceeds `times` the smallest P99; None if none does (5.3.4)."""
+    """Return the first load whose P99 exceeds `times` x the smallest P99, if any (IETF draft, 5.3.4)."""
     if not levels:
         return None
     limit = times * min(level.p99 for level in levels)
@@ -46,7 +46,7 @@ def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
 
 
 def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
-    """Return the first load with less throughput than the previous load; None if there is none (5.3.4)."""
+    """Return the first load with less throughput than the load before it, if any (IETF draft, 5.3.4)."""
     for before, level in pairwise(levels):
         if level.achieved_tps < before.achieved_tps:
             return level.offered_rps
@@ -59,24 +59,24 @@ def peak(levels: Sequence[SaturationLevel]) -> float | None:
 
 
 def incomplete(levels: Sequence[SaturationLevel], share: float = 0.9) -> float | None:
-    """Return the first load at which less than `share` of the requests completed (5.2.3.1)."""
+    """Return the first load at which less than `share` of the requests completed (IETF draft, 5.2.3.1)."""
     return _first_level(levels, lambda level: level.success < share)
 
 
 def heavy_tail(levels: Sequence[SaturationLevel]) -> float | None:
-    """Return the first load whose P99 exceeds TAIL_TIMES the P50 of the lowest load (5.2.3.1)."""
+    """Return the first load whose P99 exceeds TAIL_TIMES x the lowest load's P50 (IETF draft, 5.2.3.1)."""
     return _first_level(levels[1:], lambda level: level.p99 > TAIL_TIMES * levels[0].p50)
 
 
 def operating_point(
     levels: Sequence[SaturationLevel], meets: Callable[[SaturationLevel], bool]
 ) -> float | None:
-    """Return the load of the highest throughput among the levels that meet the objectives (5.3.4)."""
+    """Return the load of the highest throughput whose level meets the objectives (IETF draft, 5.3.4)."""
     return peak([level for level in levels if meets(level)])
 
 
 def capacity(completion: Sequence[tuple[float, float]], share: float = 0.99) -> float | None:
-    """Return the highest load at which at least `share` of the requests completed (5.5.3).
+    """Return the highest load at which at least `share` of the requests completed (IETF draft, 5.5.3).
 
     `completion`: pairs of a load and the share of its requests that completed.
     """
@@ -214,7 +214,7 @@ class JainReadings:
     raw: float | None
     """With x_i: latency of request i. Long requests then make a fair server look unfair."""
     inflation: Mapping[str, float]
-    """Mean latency / median latency in isolation, by class."""
+    """For each class, its mean latency in mixed traffic / its median latency in isolation."""
 
 
 def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[str, float]) -> JainReadings:

@@ -35,9 +35,9 @@ SHOWN_S: Final = (1, 2, 5, 10, 30, 60, 120, 300)
 TIMEOUT_SHARE: Final = 0.01
 """A silence is suggested as a timeout if less than this share of the streams resumes after it."""
 TIMEOUT_SILENCES_MIN: Final = 100
-"""Minimum number of silences of at least the suggested length: of fewer, 1 % is less than one stream."""
+"""Minimum number of silences of at least the suggested length: 1 % of fewer is less than one stream."""
 TIMEOUT_FOLLOW_UP: Final = 2
-"""Multiple of a suggested silence for which streams must have been observed, to know whether they resume."""
+"""Streams must be observed for this multiple of a suggested silence, to know whether they resume."""
 
 
 class SilenceKind(StrEnum):
@@ -111,8 +111,8 @@ class SilenceCounts:
 def client_timeout(counts: SurvivalCounts) -> EndedShare | None:
     """Return the shortest silence (an edge of the grid) after which less than 1 % of the streams resume.
 
-    Only silences are considered that enough streams reached, and for twice of which enough streams were
-    observed; None if there is no such silence. If 1 % or more resume even after the longest of these
+    A silence is considered only if enough streams reached it, and enough were observed for twice its length;
+    None if there is no such silence. If 1 % or more resume even after the longest of these
     silences, that silence is returned.
     """
     return first_share_below(counts, TIMEOUT_SHARE, TIMEOUT_SILENCES_MIN, TIMEOUT_FOLLOW_UP)

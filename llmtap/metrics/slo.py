@@ -46,7 +46,7 @@ class Alarm:
     factor: float
 
     def rings(self, long_rate: float | None, short_rate: float | None) -> bool:
-        """Return whether the alarm rings at these burn rates; not if one is unknown (None)."""
+        """Return whether the alarm rings at these burn rates; False if a rate is unknown (None)."""
         return (
             long_rate is not None
             and short_rate is not None
@@ -174,7 +174,7 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
     def reader(self, usual: Benefit) -> Benefit:
-        """Return the reader's parameters of this class; `usual` has the values of omitted options."""
+        """Return the reader's parameters of this class; `usual`: values for omitted options."""
         speed = self.reader_tokens_per_second
         return Benefit(
             usual.alpha if self.alpha is None else self.alpha,
@@ -197,7 +197,7 @@ class SloClass:
     target: float
     tenants: tuple[str, ...]
     alarms: tuple[Alarm, ...]
-    """Alarms that can ring at this target: those that the meter evaluates, unless made by `with_tickets`."""
+    """Alarms that can ring at this target: those of the meter; after `with_tickets`, also the tickets."""
     unreachable_alarms: tuple[Alarm, ...]
     """Alarms that cannot ring at this target, because the burn rate never exceeds their factor."""
     per_tenant: bool = False
@@ -240,7 +240,7 @@ class SloClass:
 
 
 TENANTS_CACHED_MAX: Final = 10_000
-"""Maximum number of tenants whose class is cached."""
+"""Maximum number of tenants whose class is cached; then the cache is emptied."""
 
 
 _WILDCARDS: Final = "*?["

@@ -160,10 +160,10 @@ Interval = tuple[float, float]
 _COUNT_EXACT: Final = 0.01
 """Precision with which `count_range` computes the ends of a range, as a number of units."""
 _DEVIATIONS: Final = 12.0
-"""Number of standard deviations up to which `t_quantile` integrates. Distributions with few degrees of
-freedom are not cut by this limit; the others have, like the normal distribution, no weight beyond it."""
+"""Number of standard deviations up to which `t_quantile` integrates. With few degrees of
+freedom, the whole distribution is within this limit; with more, the rest is too small to matter."""
 _ANGLES: Final = 20_001
-"""Number of points at which `t_quantile` computes the density."""
+"""Number of points at which `t_quantile` computes the density: enough for five exact digits."""
 
 
 def share_range(p: float, n: float, z: float | None = None) -> Interval:
@@ -190,7 +190,7 @@ def t_quantile(alpha: float, df: float) -> float:
 
 
 TIGHTEST_AT: Final = 5_000
-"""Number of units of both arms of an experiment for which the anytime interval of means is narrowest."""
+"""Number of units in both arms together for which the anytime interval of means is narrowest."""
 PRIOR_WEIGHT: Final = 100.0
 """Weight of the Dirichlet prior, as a number of units. With this weight, the test is most sensitive to
 deviations of about a tenth of a share, and the first ten units cannot show a mismatch."""
@@ -287,7 +287,7 @@ KS_95_OWN_MEAN: Final = 1.094
 """As KS_95, if the rate of the exponential distribution is estimated from the values themselves, which makes
 the distance smaller. Source: Stephens 1974, "EDF statistics for goodness of fit", for large n."""
 LAGS: Final = 20
-"""Number of lags for which autocorrelations are computed."""
+"""Number of lags for which autocorrelations are computed; the strongest one is reported."""
 _LATENESS_SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 
@@ -316,13 +316,13 @@ class ArrivalFigures:
     gap_cv: float | None
     """Standard deviation (of the population) of the gaps / their mean; None if all times are equal."""
     ties: float | None
-    """Share of the gaps that are 0."""
+    """Share of the gaps that are 0, between requests that arrive at the same time."""
     ks: float | None
     """Kolmogorov-Smirnov distance between the distribution of the gaps and an exponential distribution."""
     ks_limit: float | None
     """Value of `ks` that chance exceeds once in twenty times."""
     ks_rate_rps: float | None
-    """Rate of this exponential distribution: the rate that the caller gave, or else the rate of the gaps."""
+    """Rate of the exponential distribution: the rate that the caller gave, or else the rate of the gaps."""
     ks_own_mean: bool
     """Whether `ks_rate_rps` is the rate of the gaps; the limit is then KS_95_OWN_MEAN."""
     autocorrelation: Autocorrelation | None

@@ -36,25 +36,25 @@ from msgspec import Struct, msgpack
 from llmtap.units import NS_PER_S
 
 RISE: Final = 1.5
-"""Ratio of TTFT after and before a step, for which the test is tuned: it finds such a rise fastest."""
+"""Ratio of TTFT after a step to TTFT before it for which the test is tuned: it finds this rise fastest."""
 FALSE_ALARM_DAYS: Final = 100
 """Mean time between false alarms of one model, in days."""
 DAY_NS: Final = 86_400 * NS_PER_S
 DAYS: Final = 7
-"""Number of complete days in the history."""
+"""Number of complete days in the history, with which new streams are compared."""
 HISTORY_NS_MIN: Final = DAY_NS
-"""Minimum length of the history, to judge TTFT."""
+"""Minimum length of the history to judge TTFT; before, the state is `learning`."""
 BATCHES_MIN: Final = 72
-"""Minimum number of batches to estimate the noise: half a day."""
+"""Minimum number of batches (half a day) to estimate the noise; before, TTFT is not judged."""
 STREAMS_MIN: Final = 30
-"""Minimum number of streams of a block, so that the mean of their logarithms is nearly normal."""
+"""Minimum number of streams in a block, so that the mean of their log(TTFT) is nearly normal."""
 BLOCK_NS: Final = 10 * NS_PER_S
 BLOCK_NS_MAX: Final = 300 * NS_PER_S
 """Maximum length of a block. A model with fewer than STREAMS_MIN streams in this time is not judged."""
 CELLS_MAX: Final = 512
 """Maximum number of cells of a model: 8 KiB a day. Streams in further cells are not judged."""
 CELL_STREAMS_MIN: Final = 100
-"""Minimum number of streams in a cell, to compare further streams with their mean."""
+"""Minimum number of streams in a cell, so that its mean is exact enough to compare new streams with it."""
 ACCEPTED_NS: Final = DAY_NS
 """Duration of a step after which its level is the new normal."""
 UNIT_NS: Final = 30 * NS_PER_S
@@ -76,15 +76,15 @@ BLOCK_SHARE: Final = 0.9
 _K: Final = log(RISE) / 2
 """Allowance k of the CUSUM test: half of the logarithm of RISE."""
 _LOAD_NS: Final = 60 * NS_PER_S
-"""Period over which the load is measured."""
+"""Period over which the load (input tokens per second) is measured."""
 _SHORT_PROMPT: Final = 256
 """Maximum number of tokens of short prompts, which share one cell: their length hardly affects TTFT."""
 _BYTES_PER_TOKEN: Final = 4
 """Number of bytes of a request body that count as a token if the server does not report the input tokens."""
 _VARIANCE_MIN: Final = 1e-6
-"""Minimum of the variance, for servers whose TTFT does not vary at all."""
+"""Minimum of the variance: with a variance of 0, the smallest change would be a step."""
 _Z: Final = 1.96
-"""Quantile of the normal distribution for a 95 % interval."""
+"""Quantile of the normal distribution for the 95 % interval of a step's ratio."""
 if TYPE_CHECKING:
     _Cells = array[float]
 else:  # Python 3.11 has no array[float] at run time.
@@ -177,15 +177,15 @@ class _Day:
     squares: float = 0.0
     """Sum of the squared differences of these streams from the means of their cells."""
     batches: int = 0
-    """Number of batches."""
+    """Number of batches in the next two sums."""
     excess: float = 0.0
     """Sum over the batches of the squared mean residual, after subtraction of the level."""
     inverses: float = 0.0
     """Sum over the batches of 1 / (number of streams)."""
     pairs: int = 0
-    """Number of pairs of consecutive batches."""
+    """Number of pairs of consecutive batches in the next sum."""
     changes: float = 0.0
-    """Sum over these pairs of the squared difference of their mean residuals / 2."""
+    """Sum, over these pairs, of (difference of the two mean residuals)^2 / 2."""
     peak: float = 0.0
     """Maximum of S (see the module docstring) on this day, outside of steps."""
 
@@ -258,7 +258,7 @@ class SavedDetector(Struct, array_like=True):
     tokens: float
     """Number of input tokens in the open block."""
     age_ns: int
-    """Sum over the streams of the open block of the time from the first token to the end."""
+    """Sum of the times from first token to end, over the streams of the open block."""
 
 
 # Omit the zeros at the end of the cells: cells get their indexes in ascending order, so the last are unused.
@@ -280,7 +280,7 @@ class StepDetector:
         self.start_ns = self._day_ns = now_ns
         self._days = deque([_Day()], maxlen=DAYS + 1)
         self._cell_indexes: dict[tuple[int, int], int] = {}
-        """Index of each cell in `_Day.cells`, by prompt length and load; `_free_indexes` are the others."""
+        """Index of each cell in `_Day.cells`, by prompt length and load; `_free_indexes`: unused indexes."""
         self._free_indexes = list(reversed(range(CELLS_MAX)))
         self._recent_blocks: deque[tuple[int, float]] = deque()
         """Length in ns and number of input tokens of each recent block, to compute the load."""
@@ -291,7 +291,7 @@ class StepDetector:
         """`_level`: current level. `_reference`: level at the time when S was 0 for the last time; residuals
         are compared with it, so that a step does not raise its own reference."""
         self._sum = self._peak = 0.0
-        """`_sum`: the statistic S of the test. `_peak`: its maximum since it was 0."""
+        """`_sum`: the statistic S of the test. `_peak`: the maximum of S since S was 0."""
         self._candidate = StepChange(now_ns, now_ns)
         """Sums over the blocks since S was 0, which become the step if S exceeds the threshold."""
         self._state = StepState.LEARNING
@@ -329,7 +329,7 @@ class StepDetector:
         self._block_age_ns += age_ns
 
     def export(self) -> SavedDetector:
-        """Return the state for another meter. It shares data with this object, so pack it at once."""
+        """Return the state for another meter. It shares data with this object, so encode it at once."""
         places = [(*cell, place) for cell, place in self._cell_indexes.items()]
         return SavedDetector(
             self.step,
@@ -449,7 +449,7 @@ class StepDetector:
         self._update_test(now_ns, centred, block)
 
     def _compare_with_history(self, length_ns: int) -> tuple[float, StepChange]:
-        """Compare the streams of the block with the history of their cells, and add them to it.
+        """Compare the streams of the block with the history of their cells, then add them to the history.
 
         Return the sum of squared differences, and the other sums, over the streams whose cells have a
         history. During a step, the streams are not added.

@@ -45,7 +45,7 @@ NO_TOKEN_REASONS: Final = (
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
-    """Return the reason why the exchange has no token; None if it has one, needs none, or if unknown.
+    """Return why an exchange has no token; None if it has one, if it needs none, or if the reason is unknown.
 
     `guardrail`, `refusal`: blocked by a filter or by the model. `error`: the upstream failed, or was cut off.
     `client_error`: the request was wrong. `cancelled`: the client left first. `rejected`: llmtap refused it.
@@ -166,7 +166,7 @@ _EMPTY: Final = Histogram()
 _UNCERTAINTIES: Final = "uncertainties"
 _TPOT_TO_END: Final = "tpot_to_end"
 TPOT_DIFFERENCE_MIN: Final = 0.01
-"""Minimum relative difference of the means of `tpot` and `tpot_to_end` for which both are reported."""
+"""`tpot_to_end` is also reported if its mean exceeds the mean of `tpot` by more than this share."""
 _COUNTERS: Final = (
     "_counts", "_itl_policies", "_itl_samples", "_labels", "_no_token", "_outcomes", "_readings",
     "_refusals", "_token_sources", "_tokens",
@@ -174,7 +174,7 @@ _COUNTERS: Final = (
 
 
 class _Packed(Struct, array_like=True):
-    """Packed `Summary`; the attributes of the summary with these names have docstrings."""
+    """A `Summary` in packed form. The attributes of `Summary` with these names have docstrings."""
 
     n: int
     opened: int | None
@@ -477,7 +477,7 @@ class Summary:
         `window`: description of the time window; `seconds`: its length; `mode`: kind of load (`live`, `open`,
         `closed`); `by`: the same JSON for each tenant, model, arm and class; `price`: price for the cost of
         the window; `percentiles`: further percentiles of each metric, by name; `judged_seconds`: as in
-        `Goodput.to_dict`, but then without the cost of a good token.
+        `Goodput.to_dict`; if not empty, the cost of a good token is omitted.
         """
         metrics = {
             metric.name: summarise_ns(self._metrics.get(metric.name, _EMPTY), percentiles)
@@ -542,7 +542,7 @@ class Summary:
         return out
 
     def _smooth_goodput(self, seconds: float) -> dict[str, object]:
-        """Return smooth goodput with the reader's parameters; of several readers, they are in `readers`."""
+        """Return smooth goodput with the reader's parameters; if readers differ, `readers` has them all."""
         readers = self._readers or (self._reader,)
         only_reader = readers[0] if len(readers) == 1 else None
         due = {reader.due_text for reader in readers}
@@ -587,7 +587,7 @@ class Summary:
 
 
 def with_objectives(packed: bytes, names: Collection[str]) -> bytes:
-    """Return a packed summary (`Summary.to_bytes`) without the goodput of other objectives than `names`."""
+    """Return a packed summary (`Summary.to_bytes`) that has only the goodput of the objectives `names`."""
     p = _decode(packed)
     p.goodput = [row for row in p.goodput if row[0] in names]
     return _encode(p)

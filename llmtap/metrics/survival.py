@@ -28,7 +28,7 @@ LEVEL: Final = 0.95
 _CRITICAL_MAX: Final = 10.0
 """Upper end of the search for a critical value (`_band_critical`): the value for LEVEL is always below it."""
 _HALVINGS: Final = 60
-"""Number of bisections in that search: enough for the precision of a float."""
+"""Number of bisections in the search of `_band_critical`: enough for the precision of a float."""
 
 
 class SurvivalCounts:
@@ -103,7 +103,7 @@ class EndedShare:
     """Edge before which events count for `share`: the last edge that at least AT_RISK_MIN durations reached,
     or the edge after it, if events occurred between the two edges."""
     share: float | None = None
-    """Estimated share of these durations that end by the event before `until`."""
+    """Estimated share of the durations that reached `since` which end by the event before `until`."""
     low: float | None = None
     """Limits of the confidence interval of `share`: `low` and `high`."""
     high: float | None = None
@@ -140,7 +140,7 @@ def ended_share(counts: SurvivalCounts, since: int) -> EndedShare:
 def first_share_below(
     counts: SurvivalCounts, share_max: float, n_min: int, follow_up: int
 ) -> EndedShare | None:
-    """Return the share at the first edge from which on less than `share_max` ends by the event.
+    """Return the share at the first edge after which less than `share_max` of the durations end by the event.
 
     An edge is considered if at least `n_min` durations reached it, and its share covers events until
     `follow_up` times the edge. None if there is no such edge. If the share is `share_max` or more at the last

@@ -32,7 +32,7 @@ def _load() -> tuple[ModuleType | None, str]:
         # Use Python, because a value such as `off` most likely means that.
         return None, f"{VARIABLE}: expected 0 or 1, got {wanted!r}"
     try:
-        # Import by name: `from ... import` does not tell a missing module from one that cannot be loaded.
+        # Import by name: `from ... import` reports a missing module and a failed load alike.
         module = importlib.import_module("llmtap.native._native")
     except ModuleNotFoundError:
         return (None, "the extension was not built")

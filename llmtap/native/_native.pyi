@@ -13,7 +13,7 @@ def write_head(
 ) -> bytes | None: ...
 
 class TokenRun:
-    """protocol/repetition.py TokenRun."""
+    """Compiled twin of `PythonTokenRun` in protocol/repetition.py."""
 
     keeps_texts: bool
     full: bool
@@ -29,7 +29,7 @@ class TokenRun:
     def take(self) -> tuple[array[int], array[int], array[int], bytes, list[str]]: ...
 
 class FrameBatch:
-    """channel/frames.py FrameBatch."""
+    """Compiled twin of `PythonFrameBatch` in channel/frames.py."""
 
     last_ns: int | None
     def __init__(self, packed: bytes, n: int, /) -> None: ...
@@ -43,7 +43,7 @@ def count_by_float(values: list[int], counts: dict[int, int], /) -> tuple[int, i
 def count_by_edge(values: Sequence[int], edges: Sequence[int], counts: array[int], /) -> int | None: ...
 
 class LagMeter:
-    """net/lag.py PythonLagMeter."""
+    """Compiled twin of `PythonLagMeter` in net/lag.py."""
 
     buckets: list[int]
     sum_ns: int
@@ -55,7 +55,7 @@ class LagMeter:
     def take_max(self) -> int: ...
 
 class FrameRows:
-    """channel/frames.py PythonFrameRows."""
+    """Compiled twin of `PythonFrameRows` in channel/frames.py."""
 
     bound: int
     epoch: int
@@ -67,7 +67,7 @@ class FrameRows:
     def clear(self) -> None: ...
 
 class FlowState:
-    """vantage/relay/flow.py FlowState."""
+    """Compiled twin of `PythonFlowState` in vantage/relay/flow.py."""
 
     seq: int
     last_ns: int
@@ -76,7 +76,7 @@ class FlowState:
     loan: Loan | None
 
 class Passage:
-    """vantage/relay/flow.py Flow.on_data."""
+    """Compiled twin of `Flow.on_data` in vantage/relay/flow.py, for plain reads."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Passage:
     ) -> None: ...
 
 class Reader:
-    """net/stream.py PlainStream._readable and KernelStream._readable."""
+    """Compiled twin of `PlainStream._readable` and `KernelStream._readable` in net/stream.py."""
 
     passage: Passage | None
     doubt_ns: int

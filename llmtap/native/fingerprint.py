@@ -1,7 +1,7 @@
 """Compute a hash of the C and Cython sources, by which an outdated compiled extension is found.
 
-An editable installation keeps the extension that was built last; after `git pull` it may no longer fit the
-Python code. `setup.py` runs this file by its path, so it imports nothing of llmtap.
+An editable installation keeps the extension that was built last; after `git pull`, it possibly does not fit
+the Python code. `setup.py` runs this file by its path, so it imports nothing of llmtap.
 """
 
 import hashlib

@@ -21,11 +21,11 @@ enum {
     ROWS_MIN = 256,
     DATA_BYTES_MIN = 64 * 1024,
     DATA_BYTES_KEPT = 1024 * 1024, /* a larger buffer is released when it is empty */
-    PROBE_NS = 10000000,           /* as in vantage/reporter.py */
+    PROBE_NS = 10000000,           /* period of the probe; same value as in vantage/reporter.py */
     PROBE_GRAIN_NS = 1000000,
-    STEP_NS = 1000000, /* as in net/stream.py */
+    STEP_NS = 1000000, /* if the wall clock moves by more, it was set; as in net/stream.py */
 };
-#define LAG_ABSURD_NS 60000000000 /* as in net/stream.py */
+#define LAG_ABSURD_NS 60000000000 /* a longer lag means that the wall clock was set; as in net/stream.py */
 
 struct llmtap_forwarder {
     struct llmtap_forwarder_options options;
@@ -188,13 +188,13 @@ static void give_back_bytes(
     give_back(f, loan, reason);
 }
 
-/* Map a kernel stamp, as Timebase.place(): return the lag of the read; -1: the stamp cannot be mapped. */
+/* Return how long the bytes of a read waited, by their kernel stamp; -1: the stamp is wrong. Twin: Timebase.place(). */
 static int64_t lag_of(struct llmtap_forwarder *f, int64_t now_ns, int64_t wall_ns) {
     int64_t offset_ns = atomic_load(&f->offset_ns), lag_ns = now_ns - wall_ns - offset_ns;
     if (lag_ns >= 0 && lag_ns < LLMTAP_LAG_DOUBT_NS) return lag_ns;
     if (lag_ns > -LLMTAP_MAPPING_NS && lag_ns < 0) return 0;
     if (lag_ns < 0 || lag_ns >= LAG_ABSURD_NS || now_ns - lag_ns < atomic_load(&f->since_ns)) return -1;
-    /* The read is late, or the wall clock was set since `offset_ns` was measured. */
+    /* Either the read is late, or the wall clock was set since `offset_ns` was measured: find out which. */
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
     int64_t moved_ns = llmtap_mono_ns() - ((int64_t)wall.tv_sec * NS_PER_S + wall.tv_nsec) - offset_ns;
@@ -253,7 +253,7 @@ static void forward(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
     if (sent < got) {
         give_back_bytes(f, loan, LLMTAP_BLOCKED, (size_t)sent, size);
     } else if (size == sizeof f->buffer) {
-        /* More bytes may wait, for which no event comes: request one, so that other streams are handled first. */
+        /* More bytes possibly wait. Request an event for them and do not read now, so that other streams come first. */
         struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.ptr = loan};
         epoll_ctl(f->events_fd, EPOLL_CTL_MOD, loan->upstream, &event);
     }
@@ -298,7 +298,7 @@ static void *run(void *argument) {
         f->n = epoll_wait(f->events_fd, f->events, EVENTS_MAX, -1);
         for (f->at = 0; f->at < f->n; f->at++) {
             if (atomic_load(&f->commanded)) {
-                /* give_back() removes the recalled loan from the events after `at`: let it check this event, too. */
+                /* Decrement `at`: give_back() removes the recalled loan only from the events after `at`. */
                 f->at--;
                 int goes_on = obey(f);
                 f->at++;
@@ -371,7 +371,7 @@ struct llmtap_forwarder *llmtap_forwarder_start(const struct llmtap_forwarder_op
     return NULL;
 }
 
-/* Wake the thread. The caller holds the lock. */
+/* Wake the thread, so that it executes a command. The caller holds the lock. */
 static void command(struct llmtap_forwarder *f) {
     atomic_store(&f->commanded, 1);
     notify(f->command_fd);
@@ -430,7 +430,7 @@ int llmtap_lend(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
         atomic_store(&loan->owner, LLMTAP_CALLER);
     }
     pthread_mutex_unlock(&f->lock);
-    /* The thread may already handle an event of the loan, so let the thread return the loan. */
+    /* The thread possibly handles an event of the loan already, so let the thread return the loan. */
     if (watched && !lent) llmtap_recall(f, loan);
     errno = error;
     return lent;

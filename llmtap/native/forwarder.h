@@ -1,7 +1,7 @@
 /* A thread that forwards bodies from upstream to client without Python: ARCHITECTURE.md, "The forwarding thread".
  *
  * A loan lends both sockets of one exchange to the thread. While it is lent, nobody else reads, writes, watches or
- * closes them. All functions but the thread itself are for one caller at a time: the one that holds the GIL.
+ * closes them. Only the Python thread that holds the GIL may call the functions below.
  */
 #ifndef LLMTAP_FORWARDER_H
 #define LLMTAP_FORWARDER_H
@@ -40,9 +40,9 @@ struct llmtap_loan {
     int chunked;          /* 1: a chunked body; 0: a body of known length */
     int64_t seq;
     int tapped; /* whether reads are reported; the thread sets 0 when there is no room for a frame */
-    /* Remaining bytes: of the chunk, as in framing.h, or of a body of known length, for which it is never 0. */
+    /* Remaining bytes of the current chunk (framing.h), or of a body of known length; then it is never 0. */
     int64_t left;
-    struct llmtap_received received; /* of the upstream; the thread adds its reads */
+    struct llmtap_received received; /* reads from the upstream so far; the thread adds its own */
     void *object;
     /* Output, which the thread sets for the caller. */
     int64_t forwarded_bytes;
@@ -51,10 +51,10 @@ struct llmtap_loan {
     int error;
     unsigned char *bytes; /* released by llmtap_lend() and llmtap_loan_clear() */
     size_t size;
-    /* Time of the read of `bytes`, and with LLMTAP_NOT_PLACED their kernel stamp; else now_ns is their mapped stamp. */
+    /* With LLMTAP_NOT_PLACED: time of the read of `bytes`, and their kernel stamp. Else now_ns: their mapped stamp. */
     int64_t now_ns, wall_ns;
     _Atomic int64_t last_ns; /* stamp of the last read; the caller may read it at any time */
-    /* List in which the loan is: those that are lent, or those that are returned. */
+    /* Neighbours of the loan in the list of lent loans, or in the list of returned loans. */
     struct llmtap_loan *previous, *next;
 };
 
@@ -66,7 +66,7 @@ struct llmtap_row {
     uint8_t kind;
 };
 
-/* Frames, in order, with their data joined. */
+/* Frames, in order. `data` has the data of all frames, one after the other. */
 struct llmtap_rows {
     struct llmtap_row *rows;
     char *data;
@@ -96,13 +96,13 @@ void llmtap_forwarder_stop(struct llmtap_forwarder *forwarder);
 /* Return a descriptor that is readable when loans are returned or frames should be collected. */
 int llmtap_forwarder_fd(const struct llmtap_forwarder *forwarder);
 
-/* Make the descriptor unreadable. Call this before llmtap_returned() and llmtap_collect(), or a signal may be lost. */
+/* Make the descriptor unreadable. To lose no signal, call this before llmtap_returned() and llmtap_collect(). */
 void llmtap_acknowledge(struct llmtap_forwarder *forwarder);
 
 /* Set the offset (monotonic minus wall clock), and the monotonic time since which the wall clock was not set. */
 void llmtap_set_clock(struct llmtap_forwarder *forwarder, int64_t offset_ns, int64_t since_ns);
 
-/* Set the size of the waiting frames above which exchanges are dropped: their data, and LLMTAP_FRAME_BYTES each. */
+/* Set the maximum size of waiting frames: their data, and LLMTAP_FRAME_BYTES each. Above it, exchanges are dropped. */
 void llmtap_set_room(struct llmtap_forwarder *forwarder, int64_t bytes);
 
 /* Return the size of the waiting frames, counted as for llmtap_set_room(). */

@@ -47,7 +47,7 @@ cdef extern from "forwarder.h" nogil:
 
 cdef enum:
     DROP = 14  # FrameKind.DROP
-    # Factor on the number of reads before a returned body is lent again, up to READS_MAX.
+    # After each return of a body, multiply the number of reads until it is lent again; at most READS_MAX.
     READS_FACTOR = 4
     READS_MAX = 4096
 
@@ -212,7 +212,7 @@ cdef class Forwarder:
             llmtap_forget(self.c)
 
     def collect(self, FrameRows rows not None):
-        """Move the frames to `rows` and the lags to the meter. Return the exchanges that found no room."""
+        """Move the frames to `rows` and the lags to the meter. Return the exchanges dropped for lack of memory."""
         cdef llmtap_lags lags
         cdef const llmtap_rows *frames
         cdef list dropped = []

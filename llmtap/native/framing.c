@@ -1,6 +1,6 @@
 #include "framing.h"
 
-#define SIZE_DIGITS_MAX 15 /* as in protocol/http1.py */
+#define SIZE_DIGITS_MAX 15 /* maximum number of digits of a chunk size, as in protocol/http1.py */
 
 static int hex(unsigned char c) {
     if (c >= '0' && c <= '9') return c - '0';

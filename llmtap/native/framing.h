@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /*
- * Return the number of bytes of the current chunk, with its CR LF, that follow `len` bytes of a body.
+ * Return how many bytes of the current chunk, with its CR LF, are still to come after these `len` bytes of a body.
  *
  * `left` is this number before the `len` bytes; 0: a chunk begins. Return -1 if Python has to read the bytes, because
  * they have the last chunk, a size line with an extension or without its end, or are not valid.

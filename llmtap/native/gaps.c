@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#define MANTISSA_BITS_DROPPED 14 /* as in metrics/histogram.py */
+#define MANTISSA_BITS_DROPPED 14 /* bits of a float that its bucket ignores, as in metrics/histogram.py */
 
 int llmtap_gaps(const int64_t *times, size_t n, int64_t step, int64_t *gaps, struct llmtap_gaps *out) {
     __int128 sum = 0, squares = 0, square;

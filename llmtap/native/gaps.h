@@ -1,4 +1,4 @@
-/* Sums over the stamps of one exchange: twin of metrics/latency.py, metrics/histogram.py, export/buckets.py. */
+/* Figures from the times of one exchange. Twins: metrics/latency.py, metrics/histogram.py, export/buckets.py. */
 #ifndef LLMTAP_GAPS_H
 #define LLMTAP_GAPS_H
 
@@ -7,14 +7,14 @@
 
 struct llmtap_gaps {
     int64_t longest;  /* longest gap */
-    int64_t wait;     /* maximum of times[i] - i * step */
+    int64_t wait;     /* maximum of times[i] - i * step, for the wait of a reader */
     double deviation; /* n sum(gap^2) - sum(gap)^2, rounded once: n^2 times the variance of the gaps */
 };
 
-/* Fill `gaps` with the n - 1 gaps between n times, n > 0. Return 0 if a number is too large for C. */
+/* Fill `out`, and `gaps` with the n - 1 gaps of n > 0 times. Return 0 on overflow: the caller then uses Python. */
 int llmtap_gaps(const int64_t *times, size_t n, int64_t step, int64_t *gaps, struct llmtap_gaps *out);
 
-/* Set `sum` to the sum of n values. Return 0 if the sum is too large. */
+/* Set `sum` to the sum of n values. Return 0 on overflow: the caller then uses Python. */
 int llmtap_sum(const int64_t *values, size_t n, int64_t *sum);
 
 /* Return the bucket of a value: the upper 18 bits of its 32-bit float, as in metrics/histogram.py. */

@@ -22,7 +22,7 @@ cdef extern from "gaps.h" nogil:
 
 
 cdef class _Numbers:
-    """The numbers of a sequence as a C array; `values` is NULL if one of them is not an int, or is too large."""
+    """The numbers of a sequence as a C array; `values` is NULL if one is not an int of at most 64 bits."""
 
     cdef int64_t *values
     cdef Py_ssize_t n
@@ -53,7 +53,7 @@ cdef class _Numbers:
 def gap_figures(list times not None, step):
     """Return the gaps between times, the longest, n^2 times their variance, and the greatest `times[i] - i step`.
 
-    None if there are fewer than two times, or a number is too large.
+    None if there are fewer than two times, or if 64 bits overflow: the caller then computes in Python.
     """
     cdef _Numbers numbers = _Numbers(times, room=len(times))
     cdef _Numbers steps = _Numbers((step,))
@@ -70,8 +70,8 @@ def gap_figures(list times not None, step):
 def count_by_float(list values not None, counts):
     """Count values in `counts`, a dict, by the upper bits of their 32-bit floats.
 
-    Return the sum, the minimum and the maximum of the values. Without values, or if a number is too large, return
-    None and count nothing.
+    Return the sum, the minimum and the maximum of the values. Without values, or if 64 bits overflow, return
+    None and count nothing: the caller then counts in Python.
     """
     cdef _Numbers numbers = _Numbers(values)
     cdef int64_t total, low, high
@@ -104,9 +104,9 @@ def count_by_float(list values not None, counts):
 
 
 def count_by_edge(values not None, edges not None, array.array counts not None):
-    """Count values in `counts` (array "Q") by the first edge that is not less. Return the sum of the values.
+    """Count each value in `counts` (array "Q") at the first edge that is not below it. Return the sum of all.
 
-    If a number is too large, return None and count nothing. `counts` has one place beyond the last edge.
+    If 64 bits overflow, return None and count nothing. The last place in `counts` is for values above all edges.
     """
     cdef _Numbers numbers = _Numbers(values), bounds = _Numbers(edges)
     cdef int64_t total

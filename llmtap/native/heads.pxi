@@ -47,7 +47,7 @@ cdef list _fields_of(const char *data, llmtap_head *head):
 def plain_request(bytes raw not None):
     """Return (method, target, fields, host, length, chunked, keep_alive) of a plain request head, else None.
 
-    `length` is -1 without Content-Length; `keep_alive`: Connection names it.
+    `length` is -1 without Content-Length; `keep_alive`: whether the field Connection contains `keep-alive`.
     """
     cdef llmtap_head head
     cdef const char *data = PyBytes_AS_STRING(raw)

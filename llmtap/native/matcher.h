@@ -15,18 +15,18 @@ struct llmtap_bytes {
     size_t len;
 };
 
-/* A value that changes, and the fixed bytes between it and the text. */
+/* A value that differs from event to event, and the fixed bytes between it and the text. */
 struct llmtap_loose {
     struct llmtap_bytes fixed;
     int is_string;
 };
 
-/* The fixed parts of an event, as LooseRepetition names them. */
+/* The fixed parts of an event, as `Repetition` names them. */
 struct llmtap_event {
     struct llmtap_bytes opening, closing;
     struct llmtap_loose ahead[LLMTAP_LOOSE_MAX], beyond[LLMTAP_LOOSE_MAX];
     int n_ahead, n_beyond;
-    int chunked; /* whether the read has one chunk that consists of the event, with the framing of the chunk */
+    int chunked; /* whether a read is one HTTP chunk, framing included, that has the event as its content */
 };
 
 struct llmtap_text {

@@ -50,7 +50,7 @@ cdef enum:
     RESPONSE_DATA = 8  # FrameKind.RESPONSE_DATA
     RESPONSE_AT_ONCE = 21  # FrameKind.RESPONSE_AT_ONCE
     COLUMNS_AT = 20  # number of bytes before the columns of a batch
-    # Maximum number, and bytes, of frames in a row that do not go to Python: 15 to 50 us of work.
+    # Maximum number, and size, of frames that are handled before one goes to Python: 15 to 50 us of work.
     PASSED_MAX = 256
     PASSED_BYTES_MAX = 65536
 

@@ -78,7 +78,7 @@ int llmtap_came_at_once(struct llmtap_received *received, int fd, const unsigned
         !get_field(info, size, BYTES_RECEIVED_AT, &bytes, sizeof bytes) ||
         !get_field(info, size, DATA_SEGS_IN_AT, &segments, sizeof segments))
         return 0;
-    /* Segments that arrived since the read would be counted as segments of the reads before it. */
+    /* More bytes have arrived since the last read: their segments would be counted, too, so the answer is unknown. */
     if (bytes != received->bytes) return 0;
     int64_t grown = (uint32_t)(segments - received->compared_segments);
     received->at_once = !received->is_unsure && grown == received->reads - received->compared_reads;

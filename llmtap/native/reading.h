@@ -8,7 +8,7 @@
 
 enum {
     LLMTAP_UNSTAMPED = -1,
-    /* Values as in net/stream.py. */
+    /* Same values as in net/stream.py, which explains them. */
     LLMTAP_READ_BYTES_MAX = 65536,
     LLMTAP_MAPPING_NS = 1000000,
     LLMTAP_LAG_DOUBT_NS = 10000000,
@@ -29,18 +29,18 @@ struct llmtap_received {
     /* Number of reads and of TCP segments when llmtap_came_at_once() last compared both. */
     int64_t compared_reads;
     uint32_t compared_segments;
-    int at_once;   /* result of that comparison */
-    int is_unsure; /* whether a read may have left bytes in the socket since then */
+    int at_once;   /* result of the last comparison */
+    int is_unsure; /* whether a read since that comparison possibly left bytes in the socket */
 };
 
-/* Add a read of `size` bytes into `room` bytes. */
+/* Count a read that put `size` bytes into a buffer of `room` bytes. */
 void llmtap_add_read(struct llmtap_received *received, size_t size, size_t room);
 
 /*
- * Return whether the bytes of the last read may belong to several events, and arrived at the same time, in one TCP
+ * Return whether the bytes of the last read possibly belong to several events, and all arrived at once, in one TCP
  * segment; 0 if that is not known. The kernel's count of segments (TCP_INFO) shows it: if it grew by one for each read,
- * no read had bytes of two segments. Bytes of a body may belong to several events if more than the line end of an HTTP
- * chunk follows a blank line, or if no blank line ends an event.
+ * no read had bytes of two segments. Bytes of a body possibly belong to several events if more than the line end of
+ * an HTTP chunk follows a blank line, or if no blank line ends an event.
  */
 int llmtap_came_at_once(struct llmtap_received *received, int fd, const unsigned char *data, size_t data_bytes);
 

@@ -115,7 +115,7 @@ cdef class LagMeter:
         self.n += 1
 
     cdef void add_all(self, const llmtap_lags *lags) noexcept:
-        """Add the lags of the forwarding thread. The longest one is recorded as if it was the latest."""
+        """Add the lags of the forwarding thread. The longest one gets the present time, as its own is unknown."""
         for i in range(LAG_BUCKETS):
             self.counts[i] += lags.counts[i]
         self.sum_ns += lags.sum_ns
@@ -208,7 +208,7 @@ cdef class FrameRows:
         return 0
 
     def pack(self, uint64_t batch_no, news=None):
-        """Return the batch, with `news` in front of all frames but HELLO, and forget the rows."""
+        """Return all frames as one batch, and remove them. `news`: frame to put before all except HELLO."""
         if news is not None:
             self.put(*news)
             self.to_front(1 if self.rows[0].kind == HELLO else 0)
@@ -358,7 +358,7 @@ cdef class Passage:
         return 1
 
 
-# One buffer for all streams: the bytes of a read are forwarded or copied before other Python code may read again.
+# One buffer for all streams: the bytes of a read are forwarded or copied before other Python code reads again.
 cdef unsigned char[READ_BYTES_MAX] _buffer
 
 

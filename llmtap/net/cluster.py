@@ -41,8 +41,8 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local = address == "local"
     if local:
-        # With clusters disabled, the node listens on 127.0.0.1 only. Any program that reaches its ports can
-        # run code, so set a token. Without it, Ray would store a token of its own in the home folder.
+        # The value 0 makes the node listen on 127.0.0.1 only. Any program that reaches its ports can run
+        # code, so set a token. Without it, Ray would store a token of its own in the home folder.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:

@@ -32,7 +32,7 @@ class PythonLagMeter:
         self.buckets = [0] * (len(LAG_EDGES_NS) + 1)
         self.sum_ns = 0
         self.max_ns = 0
-        # Peaks (t, lag), each lower than the previous one, so the first at or after t is the worst since t.
+        # Peaks (t, lag) with falling lags: the first peak since a time thus has the longest lag since then.
         self._peaks: deque[tuple[int, int]] = deque()
 
     def note(self, t_ns: int, lag_ns: int) -> None:
@@ -51,7 +51,7 @@ class PythonLagMeter:
                 peaks[0] = (peaks[0][0], lag_old)
 
     def worst_since(self, t_ns: int) -> int:
-        """Return the worst lag recorded at or after `t_ns`, and at least the floor."""
+        """Return the worst lag recorded at or after `t_ns`; at least the `floor_ns` of this meter."""
         first = bisect_left(self._peaks, (t_ns,))
         worst = self._peaks[first][1] * self._turns if first < len(self._peaks) else self._floor_ns
         return worst + self._blind_ns
@@ -74,8 +74,8 @@ def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> Pytho
     Args:
         floor_ns: minimum lag (a timer's resolution, the error of a clock's mapping).
         blind_ns: part of a stall that two probes can miss; added to each worst lag.
-        turns: factor for a byte that waits for more turns of the loop than the timer: it comes as one turn
-        begins, and is read at the end of the next one.
+        turns: factor of each worst lag, because a byte can wait longer than a timer: a byte that comes when
+        one turn of the loop begins is possibly read at the end of the next turn.
     """
     kind: type[PythonLagMeter] = PythonLagMeter if native.compiled is None else native.compiled.LagMeter
     return kind(floor_ns, blind_ns=blind_ns, turns=turns)

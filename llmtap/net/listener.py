@@ -78,7 +78,7 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def keep_port() -> socket.socket:
-    """Return a socket that reserves a free loopback port for a server with SO_REUSEADDR, such as ours."""
+    """Return a bound socket that reserves a free loopback port, until a server with SO_REUSEADDR takes it."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))
@@ -136,7 +136,7 @@ class Listener:
                 raise
             self._on_shortage(exc)
             self._loop.remove_reader(self._sock)
-            if self._timer is None:  # during a pause, in which `close` can call this, a timer is already set
+            if self._timer is None:  # a timer is already set if `close` calls this during a pause
                 self._timer = self._loop.call_later(FULL_PAUSE_S, self._resume)
             return False
         sock.setblocking(False)

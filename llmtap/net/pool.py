@@ -170,7 +170,7 @@ class Pool:
         return len(self._idle_connections)
 
     def set_state(self, error: OSError | None) -> None:
-        """Set the state by the result of the latest attempt to connect; None: it succeeded."""
+        """Set `up` from the result of the latest attempt to connect: its error, or None if it succeeded."""
         was_up, self.up, self.tried_ns = self.up is not False, error is None, mono_ns()
         if self.up is not was_up and self.on_change is not None:
             self.on_change(error)
@@ -189,8 +189,8 @@ class Pool:
         return None
 
     def give_back(self, stream: Stream, now_ns: int, *, used: bool = True) -> None:
-        """Keep a connection whose latest answer ended cleanly, or that is not `used` so far. Close it if the
-        pool is full."""
+        """Keep a connection whose latest answer ended cleanly, or on which nothing was sent (`used` is
+        False). Close it if the pool is full."""
         if len(self._idle_connections) >= self._idle_max or self._idle_ns == 0 or stream.closed:
             stream.close()
             return

@@ -49,7 +49,7 @@ _TABLE: Final = (
         "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size",
     ),
     ("waiting", "requests", "gauge", "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size"),
-    # vLLM 0.9 renamed this metric and removed the former name.
+    # vLLM 0.9 renamed this metric, so list both names.
     (
         "kv_use",
         "share",
@@ -59,7 +59,7 @@ _TABLE: Final = (
             " llm_d_epp_average_kv_cache_utilization"
         ),
     ),
-    # SGLang has no counter of queries: it looks up all tokens of a prompt.
+    # SGLang has no counter of queries. It looks up all prompt tokens, so use the counter of these.
     (
         "prefix_queries",
         "tokens",
@@ -147,7 +147,7 @@ _TABLE: Final = (
         "counter",
         "vllm:request_queue_time_seconds_count sglang:queue_time_seconds_count",
     ),
-    # SGLang has one histogram for all stages of a request.
+    # SGLang has one histogram for all stages of a request: select the stage by its label.
     (
         "prefill_seconds",
         "seconds",

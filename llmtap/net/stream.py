@@ -24,7 +24,7 @@ SO_TIMESTAMPNS: Final = 35
 LAG_ABSURD_NS: Final = 60_000_000_000
 """A lag above this bound means that the wall clock was set: no read waits a minute."""
 LAG_DOUBT_NS: Final = 10_000_000
-"""From this lag on, check whether the wall clock was set."""
+"""Minimum lag of a read for which the clocks are checked: the wall clock was possibly set."""
 MAPPING_NS: Final = 1_000_000
 KERNEL_FLOOR_NS: Final = 200_000
 """Least error of a timestamp of the kernel: twice the drift of the wall clock in 50 ms at the 500 ppm of NTP
@@ -41,13 +41,13 @@ _TCP_LEFT: Final = frozenset({7, 8, 9})
 """TCP states in which the peer has left (tcp_states.h): CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the
 peer's FIN came)."""
 _TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
-"""Linux's tcp_info (linux/tcp.h), up to and with tcpi_bytes_acked."""
+"""Format that reads the field tcpi_bytes_acked of Linux's tcp_info (linux/tcp.h)."""
 _TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
-"""Linux's tcp_info, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
+"""Format that reads the field tcpi_rcv_ooopack (since Linux 5.4) of tcp_info."""
 _TCPI_BYTES_RECEIVED: Final = struct.Struct("=128xQ")
-"""Linux's tcp_info, up to and with tcpi_bytes_received (Linux 4.1)."""
+"""Format that reads the field tcpi_bytes_received (since Linux 4.1) of tcp_info."""
 _TCPI_SEGMENTS: Final = struct.Struct("=128xQ16xI")
-"""The fields tcpi_bytes_received and tcpi_data_segs_in (Linux 4.6) of Linux's tcp_info."""
+"""Format that reads the fields tcpi_bytes_received and tcpi_data_segs_in (since Linux 4.6) of tcp_info."""
 _CHUNK_END_BYTES: Final = len(b"\r\n")
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
@@ -118,7 +118,7 @@ class Handler(Protocol):
         """Bytes arrived at monotonic time `t_ns`."""
 
     def on_eof(self) -> None:
-        """The peer closed its sending side; writing may still work."""
+        """The peer closed its sending side; writing to the peer possibly still works."""
 
     def on_lost(self, error: OSError | None) -> None:
         """The connection broke. Called once, never after `close`."""
@@ -131,13 +131,13 @@ class Stream(Protocol):
     """One connection, plain (PlainStream) or encrypted (TlsStream).
 
     Attributes:
-        resumed_ns: bytes with an earlier stamp waited while reading was paused, not for the event loop.
+        resumed_ns: end of the latest pause; bytes with an earlier stamp waited because of the pause.
         paused: reading is suspended.
         pending: bytes written but not yet taken by the kernel.
         acked_bytes: bytes that the peer's kernel has acknowledged; they grow while the peer reads.
         received_bytes: bytes that arrived, also those that no handler has seen; 0 where a handler sees each
             byte as soon as it is read.
-        out_of_order: the kernel's timestamps of this connection may be too early.
+        out_of_order: the kernel's timestamps of this connection are possibly too early.
     """
 
     handler: Handler
@@ -155,8 +155,8 @@ class Stream(Protocol):
     @property
     def out_of_order(self) -> bool: ...
     def came_at_once(self, data: bytes) -> bool:
-        """Return whether `data`, from the last read, may belong to several events and arrived in one TCP
-        segment; False if that is unknown."""
+        """Return whether `data`, from the last read, possibly belongs to several events and arrived in one
+        TCP segment; False if that is unknown."""
         ...
 
     def stamped_since(self, t_ns: int) -> bool:
@@ -203,7 +203,7 @@ class Timebase:
         self.anchor = WallAnchor.sample(clock)
         """Converts timestamps to dates; the same object until the wall clock is set or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
-        """Monotonic minus wall, as last sampled."""
+        """Monotonic clock minus wall clock, as last sampled."""
         self.width_ns = self.anchor.width_ns
         """Error of `offset_ns`: the duration of the readings, and the drift since the previous readings."""
         self.steps = 0
@@ -530,7 +530,7 @@ class KernelStream(PlainStream):
 
 
 class _Received:
-    """What was read from a connection: the reference of `struct llmtap_received` in native/reading.h."""
+    """Counts of a connection's reads and bytes; reference of `struct llmtap_received` (native/reading.h)."""
 
     def __init__(self) -> None:
         self._bytes = self._reads = 0
@@ -556,7 +556,7 @@ class _Received:
         except (OSError, struct.error):
             return False
         if received_bytes != self._bytes:
-            return False  # Segments that arrived since the read would be counted for the reads before it.
+            return False  # More bytes have arrived since: their segments would be counted, too.
         grown = (segments - self._compared_segments) & 0xFFFF_FFFF
         self._at_once = not self._is_unsure and grown == self._reads - self._compared_reads
         self._compared_segments, self._compared_reads, self._is_unsure = segments, self._reads, False
@@ -564,7 +564,7 @@ class _Received:
 
 
 def _has_several(data: bytes) -> bool:
-    """Return whether bytes of a body may belong to more than one event: if more than the line end of an HTTP
+    """Return whether bytes of a body possibly belong to several events: if more than the line end of an HTTP
     chunk follows a blank line, or if no blank line ends an event."""
     blank = _BLANK_LINE.search(data)
     return blank is None or len(data) - blank.end() > _CHUNK_END_BYTES

@@ -161,7 +161,7 @@ def held_tokens_max(alignment: Alignment, shift_ns: int) -> int:
     """
     arrivals_ns, order = np.unique(alignment.front_ns, return_index=True)
     ends = np.cumsum(alignment.weights)
-    # searchsorted() needs ascending times, which a corrected clock can violate.
+    # searchsorted() needs ascending times, but the correction of a clock can make a time smaller.
     produced_ns = np.maximum.accumulate(alignment.back_ns) + shift_ns
     counts = np.concatenate(([0], ends))
     produced = counts[np.searchsorted(produced_ns, arrivals_ns, "right")]

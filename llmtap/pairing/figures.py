@@ -112,7 +112,7 @@ FIGURES: Final = (
         "Duration of the gateway's requests with another prompt, such as those of a guardrail.",
     ),
 )
-"""All figures, in the order of tables."""
+"""All figures of a pair, in the order in which tables show them."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class MeasuredPair:
     token_delays_ns: Times | None = None
     """Delay of each token in ns; None if the texts could not be aligned."""
     token_range_ns: tuple[int, int] = (0, 0)
-    """Largest difference of a token's true delay below, and above, the measured delay."""
+    """How far the true delay of a token can be below, and above, the measured delay, in ns."""
 
     @property
     def delivered_attempt(self) -> GatewayAttempt | None:

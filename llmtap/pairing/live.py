@@ -112,7 +112,7 @@ def _earlier_ns(a: int | None, b: int) -> int:
 
 
 class LiveMatcher:
-    """Holds exchanges of both sides that have ended, until their partners are found. All have one clock.
+    """Holds ended exchanges of both sides, with times of one clock, until their partners are found.
 
     Args:
         exchanges_max: maximum number of waiting exchanges.
@@ -164,7 +164,7 @@ class LiveMatcher:
         fronts_under_way = _OpenFronts(open_fronts)
         yield from self._decide_backs(before_ns, fronts_under_way)
         # Arrivals of undecided exchanges of the back, in ns, by the key of the fronts that can own them. The
-        # exchanges below None can belong to any front.
+        # exchanges under the key None can belong to any front.
         undecided: dict[Key | None, list[int]] = {}
         backs = [
             OpenExchange(b.exchange.timeline.arrival_ns, b.keys, True) for b in list(self._backs.values())
@@ -190,7 +190,7 @@ class LiveMatcher:
                 yield None
 
     def close(self) -> Iterator[Pair | Unpaired | None]:
-        """Yield the results of all waiting exchanges. No exchange may be under way or be added later."""
+        """Yield the results of all waiting exchanges. Call this only after every exchange was added."""
         ended = [front.exchange for front in self._fronts.values()]
         ended += [back.exchange for back in self._backs.values()]
         last_ns = max(map(end_ns, ended), default=0)

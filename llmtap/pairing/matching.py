@@ -39,7 +39,7 @@ class Evidence(StrEnum):
     PROMPT = "prompt"
     TEXT = "text"
     ORDER = "order"
-    """Every other candidate delivered the common text before the back had it, so it has another source."""
+    """Every other candidate delivered the text before the back had it, so the candidate got it elsewhere."""
 
 
 Key = tuple[Evidence, object]

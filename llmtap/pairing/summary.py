@@ -52,7 +52,7 @@ class ExchangeCounts(Struct, frozen=True, kw_only=True):
     ambiguous_front: int
     ambiguous_back: int
     left_out_front: int | UnsetType = UNSET
-    """Counted only for live traffic, as is `left_out_back`."""
+    """Exchanges of the front that were left out (`Leftover`). Live traffic only, like `left_out_back`."""
     left_out_back: int | UnsetType = UNSET
 
 
@@ -61,7 +61,7 @@ class ClockSummary(Struct, frozen=True):
 
     source: ClockSource
     offset: float
-    """In seconds."""
+    """Offset in seconds, like `uncertainty`."""
     uncertainty: float
     """Largest difference between the true offset and `offset`, in seconds."""
 
@@ -86,14 +86,14 @@ class FigureSummary(Struct, frozen=True, kw_only=True):
 
 
 class SlowPair(Struct, frozen=True):
-    """A pair to whose time to the first token the gateway added much."""
+    """A pair in which the gateway added much to the time to the first token."""
 
     front: str
     """Id of the exchange of the front."""
     back: list[str]
     """Ids of the exchanges of the back."""
     ttft: float
-    """Time in seconds that the gateway added."""
+    """Time in seconds that the gateway added to the time to the first token."""
 
 
 class TextDifference(Struct, frozen=True):
@@ -130,7 +130,7 @@ class PairSummary(Struct, frozen=True, kw_only=True):
     """Figures of each arm of an experiment, if there are several arms. If arms differ, the median of all
     pairs can be a value that no arm has."""
     slowest: list[SlowPair]
-    """Pairs to whose first token the gateway added most time, at most EXAMPLES_MAX."""
+    """Pairs in which the gateway added most to the time to the first token, at most EXAMPLES_MAX."""
     differences: list[TextDifference]
     """Pairs whose texts differ, at most EXAMPLES_MAX."""
     charts: list[Mapping[str, object]]

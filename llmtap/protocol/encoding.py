@@ -44,7 +44,7 @@ class DecodeError(PeerProtocolError):
 
 
 class DecodingBudget:
-    """Number of bytes to which a body may still decode, in all its layers of coding together.
+    """Limit of the decoded bytes of a body, in all its layers of coding together.
 
     The ratio is that of all decoded bytes to the bytes of the outermost layer. A ratio of 250 for each layer
     would allow a ratio of 62,500 for two layers.
@@ -154,7 +154,7 @@ def _stage_of(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError("the content coding of the body is not one of gzip, deflate, br, zstd and identity")
+    raise DecodeError("the body has an unknown content coding; known are gzip, deflate, br and zstd")
 
 
 def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:

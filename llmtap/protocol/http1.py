@@ -27,7 +27,7 @@ SIZE_DIGITS_MAX: Final = 15
 LINE_BYTES_MAX: Final = 8_192
 """Maximum length of a chunk-size line, or of a trailer line; nginx has the same limit for header lines."""
 EXTENSION_BYTES_MAX: Final = 16_384
-"""Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks. A
+"""Maximum number of bytes by which the chunk extensions of a body can exceed the payload of their chunks. A
 body that consists of extensions would take much time to parse without any payload."""
 TRAILER_LINES_MAX: Final = 128
 TRAILER_BYTES_MAX: Final = 65_536
@@ -44,7 +44,7 @@ _EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NA
 _SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
-# `_SIZE_LINE_PART` and `_TRAILER_LINE_PART` match any beginning of a line, because a read can end in a line.
+# `_SIZE_LINE_PART` and `_TRAILER_LINE_PART` match any beginning of a line, because a read can end within it.
 _SIZE_LINE_PART: Final = re.compile(
     rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
@@ -105,7 +105,7 @@ NO_TRAILER_WORDS: Final = frozenset(
 """A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is also a credential,
 an identity or a route, so it must not be a trailer. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Fields that no message may have as trailers: if a recipient merges them, the body has another end."""
+"""Fields that must not be trailers: they change the end of the body for a recipient that merges them."""
 NEVER_REMOVED: Final = frozenset(
     {
         b"content-encoding",
@@ -466,17 +466,17 @@ class BodyScanner(Protocol):
 
 
 class LengthScanner:
-    __slots__ = ("bytes_left",)
+    __slots__ = ("left",)
 
     def __init__(self, left: int) -> None:
-        self.bytes_left = left
+        self.left = left
 
     def feed(self, data: bytes) -> int:
-        left = self.bytes_left - len(data)
+        left = self.left - len(data)
         if left > 0:
-            self.bytes_left = left
+            self.left = left
             return -1
-        self.bytes_left = 0
+        self.left = 0
         return len(data) + left
 
 
@@ -499,7 +499,7 @@ class ChunkedScanner:
     their names."""
 
     __slots__ = (
-        "_extension_bytes",
+        "_extension_excess_bytes",
         "_refused_names",
         "_refused_words",
         "_trailer_bytes",
@@ -518,7 +518,7 @@ class ChunkedScanner:
     ) -> None:
         self._refused_names = refused
         self._refused_words = refused_words
-        self._extension_bytes = 0
+        self._extension_excess_bytes = 0
         """Number of bytes by which the chunk extensions exceed the payload of their chunks."""
         self._trailer_bytes = 0
         self.trailers = trailers
@@ -615,8 +615,8 @@ class ChunkedScanner:
         size = int(m[1], 16)
         extension = len(line) - m.end(1) - 2
         if extension:
-            self._extension_bytes = max(0, self._extension_bytes + extension - size)
-            if self._extension_bytes > EXTENSION_BYTES_MAX:
+            self._extension_excess_bytes = max(0, self._extension_excess_bytes + extension - size)
+            if self._extension_excess_bytes > EXTENSION_BYTES_MAX:
                 raise PeerProtocolError(
                     f"chunk extensions exceed the payload by more than {EXTENSION_BYTES_MAX} bytes"
                 )

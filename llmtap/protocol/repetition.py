@@ -35,9 +35,9 @@ _SIZE_LINES: Final = {
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOAD_SIZES: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _EVENTS_WORTH_SEARCH: Final = 16
-"""A search is vain if fewer events come before the next one. It costs the time of parsing five events."""
+"""A search was vain if the next search follows after fewer events. A search takes the time of five events."""
 _VAIN_SEARCHES_MAX: Final = 8
-"""Number of vain searches in one stream after which no more searches are made."""
+"""Maximum number of vain searches in one stream; afterwards, no more searches are made."""
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
     lambda text: json.dumps(text).encode(),
@@ -195,8 +195,8 @@ def _with_loose_values(
     if any(start <= edge <= end for start, end, _ in places):
         return None  # The place of a value is not certain, or the value is the text itself.
     values = sorted([*places, text])
-    # Test the places by one extra byte at the start of each value. If the members do not change exactly as
-    # expected, a place is wrong. If the event is not read as before, the reader uses a value.
+    # Test the places: put one more byte at the start of each value. A place is wrong if the members do not
+    # change exactly as expected. The reader uses a value if it then reads the event differently.
     more = [b"x" if is_string else b"1" for _, _, is_string in values]
     more[values.index(text)] = b""
     changed = {
@@ -277,7 +277,7 @@ class RepetitionFinder:
 ROOM: Final = 64
 """Maximum number of events in a run of the Python implementation; with this number, logging them is cheap."""
 TEXTS_BYTES_MAX: Final = 6 << 10
-"""Memory of stored texts at which a run is full. The texts of 64 tokens take half of it."""
+"""A run is full when its stored texts take this memory. The texts of 64 tokens take half of it."""
 RUN_BYTES: Final = 16 << 10
 """Maximum memory of a run: 25 bytes for each of 256 events (in Python: 150 for each of 64), and the texts."""
 RUN_BLOCKS: Final = 6
@@ -300,7 +300,7 @@ class TokenRun(Protocol):
     def full(self) -> bool: ...
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
-        """Add the event of a read that is exactly one repetition with a text. Return whether it is."""
+        """Add the event of a read and return True; return False if the read is not exactly one repetition."""
 
     def take(self) -> RunColumns:
         """Return the columns of the events and empty the run, which must have an event."""

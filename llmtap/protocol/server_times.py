@@ -102,7 +102,7 @@ _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"x-litellm-callback-duration-ms": ("callback", "ms"),
 }
 _SERVER_TIMING: Final = b"server-timing"
-# The value of a parameter is a token or a quoted string (RFC 9110 5.6.6).
+# RFC 9110 5.6.6: the value of a parameter can be in quotation marks.
 _DURATION: Final = re.compile(r';\s*dur\s*=\s*"?([0-9.eE+-]{1,32})', re.IGNORECASE)
 
 

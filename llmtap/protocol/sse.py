@@ -489,7 +489,7 @@ class MessageStreamParser:
         except (ValueError, TypeError, RecursionError, binascii.Error):
             self._skipped += 1
             part = payload
-        # The decoded bytes are one event in the dialect of the model; if invalid, return the payload.
+        # `part` is one event in the dialect of the model, or the payload itself if it could not be decoded.
         return SseEvent(start, self.offset, part)
 
 

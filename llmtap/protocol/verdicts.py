@@ -181,7 +181,7 @@ _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"
 
 
 def warnings_verdict(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
-    """Return the verdict in the warnings of the FMS orchestrator. If there is an answer, they flag it."""
+    """Return the verdict in the warnings of the FMS orchestrator. With an answer, they only flag it."""
     for i, warning in _indexed_objects(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None

@@ -124,7 +124,7 @@ def read_request(data: bytes, service: str = SERVICE) -> GrpcRequest:
 
 
 def write_chunk(chunk: GrpcChunk, service: str = SERVICE, request_id: str = "") -> bytes:
-    """Encode a message of an answer, with usage the last one. Only SGLang's messages have `request_id`."""
+    """Encode a message of an answer; only the last has usage. Only SGLang's messages have `request_id`."""
     if service == SGLANG_SERVICE:
         message = _sglang.GenerateResponse(request_id=request_id)
     else:

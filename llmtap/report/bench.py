@@ -257,8 +257,8 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[int, str, str]]]] = {
     "memory-pressure": [(11, "", "Complete"), (11, "", "TTFT P99")],
     "long-context": [(12, "", "TTFT Mean"), (12, "", "ms/1K tokens")],
 }
-"""Figures on the tiles of each test: number of the draft's table, end of the row's label, and head of the
-column ("": the last column)."""
+"""Figures on the tiles of each test: number of the table of the IETF draft, end of the row's label, and
+head of the column ("": the last column)."""
 
 
 def _main_tiles(report: _Json) -> Iterator[Tile]:
@@ -283,7 +283,7 @@ def _main_tiles(report: _Json) -> Iterator[Tile]:
 BOUNDARIES: Final = {
     "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
 }  # fmt: skip
-"""Names of the boundaries of a system under test in reports, by the name in a bench file."""
+"""Names in reports for the boundary of the system under test, by its name in a bench file."""
 NOT_DECLARED: Final = "not declared"
 
 
@@ -310,7 +310,7 @@ def identification_blocks(document: _Json) -> list[Block]:
 
 
 def _declared_text(section: _Json, names: Sequence[str]) -> str:
-    """Return those of the named fields that a section of the declarations has, as `name: value, ...`."""
+    """Return the named fields that a section of the declarations has, as `name: value, ...`."""
     return ", ".join(
         f"{name.replace('_', ' ')}: {section[name]}" for name in names if section.get(name) is not None
     )

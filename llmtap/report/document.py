@@ -23,7 +23,7 @@ from llmtap.report.values import is_words, number, plain_text
 _SENTENCE_CHARS_MIN: Final = 40
 """Length from which a cell with a space counts as a sentence, which a page can break into lines."""
 COLOURS: Final = 7
-"""Number of colours for series in the style sheet, from --c0."""
+"""Number of colours for series in the style sheet (--c0, --c1, ...); more series repeat the colours."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle", "cross", "x")
 ROWS_MAX: Final = 25
@@ -47,7 +47,7 @@ class Note:
     style: str = ""
     """Style of the line in a terminal, as a name of the package rich."""
     lead: str = ""
-    """Words before the text, which are emphasized."""
+    """Emphasized words before the text."""
     css: str = ""
     """CSS class of the paragraph on a page."""
 
@@ -84,7 +84,7 @@ class Table:
 
     @property
     def classes(self) -> list[str]:
-        """The `class` attribute of each column on a page, after a space; empty for columns of figures."""
+        """The `class` attribute of each column on a page, with a leading space; empty for figures."""
         columns = list(zip_longest(*self.rows, fillvalue=""))
         attributes = [
             " class=text"
@@ -144,7 +144,7 @@ class VerdictBox:
     kind: ClassVar = "verdict"
     good: bool
     lead: str
-    """Words before the text, which are emphasized."""
+    """Emphasized words before the text."""
     text: str = ""
     items: Sequence[str] = ()
     """Reasons for the verdict."""
@@ -182,7 +182,7 @@ class Compliance:
 
     @property
     def choices(self) -> dict[str, tuple[str, list[str]]]:
-        """Title and values of each filter of the page, by name."""
+        """Title and values of each filter of the page, by the filter's name."""
         statuses = ("not met", "cannot tell", "met", "not applicable")
         present = {row["status"] for row in self.rows}
         return {
@@ -425,7 +425,7 @@ def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """Return `48 to 52`, `48 or more` if one end is unknown (None), or "" if both are."""
+    """Return `48 to 52`, `48 or more` if one end is unknown (None), or "" if both ends are unknown."""
     if low is not None and high is not None:
         return f"{number(low)} to {number(high)}"
     if low is not None:

@@ -16,7 +16,7 @@ _STATES: Final = {"met": "met", "missed": "MISSED", "not_valid": "NOT VALID"}
 
 
 class RequirementRow(Struct, frozen=True):
-    """A requirement, and whether a result meets it. Values are in seconds, shares or numbers."""
+    """A requirement, and whether a result meets it. Values are seconds, shares or numbers."""
 
     of: str
     """Label of the run or test; empty if there is only one."""
@@ -37,7 +37,7 @@ class RequirementRow(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """The difference of a figure between two results: b - a. Values are in seconds, shares or numbers."""
+    """The difference of a figure between two results: b - a. Values are seconds, shares or numbers."""
 
     of: str
     """Label of the result b, which is compared with a."""
@@ -46,7 +46,7 @@ class Change(Struct, frozen=True):
     better: str
     """Which values are better: `lower` or `higher`."""
     reason: str
-    """Reason why the change cannot be judged; empty if it can."""
+    """Reason why the change cannot be judged; empty if it can be judged."""
     a: float | None
     b: float | None
     difference: float | None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _TERM_WIDTH: Final = 14
 _TEMPLATE_ID_PREFIX: Final = "page-"
-"""Prefix of the ids in `page.html` itself. No section or plot has an id with it, so that ids are unique."""
+"""Prefix of the ids in `page.html` itself. Ids of sections and plots must not begin with it."""
 _GAP: Final = 2
 """Number of spaces between two columns in a terminal."""
 

@@ -313,7 +313,7 @@ def _state_text(figure: _Json) -> str:
 
 
 def _share_row(name: str, figures: _Json, shown: Mapping[str, str]) -> list[str]:
-    # Shares come from histograms, which are accurate to three digits. A benefit is a number of tokens.
+    # Three digits, the accuracy of the histograms of shares; more for a benefit, a number of tokens.
     digits = 4 if name == "smooth_benefit" else 3
     marks = figures.get("marks") or ()
     cells = [

@@ -35,9 +35,9 @@ from llmtap.report.values import FEW, MARK, at, is_marked, milliseconds, number
 
 _TABLE_SHARES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0)
 _SECONDS_AXIS_MIN_S: Final = 10.0
-"""Maximum of the values from which an axis has the unit s instead of ms."""
+"""An axis is in s instead of ms if its largest value is at least this number of seconds."""
 _LOG_AXIS_RATIO: Final = 20
-"""Ratio of the largest value to the median from which an axis is logarithmic. On a linear axis, all common
+"""An axis is logarithmic from this ratio of the largest value to the median: on a linear axis, all common
 values would be at the left end."""
 _DISTRIBUTIONS: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...], tuple[str, ...]], ...]] = (
     ("first-token", "Time to first token",
@@ -123,7 +123,7 @@ def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
 
 
 _POINTS_MAX: Final = 4_000
-"""Maximum number of points of a line: more than the pixels in the width of a chart."""
+"""Maximum number of points of a line; longer lines are thinned. A chart has fewer pixels in its width."""
 _ROWS_MAX: Final = 60
 _HEADINGS: Final = {
     "host": ("This host over time", "Of the sender's processes, the server's where it runs here, and all."),
@@ -180,7 +180,7 @@ def _time_section(
 
 
 def _timeline_table(timeline: _Json) -> Table:
-    """Return the table of counts over time. If there are many periods, each row is the sum of several."""
+    """Return the table of counts over time. If there are many periods, a row sums several of them."""
     names = [name for name in ("asked", "sent", "ended", "in_flight") if timeline[name] is not None]
     t, period = timeline["t"], timeline["period"]
     step = -(-len(t) // _ROWS_MAX)
@@ -266,7 +266,7 @@ def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[P
 def _samples_within(
     t: Sequence[float], y: Sequence[float | None], end: float, *, averaged: bool = False
 ) -> tuple[Sequence[float], Sequence[float | None]]:
-    """Return the samples during the run. An average is of the time before it: include one after the end."""
+    """Return the samples in the run. `averaged`: a sample is a mean up to its time, so include one more."""
     first, last = bisect_left(t, 0), bisect_right(t, end) + averaged
     return t[first:last], y[first:last]
 
@@ -309,7 +309,7 @@ def _lines_panel(title: str, unit: str, lines: Sequence[PlotSeries], end: float)
 
 
 def _thinned_line(line: PlotSeries) -> PlotSeries:
-    """Return a line with at most _POINTS_MAX points: the lowest and the highest value of each section."""
+    """Return a line with at most _POINTS_MAX points: the lowest and the highest value of each part."""
     n, y = len(line.x), line.y
     if n <= _POINTS_MAX:
         return line

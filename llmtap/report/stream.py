@@ -24,7 +24,7 @@ _DIALECTS: Final = {
     Reading.NONE: "dialect unknown",
 }
 TEXT_SHOWN: Final = 60
-"""Maximum number of characters of a text in a row of the table."""
+"""Maximum number of characters of a text in a row of the table; longer texts are cut."""
 _TIMELESS: Final = frozenset(
     ("events", "content_events", "bytes_per_event_mean", "tokens_per_chunk_mean", "single_token_share")
 )

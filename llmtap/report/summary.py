@@ -57,7 +57,7 @@ _RATIO_PARTS: Final = frozenset(
     {"prefix_queries", "prefix_hits"}
     | {name for name in _SERIES_TITLES if name.endswith(("_seconds", "_values"))}
 )
-"""Series that the table does not show, because it has their ratio: a sum and a count, or hits and queries."""
+"""Series that the table does not show, because it shows their ratio: sum and count, or hits and queries."""
 _STOLEN_SHARE_MAX: Final = 0.01
 """Share of stolen CPU time above which a report has a warning: other virtual machines on the same hardware
 then change latencies noticeably."""
@@ -160,7 +160,7 @@ def bursts_caution(summary: _Json) -> str:
 
 
 def not_judged_text(goodput: _Json) -> str:
-    """Return how many exchanges the attainment does not include, by reason; empty if it includes all."""
+    """Return the numbers of exchanges that the attainment excludes, by reason; empty if it includes all."""
     reasons = {
         "not_judged": "not judged, since their answers were not understood",
         "own_faults": "left out, since llmtap itself failed",

@@ -45,9 +45,9 @@ _RANKED: Final = ("scheduler", "trace", "load", "servers", "router", "bins", "re
 """Order of the dimensions; other settings come after these. If several numeric dimensions have the most
 values, the first of them is the axis."""
 _OPTIONS: Final = ("readings", "serving", "model")
-"""Objects of options in the JSON of a run."""
+"""Fields of a run's JSON that contain its options."""
 _SAME_RATE: Final = 0.01
-"""Relative difference up to which offered rates are shown as one rate."""
+"""Offered rates that differ by at most this share are shown as one rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Dimension:
 
     name: str
     texts: dict[Hashable, str]
-    """Text of each value in the name of a line, such as `8 servers`; numbers are ascending."""
+    """Text of each value, as in the name of a line (`8 servers`); values that are numbers are ascending."""
 
     @property
     def title(self) -> str:
@@ -83,7 +83,7 @@ class Line:
 
     label: str
     settings: dict[str, str]
-    """Values of `Sweep.line_dimensions`, by name."""
+    """Values of `Sweep.line_dimensions`, by the name of the dimension."""
     points: list[tuple[Any, Result]]
     """Each run with its value on the axis."""
 
@@ -213,8 +213,8 @@ DOUBTFUL: Final = "?"
 _PERCENTILES: Final = ("p50", "p95", "p99")
 """Percentiles that are columns of the table."""
 _OUTSIDE_MIN: Final = 10
-"""Minimum number of requests outside their bounds for a reliable capacity. A p99 of 1,000 samples has as many
-samples above it."""
+"""Minimum number of requests outside their bounds for a reliable capacity: as many as the samples above the
+p99 of 1,000 samples."""
 COMPLETED_MIN: Final = 0.9
 """Ratio of completed to offered rate below which a run is possibly overloaded. The IETF draft, 5.2.3.1,
 requires this share of completed requests."""
@@ -232,7 +232,7 @@ class _Column:
     path: tuple[str, ...] = ()
     """Path of the figure in the JSON of a result; empty: the column has no best value."""
     better: int = 0
-    """1: the largest is best, -1: the smallest."""
+    """1: the largest value is best; -1: the smallest value is best."""
     name: str = ""
     """Name of the figure for sentences; default: the title."""
 
@@ -557,7 +557,7 @@ def model_text(result: Result) -> str | None:
 
 
 def _unseen_r2(unseen: Mapping[str, Any] | None) -> float | None:
-    """Return the lowest R^2 of the parts of a fit on data that it did not use; None if one is unknown."""
+    """Return the lowest R^2 of a fit's parts, for data that the fit did not use; None if one is unknown."""
     if not unseen:
         return None
     values = [unseen["r2"]] if "r2" in unseen else [at(part, "r2") for part in unseen.values()]

@@ -39,7 +39,7 @@ class SweepFigure:
     about: str
     """Note below the heading."""
     axis: str
-    """Name of the axis; along it the runs must be one line."""
+    """Name of the axis. The figure needs runs that are one line along this axis."""
     panels: Callable[[Sequence[Result]], list[Panel]]
     table: Callable[[Sequence[Result]], Table]
     legend: Sequence[LegendKey] = ()
@@ -60,7 +60,7 @@ def mm1_wait(utilisation: float) -> float | None:
 
 
 def queue_waits(results: Sequence[Result]) -> list[tuple[float, float, float | None]]:
-    """Return for each run its utilisation, its mean wait, and that of an M/M/1 queue, both in seconds."""
+    """Return, for each run, its utilisation, its mean wait, and an M/M/1 queue's mean wait, in seconds."""
     rows = []
     for result in results:
         wait = result["queueing"]["mean"]

@@ -311,7 +311,7 @@ def _menus(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
     """Return a menu for each dimension of the lines, or no menu if the lines have only one dimension.
 
     A menu has a title, the name of the dimension, and its values, each with whether it is selected at first.
-    A value is selected only if there are more lines than _LINES_SHOWN.
+    Values are selected at first only if there are more lines than _LINES_SHOWN.
     """
     if len(sweep.line_dimensions) < 2:
         return []

@@ -24,7 +24,7 @@ METRIC_TITLES: Final = {
     "e2e_same_length": "E2E, same length",
     "elapsed": "elapsed",
 }
-"""Titles of metrics by their names in JSON, in the order of tables. Only comparisons have the final two."""
+"""Titles of metrics by their names in JSON, in the order of tables. The last two are only in comparisons."""
 _UNIT_WORDS_MAX: Final = 2
 """Maximum number of words in the unit of a figure. A cell with more words counts as text."""
 

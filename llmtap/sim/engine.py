@@ -25,7 +25,7 @@ from llmtap.workload.requests import Requests
 
 _NEVER: Final = (1 << 63) - 1
 _PROGRESS_ARRIVALS: Final = 1 << 14
-"""Number of arrivals between two calls of `progress` by `run_virtual`."""
+"""Number of arrivals between two calls of `progress` by `run_virtual`, so that they take little time."""
 
 
 class GivenUp(Enum):
@@ -50,7 +50,7 @@ class Batch:
     first_ns: int
     """Time from the start of the batch to the first token of each request: alpha (multi-bin paper, 4.3)."""
     step_ns: float
-    """Time between two tokens of a request: beta h(b)."""
+    """Time between two tokens of a request: beta h(b) (multi-bin paper, 4.3)."""
     queue: int = 0
     """Number of the queue (bin) from which the requests come."""
 
@@ -85,13 +85,13 @@ class EngineOutput:
     """For each token, the request to which it belongs, in the order in which the tokens leave the engine.
     Empty for a `Batch`: its `token_times` are known from the start."""
     due_ns: Sequence[int] | None = None
-    """For each token, the time at which it leaves; None: all leave now."""
+    """For each token, the time at which it leaves the engine; None: all leave at the end of the run."""
     cached: Mapping[int, int] | None = None
     """For each request whose prompt was completed, its cached prompt tokens; None without a prefix cache."""
 
 
 def with_departure_times(output: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
-    """Return a copy of the output with these times at which its tokens leave, sorted by time."""
+    """Return a copy of the output whose tokens leave at `due_ns`, sorted by these times."""
     leaving = sorted(zip(due_ns, output.tokens, strict=True))
     return replace(output, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
 
@@ -131,13 +131,13 @@ class IterationState:
     preemptions: int = 0
     """Number of preemptions: a request can be preempted several times."""
     preempted: int = 0
-    """Number of requests preempted at least once; `recovered`: of these, served to the end."""
+    """Number of requests preempted at least once; `recovered`: number of these served to the end."""
     recovered: int = 0
     preempted_tokens: int = 0
     """Number of tokens whose KV was discarded by preemption; `swapped_tokens`: swapped out by preemption."""
     swapped_tokens: int = 0
     prefix_queries: int = 0
-    """Number of prompt tokens searched in the prefix cache; `prefix_hits`: of these, found."""
+    """Number of prompt tokens searched in the prefix cache; `prefix_hits`: number of tokens found."""
     prefix_hits: int = 0
 
 
@@ -183,7 +183,7 @@ class Engine:
     """Servers of one scheduler."""
 
     def __init__(self, scheduler: Scheduler, servers: int = 1, *, first: int = 0) -> None:
-        """`first`: number of the first server."""
+        """`first`: number of the first server; engines behind one router have different numbers."""
         assert servers >= 1
         self._scheduler = scheduler
         self._free_servers = list(range(first, first + servers))
@@ -260,13 +260,13 @@ class RunRecord:
     batches: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Number of whole batches, by queue and batch size."""
     longest_outputs: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Sum over these batches of the tokens of the longest answer, by queue and batch size."""
+    """Sum, over these batches, of the tokens of the longest answer; by queue and batch size."""
     finished: int = 0
     """Number of requests that were served to the end."""
     given_up: dict[int, int] = field(default_factory=dict)
     """Requests that were not served to the end, with the number of tokens that had left."""
     reasons: dict[int, GivenUp] = field(default_factory=dict)
-    """Reasons why these requests were given up."""
+    """Reason why each request in `given_up` was given up."""
     cached: "array[int]" = field(default_factory=lambda: array("q"))
     """Cached prompt tokens of each request; -1: its prompt was never completed. Empty without a cache."""
 
@@ -282,7 +282,7 @@ class _Recorder:
 
     def __init__(self, requests: Requests, record: RunRecord, watcher: RequestWatcher | None) -> None:
         self.runs: list[tuple[int, int, EngineRun]] = []
-        """Heap of the current runs, each with its end and its number."""
+        """Heap of the current runs, each with its end and its number; the run that ends first is first."""
         self._record = record
         self._outputs = requests.output
         self._watcher = watcher

@@ -101,7 +101,7 @@ time of another prompt is proportional to its length."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options for the open points of the multi-bin paper (`--reading`), most with the number of the point."""
+    """Options for open points of the multi-bin paper (`--reading`), most with the number of the point."""
 
     eps: Annotated[Duration, opt("1: tolerance around the token SLA")] = Duration(5 * _MS)
     token_sla: Annotated[Duration, opt("2: maximum time between tokens")] = Duration(10 * _MS)
@@ -211,17 +211,17 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def free_gb(self) -> float:
-        """Memory for the KV cache in GB; on the paper's GPU 8 GB."""
+        """Memory for the KV cache in GB: 8 GB on the GPU of the multi-bin paper."""
         return self.memory_gb - self.model_gb
 
     @property
     def safe_gb(self) -> float:
-        """As `free_gb`, less a margin; on the paper's GPU 7 GB."""
+        """`free_gb` less a margin: 7 GB on the GPU of the multi-bin paper."""
         return self.free_gb - self.margin_gb
 
 
 def read_model_options(settings: Mapping[str, str]) -> ModelOptions:
-    """Parse options, given as texts by name. Raises ValueError."""
+    """Parse options, given as texts by name. Raises ValueError for an unknown name or invalid text."""
     readings = read_options(ModelOptions, settings, "reading")
     if readings.safe_gb <= 0:
         raise ValueError(
@@ -278,7 +278,7 @@ class ServingSetup:
 
 
 def read_serving(settings: Mapping[str, str]) -> Serving:
-    """Parse options, given as texts by name. Raises ValueError."""
+    """Parse options, given as texts by name. Raises ValueError for an unknown name or invalid text."""
     return read_options(Serving, settings, "option of serving")
 
 
@@ -286,7 +286,7 @@ SEEDED: Final = frozenset(("noisy", "shuffled"))
 """Predictors that need a random seed."""
 
 _LENGTH_MAX: Final = 4_096
-"""Maximum predicted number of output tokens."""
+"""Maximum predicted number of output tokens; a higher prediction is reduced to it."""
 _SIGMA: Final = 0.1
 """Sigma of the lognormal noise of the predictor `noisy`."""
 

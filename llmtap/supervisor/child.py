@@ -72,7 +72,7 @@ class Child:
         self.index = index
         self.began_s = time.monotonic()
         self.is_ready = False  # whether the child has reported `ready`
-        self.until_s: float | None = None  # as in `ChildState`
+        self.until_s: float | None = None  # monotonic time at which it is killed, as in `ChildState`
         self.drain_s = 0.0
         """Drain limit with which a relay was started, in seconds."""
         self.settings: MeterSetup | None = None

@@ -226,7 +226,7 @@ class Supervisor:
         if task.done():
             task.result()
 
-    # ---------------------------------------------------------------- children
+    # ---------------------------------------------------------------- child processes
 
     async def _start(self) -> None:
         """Start the first meter and the first relays."""
@@ -294,7 +294,7 @@ class Supervisor:
         async with self._start_lock:
             settings, ports, run = plan or self._current_plan()
             fds = [sock.fileno() for sock in ports.sockets_of(index, settings.relay.workers)]
-            # Count in the present run, because the plan's copy can be dropped, and names must be unique.
+            # Count in `self._run`, not in the plan's copy, which can be dropped: names must be unique.
             self._run.relays += 1
             setup = run.relay_setup(settings, index, self._run.relays, fds)
             child = self._register(await Child.start("relay", setup.name, index, setup, fds))
@@ -336,7 +336,7 @@ class Supervisor:
         self._end_tasks.add(task)
         task.add_done_callback(self._end_tasks.discard)
 
-    # ---------------------------------------------------------------- reload
+    # ---------------------------------------------------------------- reload of the configuration
 
     async def _handle_changes_for_ever(self) -> None:
         """Perform reloads and hot restarts, one after the other."""
@@ -485,7 +485,7 @@ class Supervisor:
         if problem is None:
             async with self._start_lock:
                 handover.block_signals()
-                await asyncio.sleep(SIGNAL_S)  # let the handlers of signals run that have already arrived
+                await asyncio.sleep(SIGNAL_S)  # first handle the signals that have already arrived
                 if self._stop_event.is_set():
                     handover.unblock_signals()
                     return
@@ -553,7 +553,7 @@ class Supervisor:
                 self._relays[index] = await start_with_retries("relay", partial(self._start_relay, index))
         self._set_relays(self._relays)
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- the end of the proxy
 
     async def _stop(self) -> None:
         """End all children: the relays after their drain limit, then the meter."""

@@ -197,7 +197,7 @@ class _CountedReader:
         self._file = file
         self._has_begun = False
         self.bytes_left = BODY_BYTES_MAX
-        """Number of bytes that the present element can still have; reset for each element."""
+        """Number of bytes that the current element can still have; reset for each element."""
 
     def read(self, n: int) -> bytes:
         data = self._file.read(n)

@@ -36,9 +36,9 @@ class Aspect:
     """`kept`: written in all rows; `partly`: in some; `lost`: in none; `changed`: written with another value;
     `absent`: no row of the source has the aspect."""
     why: str | None = None
-    """Reason why the aspect was lost or changed, or a remark on how it was kept."""
+    """Reason why the aspect was lost or changed, or a remark on how the aspect was kept."""
     keep: str | None = None
-    """Option `--to` with formats that can contain the aspect; None if it was kept, or if there is none."""
+    """Option `--to` with formats that can contain a lost aspect; None if none can, or if nothing was lost."""
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ _HINTS: Final = {
     "response text": _FULL_HINT,
     "prefix blocks": 'a capture has prefix blocks if capture.level is "shape" or "full"',
 }
-"""Hints which settings add an aspect to a capture, by the aspect that a target needs."""
+"""For each aspect that a target needs: a hint on the settings that add the aspect to a capture."""
 
 
 def _check_written_rows(

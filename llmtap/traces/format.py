@@ -102,8 +102,8 @@ _DATES_NS: Final = range(1_420_070_400 * 10**9, 2_208_988_800 * 10**9)
 
 
 def unit_notes(first_ns: int | None) -> list[str]:
-    """Return a note if the times probably have another unit: the first arrival is in 1970, but its number
-    would be a present date in a larger unit."""
+    """Return a note if the times probably have another unit: the first arrival is in 1970, but the same
+    number in a larger unit would be a present date."""
     if first_ns is None or not any(first_ns * factor in _DATES_NS for factor in (1_000, 1_000_000)):
         return []
     return ["the first time is in 1970, and a date of today in a larger unit: all times may be too short"]

@@ -37,7 +37,7 @@ from llmtap.traces.text import csv_columns, first_objects, first_problem
 
 _NAMES_SHOWN: Final = 8
 _NAME_CHARS: Final = 32
-"""Maximum number of characters that an error shows of the name of a member."""
+"""Maximum number of characters of a JSON member's name that an error shows."""
 SNIFF_BYTES: Final = 64 << 10
 """Number of decompressed bytes at the start of a file by which its format is recognised."""
 

@@ -28,7 +28,7 @@ LINE_BYTES_MAX: Final = 4 << 20
 BODY_BYTES_MAX: Final = 256 << 20
 """Maximum size of a line with a request body. An agent's long context with images has 50 MB."""
 _BLOCK_BYTES: Final = 1 << 19
-"""Size of the text that is parsed at once: about 10,000 rows of a CSV file."""
+"""Size in bytes of the text that is parsed at once: about 10,000 rows of a CSV file."""
 _BOM: Final = b"\xef\xbb\xbf"
 _SHOWN_CHARS: Final = 40
 
@@ -60,7 +60,7 @@ Number = int | Decimal
 
 def number_ns(number: Number, places: int, line: int, field: str) -> int:
     """Convert a time in units of 10**places ns to ns. Raises FormatError if it is negative or too large."""
-    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # Most times can be converted faster.
+    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # Fast path for most times.
         return number * int(10**places)
     value = Decimal(number)
     # Check the exponent before the conversion: 1e999999999 as a whole number would fill the memory.
@@ -83,7 +83,7 @@ def decimal_text(units: int, places: int, *, point: bool = False) -> str:
 # ---------------------------------------------------------------- JSON Lines
 
 COUNT_MAX: Final = 10**18 - 1
-"""Maximum number of tokens, so that a sum of several such numbers still fits into 64 bits."""
+"""Maximum number of tokens in a field, so that a sum of several such numbers still fits into 64 bits."""
 
 
 class TokenCount(int):
@@ -97,7 +97,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _DECODER_MESSAGE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 """Matches an error message of msgspec: the problem, and the path of the field."""
 _FIRST_OBJECTS: Final = 50
-"""Number of first lines by which the format of a file is recognised."""
+"""Number of lines at the start of a file by which its format is recognised."""
 _UNKNOWN_NAMES_MAX: Final = 20
 """Maximum number of unknown field names that are counted. A file with more names has another format."""
 
@@ -355,7 +355,7 @@ def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 
 
 def _first_row_error(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
-    """Return the error for the first wrong line of a block, whose first line has this number."""
+    """Return the error for the first wrong line of a block. `number`: line number of its first line."""
     rows: list[tuple[int, list[str]]] = []
     error = FormatError(f"line {number}: is not valid CSV")
     for line_number, line in enumerate(block.split(b"\n"), number):
@@ -390,7 +390,7 @@ def _values_fit(c: CsvColumn, values: list[str]) -> bool:
 
 
 def csv_header(head: bytes) -> set[str]:
-    """Return the column names in the first bytes of a file, to detect its format."""
+    """Return the set of column names in the first bytes of a file, to detect its format."""
     return set(csv_columns(head))
 
 

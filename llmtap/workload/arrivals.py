@@ -63,7 +63,7 @@ class Slope:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """One period of a sinusoid: mean (1 + amplitude sin(2 pi t / period)); amplitude in 0 to 1."""
+    """One period of a rate mean * (1 + amplitude * sin(2 pi t / period)); the amplitude is from 0 to 1."""
 
     length_ns: int
     mean_rps: float
@@ -300,7 +300,7 @@ def _uniform(words: _Parameters, rate_rps: float) -> Offsets:
 
 
 def _gamma(words: _Parameters, rate_rps: float) -> Offsets:
-    """Return arrivals with gamma gaps: shape burstiness, scale 1 / (rate burstiness), as in vLLM's bench."""
+    """Return arrivals with gamma gaps, as in vLLM's bench: shape = burstiness, scale = 1 / (rate * shape)."""
     if (words.get("burstiness") is None) == (words.get("cv") is None):
         raise ValueError("expected either burstiness or cv, got none of them or both")
     if words.get("cv") is None:
@@ -313,7 +313,7 @@ def _gamma(words: _Parameters, rate_rps: float) -> Offsets:
 
 
 def _on_off(words: _Parameters, rate_rps: float) -> Offsets:
-    """Return bursts: the rate while on is computed from the mean of the cycle and the rate while off."""
+    """Return bursts. Their rate is computed from the mean rate of a cycle and the rate between bursts."""
     on_ns, off_ns, idle_rps = words.length_ns("on"), words.length_ns("off"), words.number("idle", default="0")
     if idle_rps > rate_rps:
         raise ValueError(f"idle: {idle_rps:g} is above the mean rate of {rate_rps:g}")

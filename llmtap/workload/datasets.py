@@ -258,7 +258,7 @@ _PYTHON_SIGNATURE: Final = re.compile(
     r'(?:[ \t]+(?:"""(?:(?!""")[\s\S])*"""|\'\'\'(?:(?!\'\'\')[\s\S])*\'\'\')[ \t]*\n)?',
     re.MULTILINE,
 )
-"""Pattern of the signature of a function, with its docstring."""
+"""Pattern of the signature of a Python function, with its docstring."""
 _SCRIPT_SIGNATURE: Final = re.compile(
     r"^([ \t]*)(?:export[ \t]+)?(?:default[ \t]+)?(?:async[ \t]+)?"
     r"(?:function\b[^{;\n]*|"

@@ -6,7 +6,7 @@ texts are generated, and lengths follow the documented percentiles (for inputs o
 Azure's trace of 2023).
 
 The synthetic workloads draw each request's input length, output length and ids from one `random.Random(seed)`
-(A.1.4). So a row needs all rows before it, and prompts are fast to make only in ascending order.
+(appendix A.1.4). So a row needs all rows before it, and prompts are fast to make only in ascending order.
 """
 
 from array import array

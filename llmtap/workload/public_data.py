@@ -15,7 +15,7 @@ class PublishedDataSet:
 
     title: str
     place: str
-    """Its name and file on the Hugging Face Hub."""
+    """Name and file of the data set on the Hugging Face Hub."""
     kind: str
     """Kind of the workload that reads it."""
 

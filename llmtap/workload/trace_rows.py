@@ -380,7 +380,7 @@ class TraceRows:
         return "has no rows"
 
     def _rows_without_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return which rows are HTTP requests without prompt, tokens and endpoint of a model."""
+        """Return which rows are HTTP requests that asked no model: no prompt, no tokens, unknown endpoint."""
         names = (
             "input_tokens",
             "prompt_bytes",
@@ -422,7 +422,7 @@ class TraceRows:
         return batch
 
     def _mark_estimates(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Mark the token counts that must be estimated. For streams, count their output events instead."""
+        """Mark the token counts that must be estimated. For a stream, use its number of output events."""
         inputs, outputs = batch.column("input_tokens"), batch.column("output_tokens")
         n_bytes = batch.column("prompt_bytes")
         if inputs.null_count:
@@ -475,7 +475,7 @@ class TraceRows:
 
 
 def tied_share(arrivals_ns: Sequence[int]) -> float:
-    """Return the share of the gaps between arrivals that are 0."""
+    """Return the share of the gaps between successive arrivals that have length 0."""
     gaps = len(arrivals_ns) - 1
     return sum(map(eq, arrivals_ns, islice(arrivals_ns, 1, None))) / gaps if gaps > 0 else 0.0
 

@@ -93,7 +93,7 @@ def perform(test: BenchTest[Any], session: BenchSession, **params: Any) -> TestR
 
     result: TestResult = play(run(), limit_s=SECONDS_MAX)
     # All that a report is made of can be written as JSON.
-    msgspec.json.encode([result.measurements_json(), result.tables, result.charts])
+    msgspec.json.encode([result.measurements_to_dict(), result.tables, result.charts])
     return result
 
 

@@ -108,7 +108,7 @@ def test_without_textual_once_works_and_the_screen_says_what_to_install() -> Non
         "from llmtap.errors import ConfigError\n"
         "from llmtap.top.client import TopOptions\n"
         "import llmtap.top.plain\n"
-        "try: tap._watch(TopOptions())\n"
+        "try: tap._run_view(TopOptions())\n"
         "except ConfigError as exc: print(exc)\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)

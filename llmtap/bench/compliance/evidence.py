@@ -147,7 +147,7 @@ def requirements(checks: Mapping[str, Check]) -> tuple[Requirement, ...]:
     )
 
 
-# ---------------------------------------------------------------- verdicts
+# ---------------------------------------------------------------- make a verdict
 
 
 def met(evidence: str) -> ComplianceVerdict:
@@ -306,7 +306,7 @@ def workload_differences(report: Report, step: Step) -> list[str]:
     if name in DATA_SETS and not description.get("data"):
         texts.append(f"no file of {DATA_SETS[name]} was given: lengths and texts are generated")
     fixed = at(report, "params.output_tokens")
-    # A fixed length differs from the workload. The capacity test is an exception: 5.5.2 requires one length.
+    # One length for all answers differs from the workload, but a capacity test must have it (draft, 5.5.2).
     if fixed not in (None, at(description, "output.tokens")) and report.get("test") != "capacity":
         texts.append(f"all answers have {text(fixed)} tokens")
     return texts

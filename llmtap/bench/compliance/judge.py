@@ -53,7 +53,7 @@ _DIGITS: Final = 12
 _PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
 
 
-# ---------------------------------------------------------------- checks of testers (section 7)
+# ---------------------------------------------------------------- checks of testers (draft, section 7)
 
 
 def find_note(report: Report, *words: str) -> str | None:
@@ -78,7 +78,7 @@ def _judge_production_traffic(report: Report) -> ComplianceVerdict:
     return _check_note(what, "production traffic", "traffic of production")(report)
 
 
-# ---------------------------------------------------------------- checks of comparisons (section 6)
+# ---------------------------------------------------------------- checks of comparisons (draft, section 6)
 
 
 def _reports_of(report: Report) -> Sequence[Report]:

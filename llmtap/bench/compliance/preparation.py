@@ -78,7 +78,7 @@ _ITL_OPTIONS: Final = {
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
 
 
-# ---------------------------------------------------------------- 2: compliance
+# ---------------------------------------------------------------- draft, 2: compliance
 
 
 @judges_value_at("verdict.valid", "whether the result is valid is not reported")
@@ -86,7 +86,7 @@ def _judge_validity(valid: Any) -> ComplianceVerdict:
     return verdict(valid, "the result is valid", if_not_met="the result is not valid: see its verdict")
 
 
-# ---------------------------------------------------------------- 4.2: load generator
+# ---------------------------------------------------------------- draft, 4.2: load generator
 
 
 _check_clock_source: Final = has_value(
@@ -215,7 +215,7 @@ def _judge_all_abilities(report: Report) -> ComplianceVerdict:
     return gravest if gravest.status == "cannot tell" else met(f"{len(rows)} demands, none unmet")
 
 
-# ---------------------------------------------------------------- 4.3: workloads
+# ---------------------------------------------------------------- draft, 4.3: workloads
 
 
 def _check_custom_workloads(judge: LoadJudge) -> Check:
@@ -344,7 +344,7 @@ def _check_data_set(part: str) -> Check:
     return lambda report: judge_loads(report, judge, from_data, "no workload is drawn from a data set")
 
 
-# ---------------------------------------------------------------- 4.4: tokens
+# ---------------------------------------------------------------- draft, 4.4: tokens
 
 
 def _judge_counting_method(report: Report) -> ComplianceVerdict:
@@ -380,7 +380,7 @@ def _judge_reference_tokenizer(report: Report) -> ComplianceVerdict:
     )
 
 
-# ---------------------------------------------------------------- 4.5: warm-up
+# ---------------------------------------------------------------- draft, 4.5: warm-up
 
 
 WarmUp = Mapping[str, Any]
@@ -499,7 +499,7 @@ def _judge_cold_start_label(report: Report) -> ComplianceVerdict:
     return verdict(cold, f"it says: {cold}", if_not_met=no_label)
 
 
-# ---------------------------------------------------------------- 4.6: protocol and ITL
+# ---------------------------------------------------------------- draft, 4.6: protocol and ITL
 
 
 def _protocol_is(wanted: str) -> Check:
@@ -574,7 +574,7 @@ def _server_gap_count(report: Report) -> int:
     return sum(at(step, "result.metrics.itl_server.n") or 0 for step in steps(report))
 
 
-# ---------------------------------------------------------------- 4.7: clocks and network
+# ---------------------------------------------------------------- draft, 4.7: clocks and network
 
 
 _NOT_PLACED: Final = "where the load generator stands is not declared (sut.clock.placement)"
@@ -679,7 +679,7 @@ def _judge_timestamps(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(_DATE.fullmatch(start), start)
 
 
-# ---------------------------------------------------------------- 4.8: guardrails
+# ---------------------------------------------------------------- draft, 4.8: guardrails
 
 
 def _filter_states(report: Report) -> dict[str, bool | None]:
@@ -803,7 +803,7 @@ ROWS: Final = requirements(
         "4.8.2-2": only_for_boundary("application gateway")(
             _check_filters("not met", "not applicable", "met", "met")
         ),
-        # `requirements.csv` limits this check to the test of 5.10: no other test compares configurations.
+        # No condition is needed here: `requirements.csv` limits this check to the test of 5.10.
         "4.8.2-3": _judge_configurations,
     }
 )

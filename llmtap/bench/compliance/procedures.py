@@ -70,7 +70,7 @@ _CONCURRENCY_MAX: Final = 4
 _CONFIGURATIONS_MIN: Final = 4
 
 
-# ---------------------------------------------------------------- 5.1: TTFT
+# ---------------------------------------------------------------- draft, 5.1: TTFT
 
 
 _check_workload: Final = each_load()(judge_full_specification)
@@ -196,7 +196,7 @@ def _judge_warmup_size(report: Report) -> ComplianceVerdict:
     performed = warmups(report)
     if not performed:
         cold = cold_start_text(report)
-        # A cold start must skip the warm-up (4.5.3), so the report has no warm-up to describe.
+        # A cold start must skip the warm-up (draft, 4.5.3), so its report describes no warm-up.
         return not_applicable(f"cold start: {cold}") if cold else not_met("no warm-up is reported")
     requests, tokens = (performed[0].get(name) or 0 for name in ("requests", "tokens"))
     return met(f"warm-up: {plural(requests, 'request')}, {plural(tokens, 'token')}")
@@ -208,7 +208,7 @@ def _judge_ttft_charts(report: Report) -> ComplianceVerdict:
     return verdict(charts, " and ".join(charts), if_not_met="neither histogram nor CDF of TTFT")
 
 
-# ---------------------------------------------------------------- 5.2 and 5.3: throughput, trade-off
+# ---------------------------------------------------------------- draft, 5.2 and 5.3: throughput, trade-off
 
 
 def _check_parameters(step_filter: StepFilter | None, if_none: str, *names: str) -> Check:
@@ -289,7 +289,7 @@ def _judge_all_levels(report: Report) -> ComplianceVerdict:
     return judge_levels(percents, range(10, 121, 10))
 
 
-# ---------------------------------------------------------------- 5.4 and 5.5: ITL, capacity
+# ---------------------------------------------------------------- draft, 5.4 and 5.5: ITL, capacity
 
 
 def _judge_response_lengths(report: Report) -> ComplianceVerdict:
@@ -349,7 +349,7 @@ def _judge_level_lengths(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(time >= _DURATION_MIN_S and done >= _PER_SLOT_MIN, evidence)
 
 
-# ---------------------------------------------------------------- 5.6 to 5.10
+# ---------------------------------------------------------------- draft, 5.6 to 5.10: other tests
 
 
 def _is_mixed_load(step: Step) -> bool:
@@ -485,7 +485,7 @@ ROWS: Final = requirements(
         "5.1.2-1i": _judge_hardware,
         "5.1.2-1j": is_declared("sut.prefix_cache", "prefix caching"),
         "5.1.2.1-1a": has_requests(1_000, " for P99"),
-        # Require 10,000 requests of every report, because 5.1.4.1 requires P99.9 in every report.
+        # Require 10,000 requests of every report, because 5.1.4.1 of the draft requires P99.9 in each.
         "5.1.2.1-1b": has_requests(10_000, " for P99.9"),
         "5.1.2.2-1": _judge_poisson,
         "5.1.3.1-1": _judge_tokens_before_content,

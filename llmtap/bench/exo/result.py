@@ -330,7 +330,7 @@ class RunBuilder:
             self._cached_prompt_tps[cell.pp] = prompt_tps
         generation_stats = (x.usage or {}).get("generation_stats") if server.kind == "exo" else None
         if isinstance(generation_stats, dict):
-            # exo itself reports the kind of hit and, for an exact hit, the stored rate of the earlier run.
+            # exo itself reports the kind of hit and, for an exact hit, the stored rate: prefer these values.
             hit = (
                 generation_stats["prefix_cache_hit"]
                 if generation_stats.get("prefix_cache_hit") in get_args(Hit)

@@ -380,7 +380,7 @@ class ExoCluster:
         )
         try:
             await self._wait_until_ready(placed.id, list(shards.get("runnerToShard") or {}))
-        except BaseException:  # Remove the instance also after a cancellation, which is no Exception.
+        except BaseException:  # Also after a cancellation: CancelledError is no Exception.
             await self.remove(placed)
             raise
         return placed

@@ -129,7 +129,7 @@ def report_of(
     clock_offset: ClockOffset | None = None,
 ) -> BenchReport:
     """Return the report of one test with its compliance. `began_ns` and `ended_ns` are wall-clock times."""
-    steps, measurements = list(_bench_steps(session)), result.measurements_json()
+    steps, measurements = list(_bench_steps(session)), result.measurements_to_dict()
     option = _itl_option(result, steps)
     trip = next(
         (round_trip for step in steps if (round_trip := step.result.get("round_trip")) is not None), None

@@ -91,7 +91,7 @@ def _finding_kind(finding: _Json, test: BenchTest[Any]) -> str:
     if finding["what"] == FAILED:
         return "failures"
     invalidated = finding.get("spoils")
-    if invalidated is None:  # Earlier versions of llmtap stored no list of the invalidated figures.
+    if invalidated is None:  # An earlier version of llmtap stored `invalidates` instead.
         return "findings" if finding.get("invalidates", True) else "cautions"
     return "findings" if finding.get("failed") or set(invalidated) & set(test.figures) else "cautions"
 
@@ -187,7 +187,7 @@ def contradictions(measurements: _Json) -> Iterator[tuple[str, str, str]]:
     for name, of_level in _MAXIMA.items():
         maximum = measurements.get(name)
         rates = [level[of_level] for level in sustained if level.get(of_level) is not None]
-        # Skip results of earlier versions: without `sustained`, they define the maximum in another way.
+        # Skip results of earlier versions, which lack `sustained`: they define the maximum in another way.
         if (
             maximum is not None
             and levels

@@ -161,7 +161,7 @@ class Pace:
             return None
         at_capacity = next((one for one in points if one.rate_rps >= NEAR_CAPACITY * capacity), None)
         below = points if at_capacity is None else points[: points.index(at_capacity)]
-        # Above the last point below the capacity, the rate grows at most in proportion to the concurrency.
+        # Extrapolate from the last point below the capacity: the rate grows at most like the concurrency.
         slots = [] if at_capacity is None else [at_capacity.concurrency]
         slots += [capacity / one.rate_rps * one.concurrency for one in below[-1:]]
         return min(slots)
@@ -223,7 +223,7 @@ def _is_saturated(points: Sequence[_Point]) -> bool:
     if not lower:
         return False
     highest = max(one.rate_rps for one in points)
-    # Assume that the rate grows with a power of the concurrency: 1 on an idle server, 0 on a saturated one.
+    # Assume rate = c * concurrency ** power: the power is 1 on an idle server and 0 on a saturated one.
     return log(highest / lower[-1].rate_rps) < POWER_SATURATED * log(last / lower[-1].concurrency)
 
 

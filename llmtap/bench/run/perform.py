@@ -207,8 +207,8 @@ class Bench:
         for name, error in not_ready.items():
             self.watcher.step(name, f"cannot run, unless an earlier test measures it: {_error_text(error)}")
         queue = [(test, run) for run in range(self.first_run, self.runs + 1) for test in tests]
-        # Exclude tests that lack an arm, which no other test can add. An earlier test can measure any other
-        # missing value.
+        # Exclude only tests that lack an arm. A test that lacks another value can still run, because a test
+        # before it can measure this value.
         self._tests = tests
         self._excluded = errors.keys() - {
             name for name, error in not_ready.items() if not error.place.startswith("[arms.")
@@ -250,7 +250,7 @@ class Bench:
                 return msgspec.structs.replace(document, stopped=True)
             except ConfigError as exc:
                 if is_new_folder and not session.steps:
-                    # A later command with corrected parameters would fail because of the parameters in it.
+                    # Remove the folder: it has the wrong parameters, and would not accept corrected ones.
                     shutil.rmtree(session.folder.path, ignore_errors=True)
                 error = _with_file_key(exc)
                 first = first or (error if has_begun else None)

@@ -381,7 +381,7 @@ class BenchSession:
 
     async def check_reachable(self, arm: str = BASELINE) -> None:
         """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
-        # Leave out the model name, so that the check always requests the server's list of models.
+        # Use a body without a model name, so that the check always requests the server's list of models.
         requests = Requests(bodies=[b"{}"], paths=["/"])
         replay = self._make_replay(Load(plan=ReplayPlan(requests, None, {})), self._arm_overlay(arm))
         bodies = BodyOptions(endpoint=replay.load.bodies.endpoint)

@@ -91,7 +91,7 @@ class TestResult:
     headline: list[str] = field(default_factory=list)
     """Sentences with the main result, for the top of reports; empty: the page shows the cells of tables."""
 
-    def measurements_json(self) -> Mapping[str, Any]:
+    def measurements_to_dict(self) -> Mapping[str, Any]:
         return {} if self.measurements is None else msgspec.to_builtins(self.measurements)
 
 

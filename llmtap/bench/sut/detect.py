@@ -341,7 +341,7 @@ def _is_own_address(address: str, port: int) -> bool:
             return True
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, port))  # For UDP, connect() only chooses the local address.
+            sock.connect((address, port))  # For UDP, this sends nothing, but chooses the local address.
             return bool(sock.getsockname()[0] == address)
     except (OSError, ValueError):
         return False

@@ -270,7 +270,7 @@ def without_secrets(kind: BenchTarget | TargetArm) -> dict[str, Any]:
             name: HIDDEN if secret.search(name) else value for name, value in document[table].items()
         }
     for name in ("url", "metrics"):
-        if "://" in str(document.get(name)):  # `metrics` may be "none".
+        if "://" in str(document.get(name)):  # `metrics` can also be the word "none".
             document[name] = shown_url(document[name])
     return document
 

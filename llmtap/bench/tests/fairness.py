@@ -454,8 +454,8 @@ def _add_notes(
 
 def _expected_loads(session: BenchSession, params: FairnessParams) -> ExpectedLoads:
     mix, n = _mix(session, params), params.requests_per_class
-    # A class alone has the token rate of the mix. Convert its requests to requests of the mix with as many
-    # tokens, because `rate` and `share` are rates of the mix.
+    # A load of one class has the same token rate as the mix. Convert its number of requests to the number of
+    # requests of the mix that have as many tokens, because `rate` and `share` count requests of the mix.
     requests = [n * mix.only_class(one.name).mean_tokens() / mix.mean_tokens() for one in mix.classes]
     requests.append(n / min(one.share for one in mix.classes))
     loads = [

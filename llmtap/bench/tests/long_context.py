@@ -288,7 +288,7 @@ def _fits(by_length: Sequence[LengthFigures], points: Sequence[tuple[float, floa
     xs = [one.context for one in by_length]
     ys = [one.ttft_mean.value or 0.0 for one in by_length]
     if len(set(xs)) < 2:
-        return []  # A fit needs two lengths. Some servers count the same number of tokens for all prompts.
+        return []  # A fit needs two lengths, but some servers count equally many tokens for all prompts.
     n, fits = len(points), []
 
     def add(name: str, formula: str, parameters: int, predict: Callable[[float], float], model: Any) -> None:

@@ -234,7 +234,7 @@ def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
     if low > high:
         return 0.0
     mu, sigma = lengths.log_parameters
-    # The workload clips lengths to its limits, so a span that begins or ends at a limit has the whole tail.
+    # The workload clips lengths to its limits, so a span that reaches a limit includes the tail beyond it.
     first = 0.0 if low == lengths.min else _STANDARD.cdf((math.log(low - 0.5) - mu) / sigma)
     last = 1.0 if high == lengths.max else _STANDARD.cdf((math.log(high + 0.5) - mu) / sigma)
     return last - first

@@ -450,8 +450,8 @@ def _expected_levels(
     seconds, is_open = to_seconds(params.duration), params.mode == "open"
     highest = capacity = pace.capacity_rps(kind)
     if not is_open and capacity is not None:
-        # The highest level holds until the wait in the queue exceeds the bound of TTFT or, without a bound,
-        # makes the tail too heavy.
+        # Estimate the highest level that passes: there, the wait in the queue reaches the bound of TTFT or,
+        # without a bound, makes the P99 of the responses TAIL_TIMES times as long as without a queue.
         response_s = (pace.saturation_slots(kind) or 0.0) / capacity
         bound_s = (TAIL_TIMES - 1) * response_s if params.ttft_p99 is None else to_seconds(params.ttft_p99)
         highest = pace.slots_within(kind, bound_s)

@@ -115,7 +115,7 @@ class _JsonRedactor:
             return self._redact_object(value)
         if isinstance(value, list):
             return [self.redact(one) for one in value]
-        # A card or a phone number can be written as a JSON number.
+        # A card or phone number can be a JSON number, so search the digits of large numbers.
         if isinstance(value, int) and value > 10**11:
             shown = self._redact_text(str(value))
             return value if shown == str(value) else shown
@@ -123,13 +123,13 @@ class _JsonRedactor:
 
     def _redact_object(self, value: JsonObject, *, schema: bool = False) -> JsonObject:
         out: JsonObject = {}
-        # Lists of header fields have objects such as {"name": "Authorization", "value": "..."}.
+        # In objects such as {"name": "Authorization", "value": "..."}, `name` shows that `value` is secret.
         value_is_secret = self._redact_secret_names and any(
             _is_secret(value.get(key)) for key in ("name", "key")
         )
         for name, inner in value.items():
             shown = self._redact_text(name)
-            if shown in out:  # Redaction made two names equal, for example two e-mail addresses.
+            if shown in out:  # Redacted names can be equal, but keys of an object must differ.
                 shown = f"{shown}#{len(out)}"
             if self._redact_secret_names and (_is_secret(name) or (value_is_secret and name == "value")):
                 out[shown] = self._secret_mark(inner, schema=schema)
@@ -307,7 +307,7 @@ def _is_assignment(m: "re.Match[str]") -> bool:
     if quoted:
         return True
     if m.string[m.end() : m.end() + 1] == "(" or bare.endswith("[") or bare.startswith(("http", "$")):
-        return False  # The value is a function call, a subscript, a link or a variable.
+        return False  # No secret: a function call, a subscript, a link or a variable.
     if sign in ("=", ":"):
         return True
     # Signs with blanks and the word "is" also occur in prose, so require a value that is not a plain word.
@@ -317,7 +317,7 @@ def _is_assignment(m: "re.Match[str]") -> bool:
 
 # ---------------------------------------------------------------- e-mail addresses
 
-# A match can begin only at the start of a name, so that no name is searched from each of its characters.
+# Match only from the start of a name: a search from each of its characters would take quadratic time.
 _emails = _group_finder(r"(?<![\w.%+-])([\w.%+-]+@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})")
 
 
@@ -379,7 +379,7 @@ def _card_spans(text: str) -> Iterator[_Span]:
 def _luhn_sums(group: str) -> tuple[int, int]:
     """Return two sums of the digits for Luhn's check, which doubles every second digit: one sum with the
     first digit doubled, and one with the second digit doubled."""
-    digits = b"%0*d" % (len(group), int(group))  # ASCII digits, also for digits of other scripts.
+    digits = b"%0*d" % (len(group), int(group))  # Write digits of other scripts as ASCII.
     first, second = digits[::2], digits[1::2]
     return (
         sum(first.translate(_DOUBLED)) + sum(second.translate(_VALUES)),

@@ -437,7 +437,7 @@ def _think_ns(parent: _PastExchange, x: Exchange) -> int | None:
     """Return the think time before an exchange; None if the parent's end is unknown or after the arrival."""
     if parent.ended_ns is None:
         return None
-    if parent.relay == x.relay:  # The monotonic clock is correct even if the wall clock was changed.
+    if parent.relay == x.relay:  # One monotonic clock: unlike the wall clock, it cannot be set.
         elapsed_ns = x.timeline.arrival_ns - parent.ended_ns
     else:
         elapsed_ns = x.arrival_wall_ns - parent.ended_wall_ns

@@ -288,7 +288,7 @@ def describe(
     }
     out = total.to_dict(window, seconds, mode, parts, percentiles=percentiles)
     if unknown:
-        # A row of a trace without an outcome was counted as complete. How it ended is unknown.
+        # Rows of a trace without an outcome were counted as complete: count them as unknown instead.
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]
         outcomes["unknown"], outcomes["complete"] = unknown, outcomes["complete"] - unknown
         out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}

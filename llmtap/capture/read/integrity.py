@@ -153,7 +153,7 @@ def check_integrity(
     numbers_of: dict[tuple[str, str], list[pa.Array]] = {}
     unnumbered = 0
     for batch in batches:
-        # Only the numbers of a relay have no gaps. A trace of another tool can have other numbers.
+        # Check only rows that a relay numbered without gaps: a trace of another tool can have other numbers.
         later = pc.match_substring_regex(pc.fill_null(batch.column("id"), ""), _LATER_RESPONSE_ID)
         known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
         numbered = batch.select(COLUMNS).filter(pc.and_not(known, later))
@@ -201,8 +201,8 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
         for name, count in ledger.relays.items():
             if name not in relays or _progress_key(count) > _progress_key(relays[name]):
                 relays[name] = count
-            # Only the first meter of a capture writes in `since` which numbers are older than the capture.
-            # Later meters write 0, so the largest value is valid.
+            # `since` is the last number before the capture began. Only the first meter of a capture writes
+            # it; later meters write 0. So use the largest value.
             if name not in began or count.since > began[name].since:
                 began[name] = count
         mine = meters.setdefault(ledger.meter, {})

@@ -428,7 +428,7 @@ def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         if all(getattr(info, name) == getattr(first, name) for info in infos)
     }
     for name in ("arrivals", "blocks"):
-        same.setdefault(name, "")  # The files differ, and the default would name one of their values.
+        same.setdefault(name, "")  # If the files differ: the field's default would be a real value.
     damaged: dict[str, int] = {}
     for info in infos:
         for unit, n in info.damaged.items():

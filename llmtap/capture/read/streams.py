@@ -57,7 +57,7 @@ class _CountedInput(io.RawIOBase):
         buffer[: len(data)] = data
         self.bytes_read += len(data)
         if self._progress is not None:
-            # A reader that seeks, such as that of Parquet, reads some bytes twice.
+            # Limit the sum: a reader that seeks, such as that of Parquet, reads some bytes twice.
             done = self.bytes_read if self.total_bytes is None else min(self.bytes_read, self.total_bytes)
             self._progress(done, self.total_bytes)
         return len(data)

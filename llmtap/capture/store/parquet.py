@@ -188,8 +188,8 @@ class RemotePlace:
         try:
             store = self.filesystem()
             size = self._upload(store, source, path)
-            # A store can lose the end of a file without an error, so compare the sizes. The request takes
-            # little time compared with the upload.
+            # A store can lose the end of a file without an error, so compare the sizes. This request for
+            # the size takes little time compared with the upload.
             stored_bytes = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
             raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean_text(exc)}") from None
@@ -262,7 +262,7 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
     options: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
         # `request_timeout` has an effect on Linux, contrary to its documentation (pyarrow 26). The SDK's
-        # default is 3 s.
+        # default, 3 s, is short for an upload.
         "request_timeout": REQUEST_TIMEOUT_S,
         # Make one attempt only: the finisher retries with longer pauses.
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),

@@ -79,8 +79,8 @@ class SpoolWriter:
         self._ipc_stream = pa.ipc.new_stream(
             self._ipc_buffer, schema, options=pa.ipc.IpcWriteOptions(use_threads=False)
         )
-        # Arrow writes the schema before the first batch. The head of the spool has the schema already, so
-        # write an empty batch to the buffer here, which is not stored.
+        # Arrow writes the schema before the first batch, but the head of the spool has it already. So write
+        # the schema with an empty batch here, and do not store these bytes.
         self._ipc_stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
         self._fd = _create_file(path)
         head = msgspec.json.encode(info)
@@ -353,7 +353,7 @@ def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
 
 
 def _create_file(path: Path) -> int:
-    # `restore` also reads the file. Only the owner gets access, because it describes the traffic of users.
+    # O_RDWR: `restore` also reads this file. 0o600: the file describes the traffic of users.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 

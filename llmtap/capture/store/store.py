@@ -159,7 +159,7 @@ class Store:
         for key, folder in _folders(self._options, self._place, self._folder):
             _probe_folder(key, folder)
         self._lock_fd = _lock_folder(self._options, self._folder)
-        with suppress(OSError):  # After an error, these spools wait for the next start.
+        with suppress(OSError):  # If this fails, the next start tries it again.
             recover_aside_spools(self._folder)
         self._measure_folders(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
@@ -201,7 +201,7 @@ class Store:
         """Rotate an old spool, and look for files that other programs have moved away."""
         now_ns = self._clock.mono_ns()
         writer = self._writer
-        # While rows cannot be written, do not rotate a spool with ledgers only: its file has no rows.
+        # While rows cannot be written, do not rotate a spool with ledgers only: its file would have no rows.
         due = writer is not None and (writer.rows > 0 or self.problem is None)
         if due and now_ns - self._spool_began_ns >= self._options.rotate_every:
             self.rotate()
@@ -306,7 +306,7 @@ class Store:
         grown = old is not None and not (old.rows or batch.num_rows) and old.size_bytes >= NOTES_SPOOL_BYTES
         writer = self._begin_spool() if old is None or grown else old
         before = writer.size_bytes
-        # Write a ledger to each spool, even if it is not new, so that each file shows its missing exchanges.
+        # Write a ledger to each new spool, even an unchanged ledger: each file must show missing exchanges.
         new_ledger = ledger if ledger != self._written_ledger or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:

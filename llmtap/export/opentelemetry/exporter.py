@@ -61,12 +61,12 @@ log = logging.getLogger(__name__)
 BATCH_MAX: Final = 512
 """Maximum number of spans in one request (the SDK's default): at most 0.7 MB, and receivers accept 4 MiB."""
 POINTS_MAX: Final = 2_000
-"""Maximum number of metric points in one request, 0.6 KB each."""
+"""Maximum number of metric points in one request: about 0.6 KB each, and receivers accept 4 MiB."""
 QUEUE_MAX: Final = 2_048
 RETRY_S: Final = 1.0
 """Pause between attempts to send a batch. Within an attempt, the SDK itself retries until its timeout."""
 CLOSE_S: Final = 3.0
-"""Time limit of the final flush. It is shorter than the time that the supervisor gives a meter to end."""
+"""Time limit of the final flush, so that a meter ends before the supervisor would kill it."""
 
 Answer = Literal["ok", "again", "refused"]
 """Answer to a request. `again`: it failed, and can be sent again; `refused`: it must not be sent again."""
@@ -80,7 +80,7 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
-        """Answer to the present request; None before the answer."""
+        """Answer to the current request; None until it arrives."""
         self.rejected_spans = 0
         self._logged_events: set[str] = set()
 
@@ -260,7 +260,7 @@ class OtlpExporter:
         back_server: tuple[str, int] | None = None,
         reader: Benefit = DEFAULT_BENEFIT,
     ) -> None:
-        """Start the threads that send.
+        """Start the threads that send spans and metrics.
 
         Args:
             servers: host and port of the upstream by arm; the key "" is for all other arms.
@@ -307,7 +307,7 @@ class OtlpExporter:
         is_back = x.side == BACK
         server = self._back_server if is_back else self._servers.get(x.arm or "") or self._servers.get("")
         common = common_values_of(x, m, None if server is None else server[0], self._options.provider)
-        # An exchange behind a gateway repeats a request, which was counted in front of the gateway.
+        # Skip exchanges behind a gateway: their requests were already counted in front of the gateway.
         if self._exports_metrics and not is_back:
             self._recorder.record(x, m, common)
         if not self._exports_spans:
@@ -355,7 +355,7 @@ class OtlpExporter:
 
 
 def _sdk_exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Receiver]]:
-    """Return the SDK's exporters of spans and metrics, whose protocols can differ, and their receivers."""
+    """Return the SDK's exporters of spans and of metrics, and a `_Receiver` for each of them."""
     receivers = _Receiver(), _Receiver()
     exporters: list[Any] = []
     for signal, receiver, by_grpc, by_http, response in (
@@ -408,7 +408,7 @@ def _number_of_variable(variable: str, default: float) -> float:
 
 @contextmanager
 def _endpoint_in_environment(endpoint: str | None) -> Iterator[None]:
-    """Set the SDK's environment variable of the endpoint inside the block; None: leave it unchanged."""
+    """Set the SDK's environment variable of the endpoint while the block runs; None: leave it unchanged."""
     name = "OTEL_EXPORTER_OTLP_ENDPOINT"
     before = os.environ.get(name)
     os.environ.update({} if endpoint is None else {name: endpoint})

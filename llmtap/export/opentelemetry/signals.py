@@ -33,10 +33,10 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 
 _OWN_METRICS: Final = tuple(metric for metric in METRICS if metric.otlp is not None)
-"""Metrics with a name of llmtap's own, which no convention defines."""
+"""Metrics that no convention defines, so they have a name of llmtap's own."""
 _own_values: Final = values_of(_OWN_METRICS)
 TEXT_MAX: Final = 256
-"""Maximum number of characters of a name from traffic. It suffices for any model name."""
+"""Maximum number of characters of a name from traffic; longer names are cut. Model names are shorter."""
 
 _NO_ERROR: Final = ENDED_WELL | {Outcome.CLIENT_CANCELLED}
 _EXACT_SOURCES: Final = frozenset(
@@ -60,13 +60,13 @@ class CommonValues:
     response_model: str | None
     error_type: str | None
     end_ns: int
-    """Latest known time of the exchange."""
+    """Latest known time of the exchange, at which the span ends."""
     duration_ns: int
     first_chunk_ns: int | None
     chunk_times_ns: list[int]
-    """Times of the events that are chunks."""
+    """Times of the events that a client library returns as chunks."""
     output_tokens: int | None
-    """Number of output tokens; None if it is an estimate."""
+    """Number of output tokens; None if only an estimate is known."""
     cache_write_tokens: int | None
     """Number of input tokens that were written to a cache."""
     server_duration_ns: int | None
@@ -276,8 +276,8 @@ def _attributes(
 
 
 EXPONENTIAL_MAX: Final = 160
-"""Maximum number of buckets of an exponential histogram. Source: OpenTelemetry metrics SDK specification,
-default of `MaxSize`."""
+"""Maximum number of buckets of an exponential histogram; with more, neighbours are merged. Source:
+OpenTelemetry metrics SDK specification, default of `MaxSize`."""
 
 NO_EXTREMES: Final[Mapping[str, Any]] = {"min": None, "max": None}
 
@@ -296,7 +296,7 @@ class Point:
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
     start_ns: int
-    """Time from which the totals count, by the wall clock."""
+    """Time at which the count of the totals began, by the wall clock."""
     cell_key: CellKey
 
 
@@ -310,7 +310,7 @@ class MetricRecorder:
         )  # fmt: skip
         self.measures: list[semconv.Measure] = []
         self._indexes_of: dict[str, tuple[int, ...]] = {}
-        """Indexes in `measures` of the measures of each quantity."""
+        """For each quantity, the indexes of its measures in `measures`."""
         for quantity, measures in names.measures.items():
             first = len(self.measures)
             self.measures += measures
@@ -389,7 +389,7 @@ class MetricRecorder:
 
 
 class Totals:
-    """Totals of all series since the start, or with delta temporality since the latest delivery."""
+    """Totals of all series since the start, or (with delta temporality) since the latest delivery."""
 
     def __init__(
         self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
@@ -419,7 +419,7 @@ class Totals:
             yield Point(measure, self._attributes(measure, key), cell, start_ns, cell_key)
 
     def forget(self, points: Sequence[Point]) -> None:
-        """Start these series from 0 again, because their counts were delivered as deltas."""
+        """Start the series of these points from 0 again, because their counts were delivered as deltas."""
         for point in points:
             del self._cells[point.cell_key]
 

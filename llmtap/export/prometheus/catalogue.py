@@ -47,7 +47,7 @@ class HistogramFamily:
     labels: tuple[str, ...] = SERIES_LABELS
 
     def with_bound(self, bound: int) -> "HistogramFamily":
-        """Return this family with an edge at a bound, and with edges close to the bound if it has none.
+        """Return a copy with an edge at `bound`, and with edges close to it if the family has none.
 
         The share of values within the bound is then exact, and a quantile near it is at most 12 % wrong.
         """
@@ -325,7 +325,7 @@ SELF: Final[Mapping[str, SelfMetric]] = {
 
 
 def collect(values: Mapping[str, Value], helps: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield the metrics of SELF that have a value. `helps`: help texts that replace those of some metrics."""
+    """Yield the metrics of SELF that have a value. `helps`: by name, help texts to use instead."""
     for name, declared in SELF.items():
         if name in values:
             value = values[name]

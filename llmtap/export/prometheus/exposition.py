@@ -48,8 +48,8 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity, Objectives, fluidity_of
 
 EXEMPLARS_MAX: Final = 20_000
-"""Maximum number of exemplars (0.7 KB each), of which the newest are kept. Without a limit, many would be
-old, because 2,000 series of a histogram have 60,000 buckets."""
+"""Maximum number of exemplars (0.7 KB each); the oldest are removed. 2,000 series of a histogram have 60,000
+buckets. Without this limit, the exemplars would need much memory, and many of them would be old."""
 
 CALLS_MAX: Final = 1_000
 """Maximum number of combinations of tenant, method, tool and outcome of MCP calls. Calls with further
@@ -304,7 +304,7 @@ class Exposition:
     def on_call(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
         """Count a call to an MCP server.
 
-        `trusted`: a new combination of labels is allowed. If not, a call that has one counts as `other`.
+        `trusted`: whether the call can add a new combination of labels; otherwise it counts as `other`.
         """
         method, _, name = (x.call or "").partition(" ")
         key = x.tenant, method, name, x.outcome.value
@@ -342,7 +342,7 @@ class Exposition:
             values: values of the metrics about llmtap itself, by name in `catalogue.SELF`. The caller must
                 not change them later.
             histograms: histograms about llmtap itself and about pairs, with their series.
-            helps: help texts that replace those of some metrics.
+            helps: by name of a metric, the help text to use instead of the declared text.
         """
         # Only copy the counts here, because sorting and formatting take longer: another thread does that.
         return FrozenExposition(

@@ -110,7 +110,7 @@ class ProtobufWriter:
 
 
 def _native_histogram(buckets: ExponentialBuckets) -> bytes:
-    """Return the fields of a native histogram: spans of consecutive buckets, differences of their counts."""
+    """Return the fields of a native histogram: spans of consecutive buckets, differences of counts."""
     spans: list[tuple[int, int]] = []
     deltas: list[int] = []
     next_index, count_before = 0, 0

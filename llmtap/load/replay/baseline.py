@@ -44,9 +44,9 @@ from llmtap.workload.trace import Trace
 FIGURES: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
 SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
 LENGTH_DIFFERENCE_MAX: Final = 0.05
-"""Relative difference beyond which output lengths are not similar."""
+"""Maximum relative difference between two output lengths that count as similar."""
 DISSIMILAR_SHARE_MAX: Final = 0.05
-"""Share of pairs of dissimilar lengths above which E2E is not comparable at p5 and p95."""
+"""If more than this share of the pairs have dissimilar lengths, E2E is not comparable at p5 and p95."""
 MODELS_MAX: Final = 5
 """Maximum number of model names kept for each side (replay, recording)."""
 _COMPARED: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
@@ -64,7 +64,7 @@ class RecordedAnswer:
     place: str
     format: str
     source_rows: "array[int]"
-    """Row number in the source of each request. Requests beyond the end of this array repeat rows."""
+    """For each request, the number of its row in the source. Further requests repeat these rows."""
 
 
 def find_recorded_answers(trace: Trace, place: str, count: int) -> RecordedAnswer | None:

@@ -62,13 +62,13 @@ _RATES: Final[Mapping[str, tuple[str, str, Callable[[SavedReplay], float | None]
     "output_tokens_per_second": ("output", "tokens/s", lambda result: result.tokens.output_per_second),
     "goodput": ("goodput", "req/s", lambda result: result.goodput.requests_per_second),
 }
-"""Title, unit and value by the name of a figure (`gates/figures.py`)."""
+"""By the name of a figure (`gates/figures.py`): its title, unit, and a function that returns its value."""
 _SHARES: Final[Mapping[str, tuple[str, Callable[[SavedReplay], tuple[int, int]]]]] = {
     "complete_share": ("answers complete", lambda result: (result.outcomes.get("complete", 0), result.n)),
     "error_rate": ("requests failed", lambda result: failed_and_counted(result.outcomes, is_live=False)),
     "attainment": ("objectives met", lambda result: (result.goodput.met, result.goodput.counted)),
 }
-"""Title, and the counts of the part and the whole, by the name of a figure."""
+"""By the name of a figure: its title, and a function that returns the counts of the part and of the whole."""
 _LOAD_PARTS: Final = (
     "arrivals",
     "body",

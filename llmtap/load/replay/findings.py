@@ -49,9 +49,9 @@ limit, a token at the start of a prompt or in the template explains the differen
 prompts that the server processed were not those that were planned."""
 
 CAUTION_SHARE: Final = 0.07
-"""Share of late timestamps or requests up to which a finding makes figures only doubtful (a caution)."""
+"""If at most this share of the timestamps or requests is late, figures are only doubtful (a caution)."""
 CPU_SECONDS_MIN: Final = 5.0
-"""Shortest run of which the CPU usage is judged: the start of the sender dominates a shorter one."""
+"""Minimum length of a run for a finding about CPU usage: in a shorter run, the sender's start dominates."""
 _RETRIABLE_STATUSES: Final = frozenset({408, 425, 429})
 """4xx statuses that do not mean a wrong request: it was too slow, too early, or one of too many."""
 _MERGED: Final = "several chunks may have got one timestamp"
@@ -105,7 +105,7 @@ class Finding:
     """Whether only a part of the requested load was sent."""
 
     def invalidates(self, requested: Collection[str] = REQUESTED) -> bool:
-        """Whether the load failed, or a requested figure is not valid."""
+        """Whether this finding makes the result invalid: a failed load, or an invalid requested figure."""
         return self.failed or any(name in requested for name in self.invalid_figures)
 
     def to_judged(self, requested: Collection[str] = REQUESTED) -> "JudgedFinding":
@@ -126,7 +126,7 @@ class JudgedFinding(Struct, frozen=True):
     failed: bool
     partial: bool
     invalidates: bool
-    """Whether the load failed, or a requested figure is not valid."""
+    """Whether the finding makes the result invalid (`Finding.invalidates`)."""
 
 
 def findings(
@@ -375,8 +375,8 @@ def _find_unsure_timestamps(result: Mapping[str, Any], values: Histogram | None)
 def _find_unsure_first_tokens(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     """Find timestamps of submissions or first tokens that are possibly too late.
 
-    An error that is large enough to be visible in a figure makes it doubtful; too many large errors make it
-    not valid.
+    If the error is large enough to be visible in a figure, the figure is doubtful. If too many timestamps
+    have a large error, the figure is invalid.
     """
     p99, n = (at(result, "ttft_uncertainties", name) for name in ("p99", "n"))
     ttft, e2e = _median_ttft(result), at(result, "metrics", "e2e", "p50")

@@ -31,7 +31,7 @@ HEADER_FILE_BYTES_MAX: Final = 1 << 20
 
 
 def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
-    """Return the fields of `--header` and `--header-file`, and the key of the environment as Authorization.
+    """Return the fields of `--header` and `--header-file`, and Authorization with the key in `key_env`.
 
     Raises ConfigError; its message never contains the value of a field.
     """
@@ -131,7 +131,7 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
             f"cannot be sent over {_NAMES[spoken]}",
             f"leave out request.{unsent[0]} of the workload",
         )
-    # Over gRPC every server accepts ignore_eos, because the service is vLLM's.
+    # Over gRPC, any server type accepts ignore_eos, because the service is defined by vLLM.
     accepting = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
     exact = body.exact_output and body.server in accepting
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)

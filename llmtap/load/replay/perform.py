@@ -238,7 +238,7 @@ class Replay:
         return await self._run_warmup(None, maker_for(self.load.target.url, body, self.plan.decode), body)
 
     def _note_endpoints(self, prepared: PreparedBodies) -> None:
-        """Note the prompts of a data set that are not sent to the endpoint that the user named."""
+        """Add a note if prompts of a data set are sent to another endpoint than the user named."""
         requests = self.plan.requests
         recorded = requests.paths or [""] * len(requests)
         others = sum(bool(sent) and not own for own, sent in zip(recorded, prepared.paths, strict=False))
@@ -300,7 +300,7 @@ class Replay:
             body = msgspec.structs.replace(body, server=server_type)
         if body.model is None and self.plan.needs_model:
             if len(models) != 1 and spoken != "http":
-                return body  # The URL of the target possibly names the model.
+                return body  # No error: the URL of the target possibly names the model.
             if len(models) != 1:
                 problem = (
                     "lists no model"
@@ -388,7 +388,7 @@ class Replay:
     async def _run_warmup(
         self, prepared: PreparedBodies | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
-        """Run the warm-up. `prepared`: bodies of the plan, used if the plan has no words to reorder."""
+        """Run the warm-up. `prepared`: bodies of the plan, sent if the plan has no prompts to reorder."""
         self.stage = ReplayStage.SENDING
         if self._is_stopped:
             raise ReplayStopped("stopped before anything was sent")
@@ -416,7 +416,7 @@ class Replay:
                     prepare(plan.requests, plan.prompts, maker, self.listener.on_preparing)
                 )
             setup = self._worker_setup(prepared.fd, body, exact_output=maker.output_exact)
-            # Send from one process of this host, also if the load uses more: only the server is warmed up.
+            # Send from one process, even if the load uses more: the warm-up is for the server only.
             warmup = await warm_up(
                 setup,
                 plan.requests,
@@ -495,7 +495,7 @@ def _body_stats(maker: AnyMaker, prepared: PreparedBodies) -> dict[str, object]:
 
 
 def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool) -> int | None:
-    """Return the number of requests that will be sent; None if only the duration of the load is known."""
+    """Return the number of requests that will be sent; None if it depends on the speed of the server."""
     if duration_ns is None:
         return len(requests)
     return None if closed or requests.after else sum(ns < duration_ns for ns in requests.arrival_ns)

@@ -287,7 +287,7 @@ def _refuse_arrivals(schedule: ScheduleOptions) -> None:
 
 
 ROWS_MAX: Final = 128
-"""Maximum number of rows for a warm-up: it has 100 requests (4.5.1), and a longer one repeats rows."""
+"""Maximum number of rows for a warm-up of 100 requests (IETF draft, 4.5.1). A longer one repeats rows."""
 LETTERS_MAX: Final = 20
 """Largest average number of letters in a word. If words are longer, the text has no spaces, and its letters
 are reversed instead of its words."""

@@ -317,7 +317,7 @@ _ANSWERS: Final = (
 )
 """Kinds of answers that ended well. `n`: all. `output`: has output of any kind. `silent`: has none,
 although the request was for text and was not refused. `by_chunks`: its output tokens are counted as chunks.
-The kinds `..._only`: has no content but reasoning, a tool call or a refusal; an answer can have several.
+`..._only`: has no content, but has reasoning, a tool call or a refusal; an answer can be of several kinds.
 """
 PERIODS_MAX: Final = 10_000
 """Maximum number of periods in a timeline: nearly three hours at 1 s each, about 200 KB of JSON. The periods

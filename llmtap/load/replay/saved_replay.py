@@ -40,7 +40,7 @@ class SavedMetric(Struct, frozen=True):
     p50: float | None = None
     p99: float | None = None
     option: str | None = None
-    """Option of ITL (IETF 4.6.3)."""
+    """How ITL was computed: option A, B or C of the IETF draft, 4.6.3."""
 
 
 class SavedClock(Struct, frozen=True):

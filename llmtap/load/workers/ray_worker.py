@@ -37,7 +37,7 @@ STARTED_WITHIN_S: Final = 120
 """Maximum time to wait for the actor: the node needs a free CPU, and possibly loads llmtap first."""
 CLOSED_WITHIN_S: Final = 5
 TRIPS: Final = 30
-"""Number of round trips to a node of which the fastest gives the offset of its clock."""
+"""Number of round trips to a node; the offset of the node's clock is computed from the fastest one."""
 PIECE_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 1 << 18
 _CALLS: Final = 4

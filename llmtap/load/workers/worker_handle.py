@@ -235,7 +235,7 @@ def _boot_id() -> str:
     """Return the boot id of the kernel and the time namespace (Linux); empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        # A container can have a monotonic clock of its own (time_namespaces(7)).
+        # Add the namespace: a container can have its own monotonic clock (time_namespaces(7)).
         return f"{boot} {os.readlink('/proc/self/ns/time')}"
     except OSError:
         return ""

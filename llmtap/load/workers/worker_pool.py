@@ -315,7 +315,7 @@ class WorkerPool:
 @dataclass(frozen=True, slots=True)
 class LostWorker:
     status: int | None
-    """As in `LoadResult.lost_statuses`."""
+    """Exit status of the lost process (negative for a signal); None if the host was lost."""
 
 
 def _check_setup(setup: WorkerSetup) -> None:

@@ -254,7 +254,7 @@ class AdminRunner(web.AppRunner):
     def __init__(
         self, app: web.Application, connections: AdminConnections, tls: ssl.SSLContext | None = None
     ) -> None:
-        # aiohttp's default keep-alive time is longer than IDLE_S, so that `_sweep` closes idle connections.
+        # aiohttp's default keep-alive time is longer than IDLE_S, so only `_sweep` closes idle connections.
         super().__init__(app, access_log=None, shutdown_timeout=CLOSE_S)
         self._connections = connections
         self.tls = tls

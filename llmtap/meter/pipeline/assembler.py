@@ -167,7 +167,7 @@ class Assembler:
                         self._forward(live[seq], kind, seq, t_ns, extra_ns, data)
                     elif kind == _ANCHOR:
                         self._set_anchor(t_ns, extra_ns, _anchor_decoder.decode(data))
-            except Exception as error:  # an error may affect the measurement of this exchange only
+            except Exception as error:  # an error must not affect other exchanges
                 self._sink.on_error(type(error).__name__, error)
                 self._forget(seq)
 

@@ -213,7 +213,7 @@ class ExchangePipeline:
         x.tenant = self.labels.tenant(x.tenant, trusted=trusted)
         if x.call is not None:
             if x.endpoint != "mcp" and x.side != BACK:
-                self.windows.count_opened(-1)  # it was counted before its body showed that it is an MCP call
+                self.windows.count_opened(-1)  # subtract a call that was counted before its body showed it
             if x.side != BACK:
                 self.exposition.on_call(x, m, trusted=trusted)
             if self.recorder is not None:

@@ -153,12 +153,12 @@ class Recorder:
         self._captured_rows = 0
         self._dropped_by_reason: dict[str, int] = {}
         self._left_out_by_reason: dict[str, int] = {}
-        self._unread_requests = 0  # not read, since the memory was full; counted by the loop
-        self._cut_prompts = 0  # not read, or only in part, since too large; counted by the thread
+        self._unread_requests = 0  # requests not read because the memory was full; counted by the loop
+        self._cut_prompts = 0  # prompts too large to be read as a whole; counted by the thread
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
         self._left_relays: dict[str, None] = {}
-        self._owes_counts = False  # whether final counts must follow: the latest include running exchanges
+        self._owes_counts = False  # whether to write counts again: the latest include running exchanges
         self._after_relay = after
         self._meter_id = secrets.token_hex(4)
         self._is_complete = False
@@ -453,7 +453,7 @@ class Recorder:
         self._row_bytes = 0
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
         for x in rows:
-            x.shape = x.turn = x.text = x.text_blocks = None  # free memory; `RecentExchanges` needs none
+            x.shape = x.turn = x.text = x.text_blocks = None  # free memory: `RecentExchanges` needs none
             del x.timeline.events.chars[:]
         for error in failed:
             self._count_error(error)

@@ -24,7 +24,7 @@ EVENTS_KEPT_MAX: Final = 16
 BYTES_KEPT_MAX: Final = 1 << 16
 """Maximum number of bytes of all stored events, including keep-alives."""
 _EVENT_BYTES_MIN: Final = 256
-"""Number of bytes for which a stored event counts at least, because its Python object takes memory, too."""
+"""Minimum number of bytes that a stored event counts as, because its Python object takes memory, too."""
 CANDIDATES_MAX: Final = 4
 """Maximum number of dialects that read the same events until the dialect is known."""
 REVISIONS_MAX: Final = 256
@@ -33,7 +33,7 @@ _OUTPUTS_TO_REVISE: Final = 3
 """A chosen dialect that has read output is replaced only after other dialects have read output in this number
 of events that the chosen dialect does not understand."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""On a foreign path, a dialect is chosen only after this number of events with output or an end."""
+"""On a path that is not its own, a dialect is chosen only after this number of events with output or end."""
 _EVENTS_ON_PATH: Final = 2
 """On its own path, a table without output is chosen early only after it understood this number of events."""
 _UNREAD_ON_PATH: Final = 4
@@ -200,7 +200,7 @@ class DialectChooser:
     @property
     def end_certain(self) -> bool:
         """Whether a stream without an end mark was certainly cut off."""
-        # If neither the path nor a name in the events belongs to the dialect, this is possibly another API.
+        # If neither the path nor a name in the events fits the dialect, the API can have another end mark.
         return any(self._certainty) and bool(getattr(self.chosen, "end_certain", False))
 
     @property
@@ -277,7 +277,7 @@ class DialectChooser:
         """Read an event after the choice."""
         chosen = self.chosen
         delta = _read_unclaimed(event) if chosen is None else chosen.read_event(event)
-        # `is_bare` and `Anthropic._read` ensure that a repeatable event has no member of a guardrail.
+        # Skip repeatable events: by `is_bare` and `Anthropic._read`, they have no member of a guardrail.
         if not delta.repeatable:
             if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
                 bedrock.add_guardrail(delta, event.data)

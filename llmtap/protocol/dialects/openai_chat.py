@@ -200,14 +200,14 @@ class OpenAIChat(ChoicesReader):
         if self._running_count.is_running is None:  # This is the first chunk with choices.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
-                self._running_count.is_running = False  # Gemini's totals are not in step with the text.
+                self._running_count.is_running = False  # Gemini's totals do not fit the text so far.
 
     def _after_choices(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
         if self._repeat_match is not None:
             delta.usage_running = self._repeat_match[1] == b"reasoning"
             self._repeat_match = None
         if delta.event_class is EventClass.ROLE and self._no_thinking:
-            # After content, a role begins another attempt of the gateway if the model or the id has changed.
+            # After content, a role with another model or id shows that the gateway has begun another attempt.
             was, self._id = self._id, _id_of(data) or self._id
             other = chunk.model and chunk.model[:MODEL_CHARS_MAX] != self._model
             delta.retry = bool(other or (was and was != self._id))
@@ -428,7 +428,7 @@ class InlineThinking:
         if at >= 0:
             self.is_settled = True
             return text[:at], text[at + len(closing) :]
-        # Store the longest end of the text that is a beginning of the marker.
+        # Hold back the longest end of the text that can begin the marker: the next text can complete it.
         for size in range(min(len(closing) - 1, len(text)), 0, -1):
             if text.endswith(closing[:size]):
                 self._held_text = text[-size:]

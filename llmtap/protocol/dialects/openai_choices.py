@@ -133,8 +133,8 @@ def _server_times(value: JsonObject) -> tuple[ServerTime, ...]:
 def add_other_members(
     findings: Findings, value: JsonObject, size: int, name: bytes | None, *, finished: bool = False
 ) -> None:
-    """Add the members beside the choices of an event of `size` bytes, except usage and timings. `finished`:
-    an earlier event had a finish reason."""
+    """Add the members of an event to its findings, except choices, usage and timings. `size`: bytes of the
+    event. `finished`: whether an earlier event had a finish reason."""
     get = value.get
     if name is None and _USUAL.issuperset(value) and get("object") != "error":
         if get("usage") is not None:

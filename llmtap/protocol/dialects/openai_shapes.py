@@ -21,7 +21,7 @@ from llmtap.protocol.verdicts import FAILED, PASSED_ON, filters_verdict, finish_
 BAD_JSON: Final = (ValueError, RecursionError)
 """Exceptions of decoders if JSON is malformed, has another shape, is not UTF-8, or is nested too deeply."""
 CHOICES_MAX: Final = 128
-"""Maximum number of choices of one answer with state in a reader. OpenAI's limit for `n` is 128, too."""
+"""Maximum number of choices of one answer for which a reader stores state; OpenAI's limit for `n`, too."""
 EVENT_CHOICES_MAX: Final = 4_096
 """Maximum number of choices that are read of one event or whole answer: twice OpenAI's limit of prompts in
 one request. The rest is not read, and the event counts as not understood (`Delta.parsed`)."""

@@ -96,7 +96,7 @@ class Dialects:
         A dialect is tried only while its claim can exceed the claims so far, because most answers name their
         dialect and no other claim is used.
         """
-        # The answer to a request with several prompts is a list.
+        # The answer to a request with several prompts is a list: use its first element.
         first = value[0] if isinstance(value, list) and value else value
         claims: list[tuple[bool, int, int]] = []
         """Claims so far, the least certain first: `(is it a table of the user, claim, -position)`."""

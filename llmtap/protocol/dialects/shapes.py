@@ -83,7 +83,7 @@ def failure_in(value: Any, name: bytes | None = None) -> Delta:
 
 
 def counts_of(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
-    """Return the counts; None if they count no tokens and none of them is invalid."""
+    """Return the token counts of a usage; None if all of them are zero or missing, and none is invalid."""
     counts = openai_shapes.read_counts(of_input, of_output, reasoning, cached)
     return counts if counts.input or counts.output or counts.refused else None
 

@@ -34,7 +34,7 @@ class EdgeEvent:
     """Index of the table's rule that reads the event; None if no rule does."""
     holds_output: bool
     texts: dict[Path, str] = field(default_factory=dict)
-    """Short texts by their paths, at which no earlier event has a text."""
+    """Short texts by their paths. No earlier event has a text at any of these paths."""
     integers: dict[Path, int] = field(default_factory=dict)
 
     @property

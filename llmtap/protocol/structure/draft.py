@@ -1,4 +1,4 @@
-"""Write a table as TOML, with comments on what the user must check (`llmtap inspect --draft`)."""
+"""Write the table inferred from an answer as TOML, with comments for the user (`llmtap inspect --draft`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args
@@ -67,7 +67,7 @@ class _Note(NamedTuple):
 
 
 class _Writer:
-    """Writes a table as TOML, with comments on the values that it possibly lacks."""
+    """Writes the inferred table as TOML, with comments on the values that it possibly lacks."""
 
     def __init__(
         self, table: DialectTable, candidates: Candidates, notes: Sequence[_Note], *, text: bool

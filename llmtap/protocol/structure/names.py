@@ -228,7 +228,7 @@ _HOLDERS: Final = frozenset({"usage", "tokens", "token", "billed", "consumption"
 
 @lru_cache(maxsize=4_096)
 def count_of(path: tuple[str, ...]) -> str | None:
-    """Return which tokens the integer at `path` counts by its name; None if it is no count of tokens.
+    """Return the kind of tokens that the integer at `path` counts, as its name shows; None if it counts none.
 
     The result is `input`, `output`, `reasoning`, `cached` or `total`. A short name such as `in` counts tokens
     only in an object with a name such as `usage`.

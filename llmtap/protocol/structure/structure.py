@@ -30,7 +30,7 @@ TEXT_CHARS_MAX: Final = 4_096
 VALUES_MAX: Final = 8_192
 """Maximum number of JSON values of one answer that are examined, which takes at most 50 ms."""
 ENOUGH: Final = 4
-"""Number of points from which a place holds output."""
+"""Minimum number of points of a place that is accepted as output."""
 _SURE_CHARS: Final = 8
 """Minimum length of a text that is certainly not repeated by chance."""
 _FIRST_EVENTS: Final = 16
@@ -102,7 +102,7 @@ class Counter:
 
 @dataclass(slots=True)
 class Flag:
-    """One path at which events of one kind have `true`, or a finish reason."""
+    """One path at which events of one kind have a sign of the end: `true`, or a finish reason."""
 
     kind: Kind
     path: Path
@@ -315,7 +315,7 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
         same = sum(a == b for a, b in pairwise(values))
         meaning = names.meaning_of(name)
         most = max(map(values.count, values))
-        is_text = type(values[0]) is str  # `leaves` already knows members with a text that are marks.
+        is_text = type(values[0]) is str  # `leaves` has already found marks that are texts.
         may_be = meaning.is_plain and not meaning.is_mark if is_text else meaning.is_mark or len(name) == 1
         # Accept a single value if it means thoughts: they can fill all first events before the answer.
         is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))

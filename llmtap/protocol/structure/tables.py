@@ -226,7 +226,7 @@ def _usage_of(structure: Structure) -> _Usage | None:
             meaning_paths = counts.setdefault(counter.meaning, [])
             _add_new(meaning_paths, member_path(counter.path[len(holder) :]))
     # Other events can have the usage object at another path: for example, the first event of an answer often
-    # has the number of input tokens.
+    # has the number of input tokens. So use all paths with known counts.
     known = {path for paths in counts.values() for path in paths}
     ends = {holder, *(c.path[:-1] for c in structure.counters.values() if c.path[-1] in known)}
     holders = [

@@ -96,7 +96,7 @@ def _continuation(a: str, b: str) -> int:
     if ord(last) >= 0x2E80 or ord(first) >= 0x2E80:
         return 1  # In a script without spaces, any two texts join.
     if last == ">" and first == "<":
-        return 0  # Two elements of HTML belong to one text or to two.
+        return 0  # Unknown: two elements of HTML can belong to one text, or to two.
     is_closed = last in _QUOTES and a[-2:-1].isalnum()
     if first in _OPENS_WITH or (last in _CLOSES_WITH and not is_closed):
         return 1

@@ -17,7 +17,7 @@ from llmtap.sim.model_options import LatencyModel, ModelOptions
 from llmtap.workload.requests import Requests
 
 _WARM_UP_BATCHES: Final = 3
-"""Number of batches before the controller moves its interval, if `guards` is `authors`."""
+"""Number of batches before the controller moves its interval, with the option `guards=authors`."""
 
 
 class BatchFormer:
@@ -69,7 +69,7 @@ class BatchSize:
         self._newest_weight = readings.alpha_ema
         self.low: float = b_min
         self.high: float = b_max
-        """`low` and `high`: ends of an interval of batch sizes; its middle is the size by the token SLA."""
+        """`low` and `high`: ends of the interval of batch sizes; the token SLA allows its middle."""
         self.b_avg: float | None = {"middle": (b_min + b_max) // 2, "one": 1, "first-batch": None}[
             readings.b_start
         ]
@@ -186,7 +186,7 @@ def batch_limits(bins: Bins, readings: ModelOptions) -> list[int]:
     memory_gb = readings.safe_gb if readings.bin_limit == "7gb" else readings.free_gb
     limits = []
     for low, high in bins.spans:
-        # Assume that a request has as many prompt tokens as output tokens, so twice the middle of the bin.
+        # Twice the middle of the bin: assume as many prompt tokens as output tokens.
         tokens = low + (_LAST_EDGE if high is None else high)
         size = memory_gb / (tokens * readings.kv_gb_per_token) if tokens else readings.b_max
         limits.append(max(1, min(readings.b_max, int(size))))
@@ -279,7 +279,7 @@ class DynamicNoBins(_WholeBatches):
 
 
 class MultiBinDynamic(DynamicNoBins):
-    """A queue for each bin of predicted output lengths, so that a batch has similar lengths (paper: 5.4)."""
+    """A queue for each bin of predicted lengths, so that a batch has similar ones (multi-bin paper, 5.4)."""
 
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         self.bins = (

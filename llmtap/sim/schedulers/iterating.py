@@ -98,10 +98,10 @@ class DecodePrepone(ContinuousBatching):
         self._prefill_end_ns = self._next_token_ns = 0
         """Planned end of the prefill, and time of the first token after it."""
         self._common_departure_ns = 0
-        """Time at which the newest tokens left of all running requests that are not in `_departures_ns`."""
+        """Time at which the last token of each running request without an entry in `_departures_ns` left."""
         self._departures_ns: dict[int, int] = {}
         self._from_ns: dict[int, int] = {}
-        """Time at which the newest token of each request left that ran when the prefill was planned."""
+        """For each request that ran when the prefill was planned: time at which its newest token left."""
 
     def form_work(self, now_ns: int) -> Iteration | None:
         roster = self._roster
@@ -141,7 +141,7 @@ class DecodePrepone(ContinuousBatching):
         return with_departure_times(output, [due_ns.get(request, now_ns) for request in output.tokens])
 
     def _departure_times(self, now_ns: int, requests: Sequence[int]) -> dict[int, int]:
-        """Return the times at which the tokens leave that these requests have just made ahead."""
+        """Return, for each of these requests, the time at which the token that it just made ahead leaves."""
         self._tokens_made_ahead += 1
         gaps, due_ns = self._tokens_ahead + 1, {}
         for request in requests:
@@ -156,7 +156,7 @@ class OutputDelay:
 
     A token leaves at least p (`gap_ns`) after the token before it: q_1 = t_1, q_i = max(t_i, q_(i-1) + p),
     where t_i is the time at which the scheduler releases token i, and q_i the time at which the token leaves.
-    Late requests are detected by t.
+    Whether a request is late is decided by t, not by q.
     """
 
     def __init__(self, scheduler: Iterating, gap_ns: int) -> None:

@@ -56,7 +56,7 @@ class SchedulerKind(NamedTuple):
 
     build: Callable[[Requests, ServingSetup], Scheduler]
     iterates: bool
-    """Whether it composes a batch at every iteration; otherwise it serves whole batches."""
+    """Whether the scheduler composes a batch at every iteration; otherwise it serves whole batches."""
     options_read: frozenset[str] = ALL_OPTIONS
     """Names of the options that the scheduler reads."""
 

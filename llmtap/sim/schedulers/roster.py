@@ -32,7 +32,7 @@ from llmtap.workload.requests import Requests
 
 
 class Memory:
-    """KV memory of one server. The argument `names`: names of the blocks with which the tokens begin."""
+    """KV memory of one server. `names` in its methods: names of the blocks with which the tokens begin."""
 
     def __init__(self, tokens: int, block_tokens: int, named_tokens: int = 0) -> None:
         """`named_tokens`: number of tokens in a named block; 0 without a prefix cache."""
@@ -58,7 +58,7 @@ class Memory:
         return -(-tokens // self._block_tokens)
 
     def blocks_without_cache(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """Return the number of blocks for these tokens if the cache is empty."""
+        """Return the number of blocks that these tokens need if the cache is empty."""
         return self.blocks_for(tokens - len(names) * self.named_tokens) + len(names) * self._blocks_per_name
 
     def blocks_needed(self, tokens: int, names: Sequence[int] = ()) -> int:
@@ -77,7 +77,7 @@ class Memory:
         return count
 
     def hold(self, tokens: int, names: Sequence[int] = ()) -> None:
-        """Take the memory of tokens for a request."""
+        """Take the memory that a request with these tokens needs."""
         holders, cached = self._holders, self._cached
         size = self.blocks_for(tokens - len(names) * self.named_tokens)
         for name in names:
@@ -134,7 +134,7 @@ class Deadlines:
             deadlines[request] = next_ns
 
     def on_delay(self, due_ns: Mapping[int, int]) -> None:
-        """Set the deadlines of the next tokens again. `due_ns`: time at which each newest token leaves."""
+        """Set the deadlines again after a delay. `due_ns`: for each request, when its newest token leaves."""
         for request, leaves_ns in due_ns.items():
             if request in self._next_ns:
                 self._next_ns[request] = leaves_ns + self._tbt_ns
@@ -189,9 +189,9 @@ class _Seat:
     tokens: int
     """Number of tokens for which memory was taken when the request was admitted."""
     unprocessed: int
-    """Number of these tokens that are not processed yet."""
+    """Part of `tokens` that is not processed yet."""
     cached: int = 0
-    """Number of these tokens that were found in the prefix cache."""
+    """Part of `tokens` that was found in the prefix cache."""
     start_step: int = 0
     """Number of the step before the request's first decoding step."""
     end_step: int = 0

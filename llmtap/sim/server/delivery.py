@@ -55,7 +55,7 @@ class DeliveredText:
     block_after: int | None = None
     """Number of tokens after which the output filter blocks the answer; None: never."""
     ends_separately: bool = False
-    """Whether a call of `on_choice_end`, at the end of its batch, ends the choice, not its last token."""
+    """Whether `on_choice_end` ends the choice (at the end of its batch) instead of its last token."""
 
 
 class Delivery:
@@ -187,7 +187,7 @@ class Delivery:
         self._collect(chunk)
 
     def _collect(self, chunk: Chunk) -> None:
-        """Add a chunk to the next write: it has all chunks that are due within a window after the first."""
+        """Add a chunk to the next write, which has all chunks due within a window after its first chunk."""
         batch = self._batch
         if batch and chunk.due_ns > self._write_ns:
             self._flush()
@@ -313,7 +313,7 @@ class EngineSource:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Sum of the cached tokens over all prompts: those of the first choice of each prompt."""
+        """Sum of the cached tokens of all prompts; only the first choice of each prompt counts."""
         by_prompt = {ticket.prompt: ticket.cached_tokens for ticket in reversed(self.tickets)}
         known = [cached for cached in by_prompt.values() if cached is not None]
         return sum(known) if known else None

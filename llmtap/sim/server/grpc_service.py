@@ -102,7 +102,7 @@ _FAILURES: Final = {
 }
 """gRPC status and message by the outcome of an answer that broke off."""
 _MESSAGE_BYTES_MAX: Final = 64 << 20
-"""Maximum size of a request, as over HTTP."""
+"""Maximum size of a request in bytes, the same as over HTTP."""
 
 
 class _MessagePipe:

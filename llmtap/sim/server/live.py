@@ -40,7 +40,7 @@ class TokenListener(Protocol):
         """Receive the end of a choice: the batch that contains it has ended."""
 
     def on_refused(self, at_ns: int) -> None:
-        """Receive that the engine gave up one of the choices."""
+        """Receive the time at which the engine gave up one of the choices."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,9 +58,9 @@ class Ticket:
     prompt: int = 0
     """Index of its prompt among the prompts of the request."""
     arrival_ns: int = 0
-    """Planned arrival in the engine; 0 before it is submitted."""
+    """Planned arrival of the choice in the engine; 0 before the choice is submitted."""
     number: int = -1
-    """Number in the engine; -1 until it arrives there."""
+    """Number of the choice in the engine; -1 until the choice arrives there."""
     predicted_tokens: int = 0
     """Predicted number of output tokens."""
     prefilled_tokens: int = 0
@@ -70,7 +70,7 @@ class Ticket:
     last_ns: int = 0
     """Time at which its newest token leaves the engine."""
     is_over: bool = False
-    """Whether it has ended, was given up, or its client has disconnected."""
+    """Whether the choice has ended or was given up, or its client has disconnected."""
 
 
 class ServedRequests:
@@ -115,7 +115,7 @@ class LiveEngine:
         seed: int = 0,
         block_tokens: int = 0,
     ) -> None:
-        """`build`: makes the scheduler. `alarm`: requests a call of `advance` at a time. `block_tokens`:
+        """`build`: makes the scheduler. `alarm`: requests a later call of `advance`. `block_tokens`:
         number of tokens in the blocks of tickets; 0: no prefix cache."""
         self._served_requests = ServedRequests(block_tokens)
         # The cast is correct: schedulers only index the columns, and dicts can be indexed as well.
@@ -131,12 +131,12 @@ class LiveEngine:
         self._arrivals: list[tuple[int, int, Ticket]] = []
         """Heap of the requests that will arrive at the engine later, because the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
-        """Heap of the current runs, each with its end and its number."""
+        """Heap of the current runs, each with its end and its number; the run that ends first is first."""
         self._later_calls: list[tuple[int, int, Callable[[], None]]] = []
         """Heap of functions that report tokens and ends later, with the times at which to call them."""
         self._open_tickets: dict[int, Ticket] = {}
         self._ended_requests: dict[int, list[int]] = {}
-        """Ended requests to remove at the end of a run (key: its number), which possibly refers to them."""
+        """For each run (by number): ended requests to remove when it ends, because it can refer to them."""
         self.next_ns = NEVER
         """Time of the next event, unless a request arrives before it."""
 
@@ -291,7 +291,7 @@ class LiveEngine:
         heappush(self._later_calls, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:
-        """Remove an ended request when all current runs have ended, because they possibly refer to it."""
+        """Remove an ended request when all current runs have ended, because these can refer to it."""
         if not self._runs:
             self._served_requests.forget((number,))
         else:

@@ -29,7 +29,7 @@ def openai_error(status: int, code: str, message: str) -> JsonObject:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-# ---------------------------------------------------------------- chat and completions
+# ---------------------------------------------------------------- APIs of chat and of completions
 
 
 class _StreamOptions(msgspec.Struct):
@@ -46,7 +46,7 @@ class _CompletionRequest(shape.CommonRequest, kw_only=True):
     return_token_ids: bool | None = False
 
     def to_completion(self, *prompts: str, **more: Any) -> shape.SimulatedRequest:
-        """Return the request with these prompts, as `to_request`, with the fields of this class."""
+        """Return the request with these prompts, like `to_request`, and with the fields of this class."""
         options = self.stream_options or _StreamOptions()
         return self.to_request(
             *prompts,
@@ -267,7 +267,7 @@ class OpenAICompletionsShape(OpenAIChatShape):
         return {"text": choice.text}
 
 
-# ---------------------------------------------------------------- Responses
+# ---------------------------------------------------------------- Responses API
 
 
 class _ResponsesRequest(shape.CommonRequest, kw_only=True):
@@ -276,7 +276,7 @@ class _ResponsesRequest(shape.CommonRequest, kw_only=True):
     max_output_tokens: int | None = None
 
 
-def read_responses(body: bytes) -> shape.SimulatedRequest:
+def read_responses_request(body: bytes) -> shape.SimulatedRequest:
     """Parse the body of a request to the Responses API. Raises BadRequest."""
     r: _ResponsesRequest = shape.decode(body, _ResponsesRequest)
     items = [r.input] if isinstance(r.input, str) else [i for i in r.input if isinstance(i, dict)]

@@ -26,7 +26,7 @@ from llmtap.units import Duration
 _OF_WHOLE_RUNS: Final = frozenset(
     {"request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile", "bins", "edges"}
 )
-"""Options of a scheduler that the server lacks: for summaries, or for requests known in advance."""
+"""Scheduler options without effect in a server: they need a summary, or requests known in advance."""
 
 
 MS: Final = 1_000_000
@@ -37,7 +37,7 @@ FIXED: Final = "fixed"
 TOKENS_MAX: Final = 131_072
 """Maximum number of tokens of an answer: the context length of common models."""
 CHOICES_MAX: Final = 128
-"""Maximum number of choices of a request, as at OpenAI."""
+"""Maximum number of choices (`n`) that a request can ask for, as in OpenAI's API."""
 
 RefusalKind = Literal["content_filter", "field", "text", "error"]
 FaultKind = Literal["stall", "reset", "truncate", "unfinished", "error", "429", "503", "slow"]

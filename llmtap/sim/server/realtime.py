@@ -21,7 +21,7 @@ from llmtap.sim.server.shapes import BROKEN, Answer, BadRequest, Shape, Simulate
 from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
 _ITEMS_MAX: Final = 10_000
-"""Maximum number of items of a conversation, to limit the memory of a session."""
+"""Maximum number of items of a conversation, to limit the memory; further items get an error."""
 
 
 class Item(msgspec.Struct, omit_defaults=True):
@@ -128,8 +128,8 @@ class OpenAIRealtimeShape(Shape):
         }
 
     def _item_event(self, kind: str, item: JsonObject) -> bytes:
-        """Return the event that the response's item was added or is done, and the same event of the
-        conversation, if the response belongs to one."""
+        """Return the event which reports that the response's item was added or is done, and the same event
+        of the conversation, if the response belongs to one."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
         if self.conversation is not None:
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)

@@ -46,7 +46,7 @@ RETRY_AFTER_S: Final = "1"
 
 
 REFUSAL: Final = "I'm sorry, but I can't help with that."
-"""Text of a refusal."""
+"""Text of an answer in which the model refuses the request."""
 
 
 def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:
@@ -94,7 +94,7 @@ def choose_text(
 
 
 def cut_blocked(choice: Choice, after: int, options: SimOptions) -> None:
-    """Remove the tokens of a choice that the output filter does not release if it blocks after `after`."""
+    """Remove the tokens that the output filter does not release if it blocks after `after` tokens."""
     tokens, hold = len(choice.pieces), options.guardrails.output_hold
     if after < tokens:
         size = tokens if hold == "all" else max(1, hold)
@@ -133,7 +133,7 @@ def prompt_lengths(request: SimulatedRequest) -> list[int]:
 
 
 def prefix_blocks(prompt: str, size: int) -> tuple[int, ...]:
-    """Return a hash of all tokens up to the end of each whole block of `size` tokens."""
+    """Return, for each whole block of `size` tokens, a hash of all tokens up to the end of the block."""
     tokens = token_ids(prompt)
     blocks: list[int] = []
     before = 0

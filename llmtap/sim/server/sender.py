@@ -27,7 +27,7 @@ from llmtap.units import NEVER
 BUFFER_BYTES_MAX: Final = 256 << 10
 """Number of bytes in the write buffer above which the answer to a slow client is paused."""
 BUFFER_CHECK_NS: Final = 5_000_000
-"""Time between two checks of the buffer while an answer is paused."""
+"""Time between two checks of the write buffer while an answer to a slow client is paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class ResponseSender:
         self.wake()
 
     def abandon(self, outcome: str | None = None) -> None:
-        """End the answer, unless it has ended. `outcome`: outcome for the truth log; None: that the client
-        has disconnected, or else that the server has stopped."""
+        """End the answer, unless it has ended. `outcome`: outcome for the truth log; None: `client_left`
+        if the client has disconnected, else `cut`, because the server stops."""
         if not self.done.done():
             is_open = self._transport is not None and not self._transport.is_closing()
             self._end(outcome or ("cut" if is_open else "client_left"))
@@ -233,7 +233,7 @@ class Gatherer:
         self._job = job
         self._waker = Waker(pacer, self.take_due)
         self.due_ns = 0
-        """Time at which the answer must be sent, after `done`."""
+        """Time at which the answer must be sent; final when `done` is done."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the last token was made, or the engine gave the request up."""
 

@@ -35,7 +35,7 @@ from llmtap.sim.server.shapes import BROKEN, Answer, Shape, SimulatedRequest
 from llmtap.sim.server.websocket import SimulatedResponsesSession, SimulatedSession
 
 BODY_BYTES_MAX: Final = 64 << 20
-"""Maximum size of a request body."""
+"""Maximum size of a request body in bytes; a longer body gets the status 413."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ ENDPOINTS: Final = (
     Endpoint(
         "/v1/completions", openai.read_completions, openai.OpenAICompletionsShape, openai_error, CHOICES_MAX
     ),
-    Endpoint("/v1/responses", openai.read_responses, openai.OpenAIResponsesShape, openai_error),
+    Endpoint("/v1/responses", openai.read_responses_request, openai.OpenAIResponsesShape, openai_error),
     Endpoint("/v1/messages", shapes.read_messages, shapes.AnthropicShape, shapes.anthropic_error),
     Endpoint("/api/chat", shapes.read_ollama_chat, shapes.OllamaChat, shapes.ollama_error),
     Endpoint("/api/generate", shapes.read_ollama_generate, shapes.OllamaGenerate, shapes.ollama_error),
@@ -64,7 +64,7 @@ SESSIONS: Final[tuple[type[SimulatedSession], ...]] = (SimulatedRealtimeSession,
 
 
 class SimServer:
-    """The server; aiohttp runs its `app`."""
+    """The simulated server; aiohttp runs its `app`."""
 
     def __init__(
         self,

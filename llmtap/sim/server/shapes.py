@@ -217,7 +217,7 @@ class Message(msgspec.Struct):
     content: Any = None
 
 
-# ---------------------------------------------------------------- Anthropic
+# ---------------------------------------------------------------- Anthropic's API
 
 
 class _AnthropicRequest(CommonRequest, kw_only=True):
@@ -309,7 +309,7 @@ class AnthropicShape(Shape):
         return self._message(content, self._finish_fields(), len(self._choice.pieces))
 
 
-# ---------------------------------------------------------------- Ollama
+# ---------------------------------------------------------------- Ollama's API
 
 _CREATED_AT: Final = "2023-11-14T22:13:20Z"
 

@@ -17,11 +17,11 @@ import msgspec
 from llmtap.clock import Clock, WallAnchor
 
 TRUTHS_MAX: Final = 10_000
-"""Maximum number of requests in memory."""
+"""Maximum number of requests in memory; the oldest are removed."""
 TOKENS_MAX: Final = 1_000_000
-"""Maximum number of tokens whose times are in memory, about 100 bytes each."""
+"""Maximum number of tokens whose times are in memory (100 bytes each); the oldest requests are removed."""
 PAGE_TRUTHS_MAX: Final = 1_000
-"""Maximum number of requests in one page of `GET /sim/truth`."""
+"""Maximum number of requests in one page of `GET /sim/truth`; `next` leads to the next page."""
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Truth(msgspec.Struct, kw_only=True):
 
 
 class TruthAnchor(msgspec.Struct, frozen=True):
-    """The same moment on the monotonic and the wall clock; these were read within `width_ns`."""
+    """The same moment on the monotonic clock and the wall clock. Both were read within `width_ns`."""
 
     mono_ns: int
     wall_ns: int

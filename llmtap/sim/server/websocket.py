@@ -31,14 +31,14 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from llmtap.json_types import JsonObject
 from llmtap.protocol.websocket import Opcode, frame
-from llmtap.sim.server.openai import OpenAIResponsesShape, openai_error, read_responses
+from llmtap.sim.server.openai import OpenAIResponsesShape, openai_error, read_responses_request
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception
 from llmtap.sim.server.sender import ResponseSender, ServerJob
 from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest, decode
 
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _TURNS_MAX: Final = 64
-"""Maximum number of responses of a session that run or wait. It is also the maximum that llmtap measures."""
+"""Maximum number of responses of a session that run or wait, as in llmtap; further requests get an error."""
 
 Plan = tuple[SimulatedRequest, Callable[[Answer], Shape], str | None]
 """A request, the function that makes the shape of its answer, and its id if the client gave one."""
@@ -210,10 +210,10 @@ class SimulatedSession:
         self._refuse(turn.event, status, *BUSY.get(status, ("content_filter", FILTERED)))
 
 
-# ---------------------------------------------------------------- Responses
+# ---------------------------------------------------------------- session of the Responses API
 
 _STORED_MAX: Final = 64
-"""Maximum number of responses of a session that are stored for `previous_response_id`."""
+"""Maximum number of responses of a session stored for `previous_response_id`; the oldest are removed."""
 
 
 class _ClientEvent(msgspec.Struct):
@@ -267,7 +267,7 @@ class SimulatedResponsesSession(SimulatedSession):
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _plan(self, event: _ClientEvent) -> Plan:
-        request, previous_id = read_responses(event.body), event.previous_response_id
+        request, previous_id = read_responses_request(event.body), event.previous_response_id
         if previous_id is not None:
             if previous_id not in self._texts:
                 raise _UnknownResponse(

@@ -101,7 +101,7 @@ def _header_names(reader: "csv.DictReader[str]") -> list[str]:
 
 
 def length_counted(path: str | Path) -> str | None:
-    """Return which tokens the lengths of a grid count, as a value of `ModelOptions.length`; None: unknown.
+    """Return the kind of tokens that a grid's lengths count (`ModelOptions.length`); None: unknown.
 
     It follows from the columns `prompt_tokens` and `output_tokens`, which `llmtap bench grid` writes.
     """

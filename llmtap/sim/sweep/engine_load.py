@@ -16,7 +16,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
 
 _ROUNDED_NS: Final = 2_000
-"""Tolerance for times in captures, which are rounded down to whole microseconds since each arrival."""
+"""Tolerance for times in captures, which are rounded down to whole us after each request's arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,7 @@ def request_times(x: Exchange) -> RequestTimes | None:
     queue_wait_ms = next(queue_waits_ms, 0.0)
     last_ns = t.last_token_ns if x.stream else None
     if last_ns is None and x.stream and t.first_token_ns is not None:
-        last_ns = (
-            t.response_end_ns
-        )  # Traces such as Dynamo's have the end of an answer, but not its last token.
+        last_ns = t.response_end_ns  # Traces such as Dynamo's have the end of an answer, not its last token.
     times: list[int] = []
     if last_ns is not None and not x.unlogged_events:
         counts = tokens_per_chunk(x)
@@ -178,13 +176,13 @@ class EngineLoad:
         return begun - ended, context
 
     def prompts_processed(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return the number of iterations with first tokens in a period, and of their prompt tokens."""
+        """Return, for a period, the number of iterations with first tokens, and of their prompt tokens."""
         low, high = (bisect_right(self._first_times, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
         prompts = self._begun_prompt_tokens[high] - self._begun_prompt_tokens[low]
         return self._first_token_iterations[high] - self._first_token_iterations[low], prompts
 
     def means(self, row: RequestTimes) -> tuple[float, float]:
-        """Return the means of (d - 1) / d and of the context during an answer, from first token to last.
+        """Return the means of (d - 1) / d (d requests decode) and of the context, from first token to last.
 
         The means are over iterations if all tokens have times, else over time.
         """
@@ -201,7 +199,7 @@ class EngineLoad:
 
 
 class _LoadIntegrals:
-    """Integrals over time of (d - 1) / d and the context c. Between points, d is constant and c linear."""
+    """Integrals over time of (d - 1) / d (d requests decode) and of the context c (linear between points)."""
 
     def __init__(self, running: Sequence[RequestTimes]) -> None:
         firsts, lasts = (

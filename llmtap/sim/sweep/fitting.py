@@ -54,9 +54,9 @@ from llmtap.traces.registry import open_trace
 GAPS_MAX: Final = 200_000
 """Maximum number of gaps that are used: enough for three constants. Of more gaps, every n-th is used."""
 GAPS_MIN: Final = 30
-"""Minimum number of gaps to fit the decode part to gaps instead of whole answers."""
+"""Minimum number of gaps to fit the decode part to gaps; with fewer, it is fitted to whole answers."""
 ANSWERS_MIN: Final = 8
-"""Minimum number of whole answers for a fit."""
+"""Minimum number of whole answers for a fit; with fewer, the fit fails with an error."""
 TOKENS_MIN: Final = 8
 """Minimum number of tokens of a whole answer that is used, so that effects at its ends are small."""
 
@@ -152,7 +152,7 @@ _Constants = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Data for a linear fit: each duration is the sum over all columns of value times constant."""
+    """Data for a linear fit: each duration is the sum of value x constant over all columns."""
 
     source: str
     """Description of the data, for reports."""

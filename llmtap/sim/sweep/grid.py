@@ -53,7 +53,7 @@ class Preset:
     best_preset: str = ""
     """Name of the preset whose axes are searched for the values of BEST."""
     share_settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings for loads given as a `share`: their throughput, if all requests arrive at once, is share 1."""
+    """Settings of the run whose throughput is a `share` of 1: all its requests arrive at once."""
     objectives: str = ""
     follow: int | None = None
     """Request whose token times are reported (`ExchangeMeasuring.follow`)."""
@@ -197,7 +197,7 @@ _CAPACITY_REQUESTS: Final = 2_000
 """Minimum number of requests of a run whose throughput is share 1. In a shorter run, the throughput is lower,
 because the first and last batches are small (chat, 100 requests: 5.2 instead of 11.5 req/s)."""
 _LATE_SHARE_TOLERANCE: Final = 0.01
-"""Maximum share of late requests of the best point, above the smallest share of all points."""
+"""Maximum difference between the best point's share of late requests and the smallest share of all points."""
 _LAST_ARRIVAL_NS: Final = 1 << 62
 """Latest arrival that is allowed: times have 64 bits, and the run continues after the last arrival."""
 _NO_RATE: Final = "all rows arrive at once, so the rate cannot be scaled"
@@ -231,7 +231,7 @@ class GridSource:
         source_format: str | None = None,
         progress: Callable[[int, int | None], None] | None = None,
     ) -> None:
-        """`name`: file or URL for `load_trace`, or name of a synthetic workload if there is no such file."""
+        """`name`: file or URL for `load_trace`; if there is no such file, name of a synthetic workload."""
         self.name = name
         self.traces: dict[str, Trace] = {}
         """Traces that were loaded or drawn so far, by digest."""
@@ -251,7 +251,7 @@ class GridSource:
         return list(dict.fromkeys(trace_notes + self.remarks))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
-        """Return the digest of a trace, and the trace: the first `count` rows, or all. Raises ConfigError."""
+        """Return the digest and the trace of the first `count` rows (None: all rows). Raises ConfigError."""
         key = (count, seed if self.is_synthetic else 0)
         if key not in self._digests:
             if self.is_synthetic:

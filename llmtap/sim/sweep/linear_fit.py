@@ -12,7 +12,7 @@ from llmtap.errors import LlmtapError
 SAME: Final = 1e-6
 """Tolerance for rounding errors: shares within this distance count as equal."""
 _RANK_TOLERANCE: Final = 1e-7
-"""Relative distance from a combination of other columns below which a column counts as dependent."""
+"""A column counts as dependent if its relative distance from a combination of other columns is smaller."""
 
 
 class FitError(LlmtapError):
@@ -84,7 +84,7 @@ def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -
 def nearest(
     columns: Mapping[str, Sequence[float]], values: Sequence[float], needed: Sequence[str]
 ) -> tuple[dict[str, float], list[float]] | None:
-    """Return the constants of the best fit without negative constants, and its values; None if there is none.
+    """Return the constants of the best fit without negative ones, and the fitted values; None if impossible.
 
     The `needed` constants must be above 0. Other constants are omitted if they would be negative.
     """
@@ -108,8 +108,8 @@ def nearest(
 def leave_one_out(columns: Sequence[Sequence[float]], values: Sequence[float]) -> PredictionAccuracy | None:
     """Return the accuracy if each value is predicted by a fit to the other values.
 
-    It is computed from the leverage of each value in the fit to all values. None if the columns are dependent
-    without one of the values.
+    It is computed from the leverage of each value in the fit to all values. None if the columns would be
+    dependent without one of the values.
     """
     matrix, y = np.column_stack([np.asarray(column, float) for column in columns]), np.asarray(values, float)
     lengths = np.linalg.norm(matrix, axis=0)

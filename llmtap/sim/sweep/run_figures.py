@@ -113,7 +113,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None
     """Share of the time in which the servers worked."""
     batch_mean: float | None
-    """Mean number of requests in a batch or iteration; `batches`: number of these."""
+    """Mean number of requests in a batch or iteration; `batches`: number of batches or iterations."""
     batches: int
     batch_sizes: dict[str, int]
     """Number of batches or iterations, by the number of their requests."""

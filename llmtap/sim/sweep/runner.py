@@ -39,7 +39,7 @@ class Results:
     """A results file on disk, locked while it is open: JSON lines, one for each attempt."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, or create it. Raises ConfigError."""
+        """Read the file, or create it. Raises ConfigError if it cannot be used as a results file."""
         self.path = path
         self.successes: dict[str, SweepAttempt] = {}
         """Attempts without an error, by the id of the job."""
@@ -67,8 +67,8 @@ class Results:
         """Write an attempt to the file. Raises ConfigError."""
         line = msgspec.json.encode(attempt) + b"\n"
         try:
-            # A write can be partial. If the disk is full after a part, `_read` removes it on the next
-            # opening.
+            # A write can be partial. If the disk is full after a part of the line, `_read` removes this part
+            # when the file is opened again.
             while line:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
@@ -276,7 +276,7 @@ def run_on_ray(
 
 
 _EFFORT_PER_PROCESS: Final = 200_000
-"""Number of unmeasured requests that a process simulates in one second, the time to start another process."""
+"""Number of unmeasured requests that one process simulates in a second, the time to start a process."""
 
 
 class SweepListener(Protocol):
@@ -307,7 +307,7 @@ class SweepRunner:
         """`traces`: traces by digest; the caller can add traces between runs. `workers`: number of processes,
         or of CPUs of a local Ray; None: as many as are useful. `ray`: address of a cluster."""
         self.attempts: dict[str, SweepAttempt] = {}
-        """Attempts by the id of the job."""
+        """Results and errors of the jobs that were run so far, by the id of the job."""
         self._traces = traces
         self._listener = listener
         self._results = results

@@ -10,7 +10,7 @@ Requests that the scheduler gave up count in the outcomes and as outside the req
 and throughput. Tokens that they received count in `tokens`. `unserved` has the number of these requests by
 reason: `too_large`, `late` (before their first token), `late_midway`.
 
-`ExchangeMaker` makes the Exchange of a request from its token times. Its timestamps are exact virtual times
+`ExchangeMaker` makes the Exchange of a request from its token times. All timestamps are exact virtual times
 in ns (`uncertainty_ns` 0). Arrival, end of the request, submission and `scheduled` have the same time; head,
 first byte and first token have the same time. Each token is one event, without bytes. The relay is called
 `sim-<scheduler>`, its rows count from 1, and the arm is the scheduler (`report --by arm`). A request that was
@@ -97,7 +97,7 @@ class SimulationResult:
     followed_exchange: Exchange | None = None
     """Exchange of the request whose token times are reported (`ExchangeMeasuring.follow`)."""
     router: str | None = None
-    """Name of the router; None: the servers have one queue, or there is one server."""
+    """Name of the router; None: the servers share one queue, or there is only one server."""
 
     def latencies_ns(self) -> list[int]:
         """Return the times from arrival to completion of completed requests, ascending."""
@@ -328,7 +328,7 @@ class ExchangeMaker:
     """Makes Exchanges from the token times of simulated requests."""
 
     def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
-        """`record`: record of the run, for the servers, cached tokens, and reasons of requests given up."""
+        """`record`: record of the run, which has servers, cached tokens, and reasons of failure."""
         self._arm = scheduler
         self._relay = f"sim-{scheduler}"
         self._requests = requests

@@ -58,7 +58,7 @@ the column of the table. The first two column names are from the multi-bin paper
 _MEASURED_EFFORT: Final = 100
 """Effort to simulate and measure a request, relative to an unmeasured request."""
 _SEARCH_RUNS: Final = 15
-"""Typical number of runs to search a capacity."""
+"""Typical number of runs to search a capacity, for the estimate of a job's duration (`effort`)."""
 _DEFAULT_READINGS: Final = ModelOptions()
 _DEFAULT_SERVING: Final = Serving()
 
@@ -104,12 +104,12 @@ class SweepJob(JobOptions):
     """Load as set by the user: a scale, a rate, or a share of a capacity."""
     servers: int = 1
     router: str | None = None
-    """Name of the router; None: the servers have one queue, or there is one server."""
+    """Name of the router; None: the servers share one queue, or there is only one server."""
     seed: int | None = 42
     readings: ModelOptions = _DEFAULT_READINGS
     serving: Serving = _DEFAULT_SERVING
     version: str = __version__
-    """Version of llmtap: another version can have other figures."""
+    """Version of llmtap, a part of the id: another version can compute other figures."""
 
     @cached_property
     def id(self) -> str:
@@ -147,7 +147,7 @@ def digest_of(trace: "Trace") -> str:
 
 
 def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Run a job. Return public JSON: that of `SimulationResult`, with fields of the job, and its capacity."""
+    """Run a job. Return the JSON of its `SimulationResult`, with fields of the job and its capacity."""
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
     place = None if job.capture is None else f"{job.capture.rstrip('/')}/{job.name}-{job.id}"
     # A local folder has the suffix `.part` until the capture is complete.
@@ -279,7 +279,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "smooth_goodput_tokens_per_sec": "smooth_goodput.tokens_per_second",
     "caution": "fit.caution",
 }
-"""For each column, the path of its figure in the result. Times are in seconds and shares in 0 to 1 there;
+"""For each column, the path of its figure in the result. A result has seconds, and shares from 0 to 1;
 values of columns that end in _ms or _pct are converted."""
 _SETTINGS_WITH_COLUMN: Final = frozenset(
     {"scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla"}
@@ -288,7 +288,7 @@ _SETTINGS_WITH_COLUMN: Final = frozenset(
 
 
 def _varied_columns(runs: Sequence[_Run]) -> dict[str, list[Any]]:
-    """Return a column (times in ms) for each setting that differs between the runs, except `_COLUMNS`."""
+    """Return a column (times in ms) for each setting that differs between runs and is not in `_COLUMNS`."""
     columns: dict[str, list[Any]] = {}
     settings = [settings_of(run) for run in runs]
     for name in dict.fromkeys(name for one in settings for name in one):

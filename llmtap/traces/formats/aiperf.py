@@ -33,7 +33,7 @@ from llmtap.traces.text import (
 )
 
 _MS_PLACES: Final = 6
-"""A millisecond has 10**6 ns."""
+"""Power of ten for `number_ns`, because a millisecond has 10**6 ns."""
 _FIRST_ROWS: Final = 1_000
 """Number of first rows that are searched for a body. If none has a body, the privacy level is `shape`."""
 _CONTENTS: Final = ("input_length", "payload", "messages", "text_input")

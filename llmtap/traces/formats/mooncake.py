@@ -141,7 +141,7 @@ class BlockIds:
         return lists
 
     def _join_blocks(self, batch: pa.RecordBatch, lists: list[list[int] | None]) -> None:
-        """Replace the ids of rows with smaller blocks by those of blocks of BLOCK_TOKENS."""
+        """In rows with smaller blocks, replace the block ids by the ids of joined blocks of BLOCK_TOKENS."""
         sizes, units = batch.column("block_size"), batch.column("block_unit")
         fits = pc.and_(pc.equal(sizes, BLOCK_TOKENS), pc.equal(units, "tokens"))
         if fits.true_count == len(fits):
@@ -216,7 +216,7 @@ def _possible_units(times: Sequence[object]) -> tuple[int, ...]:
     except (ValueError, OverflowError):
         values = []
     if len(values) < len(times):
-        return (_MS_PLACES,)  # A time is invalid. The reader of one of the formats must report its line.
+        return (_MS_PLACES,)  # A time is invalid: choose any format, whose reader then reports the line.
     distance = (max(values) - min(values)) / (len(values) - 1) if len(values) > 1 else None
     if all(value.is_integer() for value in values):
         is_busy = distance is not None and 0 < distance < _BUSY_MS

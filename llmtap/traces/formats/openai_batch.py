@@ -24,7 +24,7 @@ _URLS: Final = {
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
 }
-"""URL by endpoint. The first match counts, so a path must come before its suffix."""
+"""URL by endpoint. Paths are matched by their end, so `chat.completions` must come before `completions`."""
 _FALSE: Final = msgspec.Raw(b"false")
 _HOLDS: Final = ("request body", "message roles and sizes", "max_tokens", "model")
 _WRITTEN_COLUMNS: Final = ("id", "method", "path", "endpoint", "request_body")

@@ -33,7 +33,7 @@ from llmtap.traces.text import (
 )
 
 _SECOND_PLACES: Final = 9
-"""A second has 10**9 ns."""
+"""Power of ten for `number_ns`, because a second has 10**9 ns."""
 _RATES_OF_CLIENT: Final = re.compile(rb"\d+,[\d.e+-]+,[\d.e+-]+,(Gamma|Weibull)?,[\d.e+-]+,[\d.e+-]+\r?\n")
 _LENGTHS_OF_CLIENT: Final = re.compile(rb'\{\s*"\d+":\s*\{\s*"\w+":\s*"\{')
 _FIRST_OF_ARRAY: Final = re.compile(

@@ -66,7 +66,7 @@ class _Conversation(msgspec.Struct):
 _CONVERSATION_FIELDS: Final = frozenset(f.encode_name for f in msgspec.structs.fields(_Conversation))
 _TURN_FIELDS: Final = frozenset(f.encode_name for f in msgspec.structs.fields(_Turn))
 _UNKNOWN_NAMES_MAX: Final = 20
-"""Maximum number of unknown field names that are counted."""
+"""Maximum number of unknown field names that are counted, to limit the memory."""
 _FIRST_BYTES: Final = 1_024
 """Number of first bytes that show whether the file is an array, even after some white space."""
 _FIRST_LINE: Final = re.compile(rb'\{\s*(?:"id"\s*:\s*(?:"[^"]*"|\d+)\s*,\s*)?"conversations"\s*:\s*\[')

@@ -159,7 +159,7 @@ def _is_rounds(head: bytes, name: str) -> bool:
 _MS: Final = CsvKind(
     SECONDS_US.pattern, "milliseconds, with at most nine digits after the point", SECONDS_US.parse, str
 )
-"""Kind of a column with milliseconds, which are read as ns: by the same digits as seconds are read as us."""
+"""Kind of a column with milliseconds. The parser that reads s as us also reads ms as ns (factor 10**6)."""
 _COLUMNS: Final = (
     CsvColumn("session_id", TEXT, "session", required=False),
     CsvColumn("id", TEXT, "other_session", required=False),

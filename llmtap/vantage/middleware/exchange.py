@@ -324,7 +324,7 @@ class AppExchange:
         """Add the time that the middleware used since the server took a message at `passed_ns`."""
         self.own_ns += mono_ns() - passed_ns
 
-    # ---------------------------------------------------------------- ends
+    # ---------------------------------------------------------------- the end of the exchange
 
     @_only_while_measured
     def complete(self, t_ns: int, passed_ns: int) -> None:

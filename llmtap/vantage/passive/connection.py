@@ -104,7 +104,7 @@ class Connection:
         self._counts = counts
         self._conversation = Conversation(sink)
         self._is_unchecked = True  # whether no payload has been checked for TLS
-        self._uncounted_kind = kind  # key in WatchCounts, which is counted at the first request; "": counted
+        self._uncounted_kind = kind  # kind (WatchCounts) to count at the first request; "": already counted
 
     @property
     def has_request(self) -> bool:

@@ -254,7 +254,7 @@ class FileVantage:
         self._digest(frames, self.now_ns)
         self._ledger.acknowledge(1)
 
-    # ---------------------------------------------------------------- FrameSink
+    # ---------------------------------------------------------------- methods of FrameSink
 
     def count_if_skipped(self, head: RequestHead) -> bool:
         rule = self._skip_rules.rule_of_head(head.method, head.target, head.headers)

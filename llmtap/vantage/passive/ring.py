@@ -54,7 +54,7 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
     """
     if not hasattr(socket, "AF_PACKET"):
         raise ConfigError("watch.interfaces", "needs Linux (AF_PACKET)", "read a file: --read FILE.pcap")
-    # With protocol 0, a socket gets no packets before it is bound. For `any`, the socket is not bound.
+    # With protocol 0, a socket gets no packets until it is bound. For `any`, it is never bound.
     protocol = socket.htons(_ETH_P_ALL) if interface == ANY else 0
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, protocol)

@@ -32,8 +32,8 @@ flow: addresses and ports as in the packet, source first: 12 or 36 bytes, one va
 start, stop: position of the payload in the buffer.
 """
 
-# Fields that are read of IP: version, total length, fragment, protocol, addresses; of TCP: ports, seq, ack,
-# data offset, flags, window.
+# Fields of the IP header: version, total length, fragment, protocol, addresses. Fields of the TCP header:
+# ports, seq, ack, data offset, flags, window.
 _V4: Final = struct.Struct("!BxHxxHxBxx12sIIBBH")
 _V6: Final = struct.Struct("!BxxxHBx36sIIBBH")
 _TCP: Final = struct.Struct("!4sIIBBH")

@@ -111,7 +111,7 @@ class ClientConnection:
         elif self._state == LINGER and self._stream is not None:
             self._stream.shutdown_write()
 
-    # ---------------------------------------------------------------- heads
+    # ---------------------------------------------------------------- request heads
 
     def _read_head(self, data: bytes, t_ns: int) -> None:
         options = self._context.options
@@ -277,7 +277,7 @@ class ClientConnection:
             self._ahead_paused = True
             self._stream.pause()
 
-    # ---------------------------------------------------------------- time limits and the end
+    # ---------------------------------------------------------------- time limits; end of the connection
 
     def check(self, now_ns: int) -> None:
         """Apply the time limits; called by the relay several times a second."""

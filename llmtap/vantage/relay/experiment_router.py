@@ -296,7 +296,7 @@ def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:
     if head.framing is Framing.LENGTH and head.length > bytes_max:
         return "too_long"
     if head.expects_continue:
-        return "expect_continue"  # a deadlock: the client waits for a 100, and the relay holds the request
+        return "expect_continue"  # avoid a deadlock: the client waits for a 100, the relay for the body
     for name, _ in head.headers:
         lower = name.lower()
         if lower == b"content-encoding":

@@ -279,9 +279,7 @@ class Flow(FlowState):
                 self._drop_excess()
                 data = data[:end]
             if not self.upload.end_ns:
-                self._keep_client = (
-                    False  # answered before the request was complete: do not wait for the rest
-                )
+                self._keep_client = False  # the rest of the request is still to come: do not wait for it
         if self._context.reporter.draining:
             self._keep_client = False
         lines = response_lines(head, keep_alive=self._keep_client, client_11=is_11, dechunk=not is_11)
@@ -344,7 +342,7 @@ class Flow(FlowState):
 
     def on_eof(self) -> None:
         # The end of the connection completes a body only if the upstream gave neither a length nor chunks.
-        # That holds, too, where chunks are removed for an HTTP/1.0 client: the last chunk must have come.
+        # The same is true if chunks are removed for an HTTP/1.0 client: the last chunk must have arrived.
         if isinstance(self._scanner, http1.CloseScanner):
             self._body_complete(mono_ns())
         else:
@@ -412,7 +410,7 @@ class Flow(FlowState):
         self._outcome, self._error = outcome, error
         self._finish()
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- the end of the exchange
 
     def _body_complete(self, t_ns: int) -> None:
         self._tap.offer(FrameKind.RESPONSE_END, self.seq, t_ns, 0)

@@ -28,7 +28,7 @@ class ForwardingThread:
         self.forwarder.set_clock(timebase.offset_ns, timebase.since_ns)
         timebase.on_sample = self.forwarder.set_clock
         tap.source = self.forwarder
-        tap.collect()  # this also tells the thread how many bytes of frames it can keep
+        tap.collect()  # this also sends the thread the maximum size of its frames
         loop.add_reader(self._fd, self._on_signal)
 
     def _on_signal(self) -> None:

@@ -98,7 +98,7 @@ def request_lines(
         and not extra
         and not upgrade
         and head.connection in _PLAIN_CONNECTIONS
-        and head.version == (1, 1)  # such a head has a Host, so none must be added
+        and head.version == (1, 1)  # such a head has a Host field, so no field is added
         and head.target.startswith(b"/")
     ):
         start = b"%b %b%b HTTP/1.1\r\n" % (head.method, prefix, head.target)
@@ -130,9 +130,7 @@ def _request_lines_in_python(
         elif kind == _TE and not had_te and b"trailers" in value.lower():
             had_te = True
             out.append(b"Connection: TE\r\nTE: trailers\r\n")
-    if (
-        not had_host
-    ):  # the client used HTTP/1.0, but the request is forwarded as HTTP/1.1, which requires Host
+    if not had_host:  # HTTP/1.0 needs no Host, but the request is forwarded as HTTP/1.1, which requires it
         out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
     if upgrade and head.upgrade is not None:
         out += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")

@@ -206,7 +206,7 @@ class Relay:
         except TimeoutError:
             log.info("event=experiment_not_briefed relay=%s", self.reporter.name)
 
-    # ---------------------------------------------------------------- tasks
+    # ---------------------------------------------------------------- start and background tasks
 
     def start(self, sockets: Iterable[socket.socket]) -> None:
         """Accept connections from `sockets`, and connect to the meter."""
@@ -297,7 +297,7 @@ class Relay:
             "upstreams_tried_ns": {check.url: check.pool.tried_ns for check in checked},
         }
 
-    # ---------------------------------------------------------------- accepting
+    # ---------------------------------------------------------------- accept connections
 
     def _accept(self, sock: socket.socket) -> None:
         self.reporter.counts.accepted += 1
@@ -346,7 +346,7 @@ class Relay:
         if self.reporter.draining and not self.connections:
             self._drained.set()
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- the end of the relay
 
     def end_drain(self) -> None:
         """End the drain, present or future, at once: running exchanges are cut."""

@@ -115,7 +115,7 @@ class Tunnel:
             return
         other = self.other(direction)
         if not other.ended:
-            # Reading from the sink can be paused, because the lost connection did not take its bytes.
+            # Resume the sink: it was possibly paused, because the lost connection did not take its bytes.
             direction.sink.resume()
         elif not other.end_forwarded:
             other.forward_end()
@@ -137,7 +137,7 @@ class Tunnel:
     def on_idle_limit(self) -> None:
         """End the tunnel after `relay.idle_timeout` without a byte."""
         if self.down.ended:
-            pass  # keep the outcome COMPLETE: the client has received everything, and only does not close
+            pass  # keep the outcome COMPLETE: the client has received everything, but does not close its side
         elif self.up.ended or self._upstream.pending:
             self._outcome = Outcome.UPSTREAM_TIMEOUT
             self._error = "the upstream sent nothing for relay.idle_timeout"

@@ -135,8 +135,8 @@ class Upload:
     """
 
     __slots__ = (
-        "_attempt",
         "_client",
+        "_connect_attempt",
         "_context",
         "_flow",
         "_is_detached",
@@ -174,7 +174,7 @@ class Upload:
         self._route = context.route
         self.assignment: Assignment | None = None
         self._scanner: BodyScanner | None = None
-        self._attempt: Attempt | None = None
+        self._connect_attempt: Attempt | None = None
         self._waiting_data = b""  # request bytes that wait for a connection or an assignment
         self._is_detached = False  # whether the exchange has ended
         self._maybe_sent = False  # whether the upstream has possibly received a part of the request
@@ -195,7 +195,7 @@ class Upload:
         self._send_began_ns = 0
         self.retries = 0
 
-    # ---------------------------------------------------------------- from the client
+    # ---------------------------------------------------------------- read the request from the client
 
     def start(self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
         """Forward the request whose head ends at `head_end` of `data`; return the bytes after its end."""
@@ -359,7 +359,7 @@ class Upload:
         if holds and not self._is_detached and not self._flow.over:
             self._forward_held()
 
-    # ---------------------------------------------------------------- to the upstream
+    # ---------------------------------------------------------------- send the request to the upstream
 
     def _head_lines(self, head: RequestHead) -> bytes:
         route, context = self._route, self._context
@@ -420,7 +420,7 @@ class Upload:
         now_ns = mono_ns()
         waited_ns = now_ns - self._send_began_ns
         self.send_wait_ns += waited_ns
-        # The time is that after the last send, of which the duration is not known.
+        # `now_ns` is the end of the last send. Its start is unknown, so estimate its duration by the lag.
         self.send_ns = min(waited_ns, self._context.reporter.lag.worst_since(self._send_began_ns))
         self._on_all_taken(now_ns)
         if not self.end_ns:
@@ -431,13 +431,14 @@ class Upload:
         if not self.end_ns:
             self._stream.pause()
         flow = self._flow
-        self._attempt = self._route.pool.connect(flow)
+        self._connect_attempt = self._route.pool.connect(flow)
         if self.upstream is not None or flow.over:
-            self._attempt = None  # the attempt ended before connect() returned, so it must not be cancelled
+            # The attempt ended before connect() returned, so it must not be cancelled.
+            self._connect_attempt = None
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         """Send the waiting request on the new connection."""
-        self._attempt = None
+        self._connect_attempt = None
         self.connect_ns = took_ns
         self.connected_ns = mono_ns()
         self.upstream = stream
@@ -448,7 +449,7 @@ class Upload:
 
     def on_connect_failed(self, error: OSError) -> None:
         """End the exchange with an error answer, because no connection could be opened."""
-        self._attempt = None
+        self._connect_attempt = None
         flow, context = self._flow, self._context
         # If the exchange is measured, read the request to its end, because its body names the model.
         flow.reads_on = not self.end_ns and flow.tapped
@@ -480,7 +481,7 @@ class Upload:
         self.repeatable_request = b""
         self._connect_for(request)
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- the end of the upload
 
     def give_back(self, last_ns: int, *, keep: bool) -> None:
         """Return the upstream connection to the pool after the answer, if `keep` and if the request was sent
@@ -526,6 +527,6 @@ class Upload:
     def cancel(self) -> None:
         """Close the upstream connection, or stop the attempt to open it."""
         self.drop_upstream()
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        if self._connect_attempt is not None:
+            self._connect_attempt.cancel()
+            self._connect_attempt = None

@@ -22,9 +22,9 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_
 from llmtap.workload.requests import Requests
 
 ROUNDS: Final = 4
-"""Maximum number of guesses by tokens per word. The second is exact if only the overhead was unknown."""
+"""Maximum number of times that the number of words is guessed, from the tokens per word counted so far."""
 SINGLE_TOKEN_WORDS_MAX: Final = 1.5
-"""Tokens per word below which each word probably is one token, and the assumed overhead was too low."""
+"""With fewer tokens per word, each word probably is one token, and only the assumed overhead is wrong."""
 ATOM: Final = " a"
 """Word with which a prompt is filled up, mostly one token at a time."""
 BATCH_TOKENS: Final = 100_000
@@ -101,7 +101,7 @@ class _Search:
             by_word = 1.0
         words += round((wanted - last) / by_word)
         if (words, 0) in self._tokens_by_size and self._longest_too_short is None:
-            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter, so that atoms can fill it.
+            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter: atoms can fill the rest.
         return self._set_size(words, 0)
 
     def guess_atoms(self) -> bool:
@@ -269,7 +269,7 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
         size = tokens + tokens // 16 + 4
         best, count = cut(made(size), tokens)
         if count < tokens:
-            # The text is too short, because llmtap's tokenizer counts more tokens in it: make a longer one.
+            # `made` counts by llmtap's tokenizer; by this one, the text is too short: make a longer one.
             size = size * tokens // max(1, count) + 4
             again, more = cut(made(size), tokens)
             if more > count:

@@ -50,7 +50,7 @@ class ElasticSource(PromptSource, Protocol):
         ...
 
     def with_fit(self, fit: Fit) -> "ElasticSource":
-        """Return this source with each part (system prompt, message, turn) made by `fit`, still shared."""
+        """Return this source with each part made by `fit`. Prompts that share a part still share it."""
         ...
 
 

@@ -80,7 +80,7 @@ tokenizer and llmtap's own tokenizer."""
 
 
 class NumberedBytes:
-    """Bytes of numbered blocks and rows, which select their words. Another seed gives other bytes."""
+    """Makes the bytes of numbered blocks and rows: each byte selects a word. They depend on the seed."""
 
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
@@ -102,7 +102,7 @@ class NumberedBytes:
 
 
 class RowText:
-    """Bytes of each row of a workload: those of its blocks, then those of the row itself."""
+    """Makes the bytes that select the words of each row: first for its blocks, then for the row itself."""
 
     def __init__(self, requests: Requests, seed: int = 0) -> None:
         self._requests = requests
@@ -129,7 +129,7 @@ class RowText:
         return b"".join(pieces)[: max(0, tokens)]
 
 
-# Each word has one to eight letters, so that PATTERN does not cut it.
+# Words of at most eight letters: PATTERN would cut a longer word into two tokens.
 _COMMON_WORDS: Final = """
 a about above across after again against all almost along already also always am among an and another any
 are around as ask at away back be because been before began being below best better between big black blue

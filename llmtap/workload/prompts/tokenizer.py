@@ -302,15 +302,15 @@ class TokenCounter:
         return [len(p.ids) or n + self._specials for p, n in zip(prompts, counts, strict=True)]
 
     def overhead(self, like: Prompt) -> tuple[int, int]:
-        """Return the numbers of tokens before and after the user's text, with the other parts of `like`."""
+        """Return the tokens before and after the user's text, if the other parts are those of `like`."""
         sample = self.words.text(_SAMPLE)
         rendered = self._render(Prompt(text=sample, system=like.system, history=like.history))
         head, separator, _ = rendered.rpartition(sample)
         if not separator:
             whole, text = self.tokenizer.counts([rendered, sample])
             return self._specials + max(0, whole - text), 0
-        # Count the head both alone and with the sample: the text before the sample has an effect on how its
-        # first word is cut, the text after it has none.
+        # Count the head alone, and the head with the sample: the text before the sample can change how the
+        # first word of the sample is cut into tokens; the text after the sample cannot.
         whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
         return self._specials + before, whole - until
 

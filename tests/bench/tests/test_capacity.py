@@ -54,7 +54,7 @@ def test_capacity_by_ttft(tmp_path: Path) -> None:
     result = perform(TEST, session, ttft_p99=Duration(S // 2))
     levels = [name.removeprefix("search/") for name, _ in session.loads]
     assert levels == ["0008", "0016", "0032", "0024", "0020", "0018", "0019"]
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert (report["max_concurrency"], report["limit"]) == (19, 20)
     assert report["output_tps"] == pytest.approx(19 * 256, rel=0.02)
     # A prompt of 44 all the time, and an answer that is at half on average, but for its first 50 ms.
@@ -79,7 +79,7 @@ def test_capacity_by_completion(tmp_path: Path) -> None:
     """Above 10 at a time 2 % of the requests fail: 98 % complete, and 99 % are needed."""
     session = planted(tmp_path, 10, broken=0.02)
     result = perform(TEST, session, ttft_p99=Duration(60 * S), maximum=64)
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert report["max_concurrency"] == 10
     beyond = next(level for level in report["levels"] if level["concurrency"] == 16)
     assert beyond["completion"]["value"] == pytest.approx(0.98, abs=0.001)
@@ -92,8 +92,8 @@ def test_one_out_of_memory_error_is_one_too_many(tmp_path: Path) -> None:
     errors = {"CUDA error: out of memory": 1, "the upstream ended early": 2}
     session = planted(tmp_path, 12, errors=errors)
     result = perform(TEST, session, ttft_p99=SECOND)
-    assert result.measurements_json()["max_concurrency"] == 12
-    levels = result.measurements_json()["levels"]
+    assert result.measurements_to_dict()["max_concurrency"] == 12
+    levels = result.measurements_to_dict()["levels"]
     assert {level["concurrency"]: level["memory_errors"] for level in levels}[16] == 1
 
 
@@ -101,6 +101,6 @@ def test_where_nothing_meets_the_criteria_it_goes_down_to_one_and_says_so(tmp_pa
     session = planted(tmp_path, 8)
     result = perform(TEST, session, ttft_p99=Duration(S // 100))
     assert [load.slots for _, load in session.loads] == [8, 4, 2, 1]
-    assert result.measurements_json()["max_concurrency"] is None
-    assert result.measurements_json()["output_tps"] is None
+    assert result.measurements_to_dict()["max_concurrency"] is None
+    assert result.measurements_to_dict()["output_tps"] is None
     assert "not even one request at a time" in result.notes[0]

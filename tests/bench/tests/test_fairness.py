@@ -47,7 +47,7 @@ def test_slowdowns_by_hand(tmp_path: Path) -> None:
     times = {("short", False): 0.1, ("short", True): 0.3, ("long", False): 0.4, ("long", True): 0.4}
     session = Planted(tmp_path, served(lambda of, mixed, _: times[of, mixed]), "fairness")
     result = perform(TEST, session, rate=10.0, duration=Duration(60 * S), requests_per_class=20)
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     s, n = (sum(one["sent"] for one in report["classes"].values() if of(one)) for of in (slowed, bool))
     by_request = (2 * s + n) ** 2 / (n * (8 * s + n))
     for name, value in (("headline", by_request), ("by_class", 0.8)):
@@ -94,13 +94,13 @@ def test_on_synthetic_skewed_the_mix_is_the_workload_of_the_draft(tmp_path: Path
     loads = dict(session.loads)
     own = SKEWED.requests(len(loads["mix"].plan.requests), session.seed)
     assert loads["mix"].plan.requests.input == own.input
-    classes = result.measurements_json()["classes"]
+    classes = result.measurements_to_dict()["classes"]
     assert classes["long"]["sent"] >= 10 and classes["short"]["sent"] > 5 * classes["long"]["sent"]
     assert result.configuration["Request classes"].startswith("short 18.3%, input 64-256")
     report = {
         "test": "fairness",
         "steps": [{"name": name, "result": {"plan": load.plan.describe()}} for name, load in session.loads],
-        "measurements": result.measurements_json(),
+        "measurements": result.measurements_to_dict(),
     }
     judged = {one.requirement.id: one.verdict for one in judge(report).rows}
     for id in ("5.6.2-1", "5.6.2-p1", "5.6.3-p1"):
@@ -127,7 +127,7 @@ def test_who_waits_five_medians_is_starved(tmp_path: Path) -> None:
 
     session = Planted(tmp_path, served(ttft_s), "fairness")
     result = perform(TEST, session, rate=20.0, duration=Duration(100 * S))
-    short, long = (result.measurements_json()["classes"][name]["starvation"] for name in ("short", "long"))
+    short, long = (result.measurements_to_dict()["classes"][name]["starvation"] for name in ("short", "long"))
     assert short["low"] < 0.05 < short["high"]
     assert short["threshold"] == 0.5
     assert short["starved"] == round(short["value"] * short["n"])

@@ -142,7 +142,7 @@ def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
     session = Planted(tmp_path, limited, "guardrail-overhead")
     session.arms = {name: ARMS[name] for name in ("baseline", "full")}
     result = perform(TEST, session, requests=10, repeats=1, levels=[50.0])
-    assert result.measurements_json()["capacity"]["rps"] == pytest.approx(16, rel=0.05)
+    assert result.measurements_to_dict()["capacity"]["rps"] == pytest.approx(16, rel=0.05)
     (table,) = (table for table in result.tables if table.caption == "Table 14: Throughput Impact")
     assert table.heads == ["Configuration", "Max Throughput", "Reduction"]
     assert [row[0] for row in table.rows] == ["Baseline", "Full Filter"]
@@ -150,7 +150,7 @@ def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
     assert found_tps == [pytest.approx(160, rel=0.05), pytest.approx(80, rel=0.05)]
     assert table.rows[0][2] == "-"
     assert float(table.rows[1][2].removesuffix("%")) == pytest.approx(50, abs=2)
-    reduction = result.measurements_json()["max_throughput"]["full"]["reduction"]
+    reduction = result.measurements_to_dict()["max_throughput"]["full"]["reduction"]
     assert table.rows[1][2] == f"{reduction:.1%}"
 
 
@@ -164,7 +164,7 @@ def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> Non
     session = Planted(tmp_path, refusing, "guardrail-overhead")
     session.arms = {"baseline": TargetArm(), "full": TargetArm()}
     result = run(session, levels=[50.0], repeats=1, requests=20)
-    full = result.measurements_json()["levels"][0]["arms"]["full"]
+    full = result.measurements_to_dict()["levels"][0]["arms"]["full"]
     assert (full["refused"], full["complete"], full["ttft"]["n"]) == (10, 10, 10)
     assert any("10 benign requests were refused (Full Filter" in one for one in result.deviations)
     assert any("refused although the content is benign" in note for note in result.notes)

@@ -39,7 +39,7 @@ def test_a_level_has_the_draft_s_figures(tmp_path: Path) -> None:
         ("25-percent", 2.0),
         ("50-percent", 4.0),
     ]
-    low, high = result.measurements_json()["levels"]
+    low, high = result.measurements_to_dict()["levels"]
     assert (low["level"], low["rate_rps"], high["level"]) == (25.0, 2.0, 50.0)
     assert low["itl"]["n"] == 9_900
     assert low["itl"]["p50"]["value"] == low["itl"]["p90"]["value"] == 0.01
@@ -81,7 +81,7 @@ def test_stalls_make_a_second_mode(tmp_path: Path) -> None:
         return [random.gauss(60, 2) if random.random() < 1 / 12 else random.gauss(8, 0.5) for _ in range(99)]
 
     result = perform(TEST, Planted(tmp_path, answers(gaps), "itl"), max_rate=8.0, levels=[75.0])
-    (one,) = result.measurements_json()["levels"]
+    (one,) = result.measurements_to_dict()["levels"]
     assert not one["modality"]["unimodal"]
     first, *others = one["modality"]["modes"]
     assert first == pytest.approx(0.008, rel=0.05)
@@ -93,7 +93,7 @@ def test_chunks_of_several_tokens_are_called_time_between_chunks(tmp_path: Path)
     chunking = {"single_token_share": 0.1, "tokens_per_chunk_mean": 3.7, "tokens_per_chunk_max": 5}
     session = Planted(tmp_path, answers(lambda i: [30.0] * 60, policy=CHUNKED, chunking=chunking), "itl")
     result = perform(TEST, session, max_rate=8.0, levels=[50.0])
-    (one,) = result.measurements_json()["levels"]
+    (one,) = result.measurements_to_dict()["levels"]
     assert (one["term"], one["option"]) == ("TBC", "A")
     assert [row[0] for row in result.tables[0].rows][:2] == ["Samples", "P50"]
     assert result.tables[0].caption.startswith("Table 6: TBC Results at 50 %")
@@ -115,7 +115,7 @@ def test_option_b_gives_all_tokens_of_a_chunk_its_time(tmp_path: Path) -> None:
         return measured(name, [row] * 9 + [unknown])
 
     result = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0], option="B")
-    (level,) = result.measurements_json()["levels"]
+    (level,) = result.measurements_to_dict()["levels"]
     assert (level["option"], level["term"], level["answers"], result.itl_option) == ("B", "ITL", 9, "B")
     assert level["itl"]["n"] == 9 * 79
     assert level["itl"]["mean"] == pytest.approx(0.04 * 19 / 79)
@@ -131,7 +131,7 @@ def test_the_server_s_stamps_are_taken_where_it_tells_them(
         return measured(name, [{**row, "itl_policy": f"C (the server's stamps) beside {CHUNKED}"}] * 100)
 
     result = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0], option=option)
-    (one,) = result.measurements_json()["levels"]
+    (one,) = result.measurements_to_dict()["levels"]
     assert (one["option"], result.itl_option) == (option_found, option_found)
     assert one["itl"]["p50"]["value"] == p50
 
@@ -139,7 +139,7 @@ def test_the_server_s_stamps_are_taken_where_it_tells_them(
 def test_answers_that_are_too_short_are_left_out_and_told(tmp_path: Path) -> None:
     session = Planted(tmp_path, answers(lambda i: [10.0] * (60 if i % 2 else 20)), "itl")
     result = perform(TEST, session, max_rate=8.0, levels=[50.0])
-    (one,) = result.measurements_json()["levels"]
+    (one,) = result.measurements_to_dict()["levels"]
     assert (one["requests"], one["answers"], one["too_short"], one["itl"]["n"]) == (100, 50, 50, 3_000)
     assert any("fewer than 50 tokens" in note for note in result.notes)
     assert len(result.deviations) == 1  # too few answers, and too few gaps

@@ -57,7 +57,7 @@ def test_lengths_are_sent_in_ascending_order_each_with_texts_of_its_own(tmp_path
     assert len({text[:40] for text in texts}) == 4
     assert len({load.fingerprint() for _, load in session.loads}) == 4
     assert (
-        result.measurements_json()["lengths"][0]["throughput_max"]["requests_per_s"] == 3.0
+        result.measurements_to_dict()["lengths"][0]["throughput_max"]["requests_per_s"] == 3.0
     )  # 6 of 2 slots in 2 s
 
 
@@ -91,7 +91,7 @@ def test_the_concurrency_is_doubled_until_the_throughput_no_longer_grows(
 ) -> None:
     session = Planted(tmp_path, limited(rps_max), "long-context")
     result = perform(TEST, session, lengths=[1_024], requests=4, throughput_concurrency=slots_max)
-    (one,) = result.measurements_json()["lengths"]
+    (one,) = result.measurements_to_dict()["lengths"]
     assert [level["concurrency"] for level in one["throughput"]] == tried
     assert (one["throughput_max"]["requests_per_s"], one["throughput_max"]["concurrency"]) == maximum
     assert one["throughput_saturated"] == saturated
@@ -116,10 +116,10 @@ def test_a_power_law_s_exponent_lies_within_its_interval(tmp_path: Path) -> None
     k = 1.3
     session = Planted(tmp_path, served(lambda length: 2e-5 * length**k), "long-context")
     result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    exponent = result.measurements_json()["scaling_exponent"]
+    exponent = result.measurements_to_dict()["scaling_exponent"]
     assert exponent["low"] < k < exponent["high"]
     assert exponent["high"] - exponent["low"] < 0.1
-    assert result.measurements_json()["best_fit"] == "power"
+    assert result.measurements_to_dict()["best_fit"] == "power"
 
 
 @pytest.mark.parametrize(("bend", "best"), [(2e-10, "linear"), (2.5e-10, "quadratic")])
@@ -127,7 +127,7 @@ def test_a_law_of_more_parameters_wins_only_by_more_than_six(bend: float, best: 
     """The quadratic law fits better in both cases; BICs differ by 2.5 and by 8.0."""
     law = served(lambda length: 0.05 + 68e-6 * length + bend * length**2)
     session = Planted(tmp_path, law, "long-context")
-    report = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None).measurements_json()
+    report = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None).measurements_to_dict()
     better = report["fits"]["linear"]["bic"] - report["fits"]["quadratic"]["bic"]
     assert better > 0
     assert (better > 6) == (best == "quadratic")
@@ -137,11 +137,11 @@ def test_a_law_of_more_parameters_wins_only_by_more_than_six(bend: float, best: 
 def test_what_the_sut_refuses_ends_the_test(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 1e-4 * length, limit=4_096), "long-context")
     result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    assert [one["length"] for one in result.measurements_json()["lengths"]] == [1_024, 2_048, 4_096]
+    assert [one["length"] for one in result.measurements_to_dict()["lengths"]] == [1_024, 2_048, 4_096]
     assert session.loads[-1][0] == "8192-tokens"
     assert any("no answer at 8,192 tokens" in note for note in result.notes)
     nothing = perform(TEST, session, lengths=[8_192])
-    assert nothing.measurements_json()["scaling_exponent"] is None
+    assert nothing.measurements_to_dict()["scaling_exponent"] is None
     assert nothing.charts == []
 
 
@@ -161,13 +161,13 @@ def test_a_server_that_counts_prompts_as_equally_long_gives_no_fit(
 
     session = Planted(tmp_path, answer, "long-context")
     result = perform(TEST, session, lengths=[256, 512, 1_024], requests=4, throughput_concurrency=None)
-    assert sorted(result.measurements_json()["fits"]) == sorted(fits)
+    assert sorted(result.measurements_to_dict()["fits"]) == sorted(fits)
 
 
 def test_a_linear_law_is_found_linear(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 0.05 + 68e-6 * length), "long-context")
     result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert report["best_fit"] == "linear"
     assert report["fits"]["linear"]["slope"] == pytest.approx(68e-6, rel=0.03)
     assert report["fits"]["linear"]["r2"] > 0.99

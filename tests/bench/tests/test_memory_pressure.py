@@ -81,7 +81,7 @@ def test_table_11_is_told_as_it_was_planted(tmp_path: Path) -> None:
         ["125%", "94.5%", "18.7% at most", "5.5%", "1,456"],
         ["150%", "82.3%", "100% at most", "17.7%", "3,234"],
     ]
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert [level["pattern"] for level in report["levels"]] == ["base"] + ["requests fail"] * 3
     assert [level["memory_errors"] for level in report["levels"]] == [1, 9, 27, 88]
     assert report["levels"][0]["drain"] == pytest.approx(10.0)
@@ -97,9 +97,9 @@ def test_what_the_server_does_not_tell_is_not_measurable_and_not_0(tmp_path: Pat
     silent: dict[int, Level] = {slots: (ttft, 0, None) for slots, (ttft, _, _) in DRAFT.items()}
     result = perform(TEST, planted(tmp_path, silent), capacity=100)
     assert [row[2] for row in result.tables[0].rows] == ["not measurable"] * 4
-    assert all(level["preemption_events"] is None for level in result.measurements_json()["levels"])
+    assert all(level["preemption_events"] is None for level in result.measurements_to_dict()["levels"])
     assert any("preemption is not measurable" in note for note in result.notes)
-    assert [level["pattern"] for level in result.measurements_json()["levels"]] == [
+    assert [level["pattern"] for level in result.measurements_to_dict()["levels"]] == [
         "base",
         "as at the base",
         "requests wait",
@@ -136,7 +136,7 @@ def test_an_engine_that_tells_of_its_requests_gives_rates_and_losses(tmp_path: P
 def test_a_system_that_is_lost_is_a_finding(tmp_path: Path, at: str) -> None:
     session = planted(tmp_path, DRAFT, lost_at=at)
     result = perform(TEST, session, capacity=100)
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert "cannot be reached" in report["system_lost"]
     assert report["recovered"] is False
     assert len(report["levels"]) == (2 if at == "levels/125" else 4)

@@ -65,7 +65,7 @@ def test_reductions_and_hit_rates_by_hand(tmp_path: Path) -> None:
     """1,100 tokens are 10 + 110 ms, of which 96 ms fall away: 0.8."""
     session = planted(tmp_path, by_state)
     result = run(session, tmp_path, concurrency=0)
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     for one in ("cold", "warm"):
         reduction = report["reduction"][one]
         assert reduction["p50"]["low"] < 0.8 < reduction["p50"]["high"]
@@ -156,7 +156,8 @@ def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:
 
     session = Planted(tmp_path, answer, "prefix-cache")
     session.arms = ARMS
-    report = run(session, tmp_path, concurrency=4, throughput_requests=80).measurements_json()["throughput"]
+    result = run(session, tmp_path, concurrency=4, throughput_requests=80)
+    report = result.measurements_to_dict()["throughput"]
     assert report["unit"] == "output tokens/s"
     assert report["off"]["mean"] == pytest.approx(4 / 0.120 * 10, rel=0.05)
     assert report["improvement"]["value"] == pytest.approx(4.0, rel=0.05)

@@ -70,7 +70,7 @@ def test_without_a_constraint_the_limit_is_where_the_queue_grows(tmp_path: Path)
     assert [name for name, _ in session.loads] == [
         f"search/{rate}rps" for rate in (1, 2, 4, 8, 16, 12, 10, 9)
     ]
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert (report["sustainable_load_rps"], report["limit"]) == (8.0, 9.0)
     assert report["max_request_rps"] == pytest.approx(8.0, abs=0.1)
     assert report["max_output_tps"] == pytest.approx(400, rel=0.01)
@@ -97,7 +97,7 @@ def test_with_an_slo_the_limit_is_where_it_is_broken(tmp_path: Path) -> None:
     result = perform(
         TEST, session, mode="closed", ttft_p99=Duration(S), concurrency_max=64, workload="synthetic-uniform"
     )
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert report["sustainable_concurrency"] == 8
     assert report["sustainable_load_rps"] == pytest.approx(8.0, abs=0.2)
     assert {name: value for name, value in report["constraint"].items() if value} == {"ttft_p99": 1.0}
@@ -118,7 +118,7 @@ def test_a_level_whose_throughput_is_not_stable_is_not_sustained(tmp_path: Path)
         return measured(name, rows, load={"stopped": "the time was up"})
 
     result = perform(TEST, Planted(tmp_path, answer, "throughput"), arrivals="uniform")
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert (report["sustainable_load_rps"], report["limit"]) == (3.0, 4.0)
     level = next(level for level in report["levels"] if level["planned_rps"] == 4)
     assert (level["sustained"], level["holds"], level["queue"]) == (False, False, "stable")
@@ -137,7 +137,7 @@ def test_maxima_are_of_all_sustained_levels_and_the_load_is_what_was_sent(tmp_pa
         return measured(name, rows, load={"stopped": "the time was up"})
 
     result = perform(TEST, Planted(tmp_path, answer, "throughput"), arrivals="uniform", rate_max=8.0)
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert (report["planned_rps"], report["sustainable_load_rps"]) == (8.0, pytest.approx(16 / 3, rel=0.01))
     assert report["completed_rps"] == pytest.approx(16 / 3, rel=0.03)
     assert report["max_output_tps"] == pytest.approx(200, rel=0.01), "4/s of 50 tokens, not 5.3/s of 30"
@@ -147,13 +147,13 @@ def test_maxima_are_of_all_sustained_levels_and_the_load_is_what_was_sent(tmp_pa
 def test_failures_end_a_search_and_an_slo(tmp_path: Path) -> None:
     """Every fifth request fails, at any rate: fewer than 90 % complete, which is what saturation is, too."""
     result = perform(TEST, planted(tmp_path / "a", failing=5), arrivals="uniform", duration=Duration(200 * S))
-    assert result.measurements_json()["sustainable_load_rps"] is None
+    assert result.measurements_to_dict()["sustainable_load_rps"] is None
     assert any("not even the lowest level is sustained" in note for note in result.notes)
     assert [table.caption[:8] for table in result.tables] == ["Table 3:", "All load"]
     # Every twentieth is 5 %: no saturation, but an SLO on a P99 leaves 1 %.
     few = planted(tmp_path / "b", failing=20)
     result = perform(TEST, few, arrivals="uniform", rate_max=1.0, ttft_p99=Duration(5 * S))
-    assert "of the requests failed" in result.measurements_json()["levels"][0]["why"]
+    assert "of the requests failed" in result.measurements_to_dict()["levels"][0]["why"]
 
 
 def test_a_closed_loop_is_sent_again_where_its_requests_were_over(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_capacity_is_searched_by_any_objective(tmp_path: Path) -> None:
 
     def capacity(folder: str, **bounds: Any) -> Any:
         session = Planted(tmp_path / folder, answer, "throughput")
-        report = perform(TEST, session, mode="closed", concurrency_max=64, **bounds).measurements_json()
+        report = perform(TEST, session, mode="closed", concurrency_max=64, **bounds).measurements_to_dict()
         return report["sustainable_concurrency"], report["constraint"]
 
     assert capacity("a", slo="ttft:1s", attainment=0.85)[0] == 8

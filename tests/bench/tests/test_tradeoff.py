@@ -53,7 +53,7 @@ def test_the_points_of_a_planted_curve(tmp_path: Path) -> None:
     result = perform(
         TEST, session, max_rate=20.0, arrivals="uniform", ttft_p99=Duration(S // 4), tpot_p99=Duration(S)
     )
-    report = result.measurements_json()
+    report = result.measurements_to_dict()
     assert [name for name, _ in session.loads] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
     assert [load.rate_rps for _, load in session.loads] == [pytest.approx(2.0 * i) for i in range(1, 13)]
     assert report["knee_rps"] == pytest.approx(12.0)

@@ -58,15 +58,15 @@ def test_the_draft_s_tables_have_what_was_planted(tmp_path: Path) -> None:
     assert [text.partition(" (")[0] for text in buckets["0-256"]] == ["100", "190", "198 *"]
     assert buckets["0-256"][2].endswith(" or more)")
     assert buckets["256-512"][0].startswith("300 (")
-    report = result.measurements_json()["ttft_by_input"]
+    report = result.measurements_to_dict()["ttft_by_input"]
     assert [(one["from"], one["below"], one["n"]) for one in report] == [
         (0, 256, 200),
         (256, 512, 200),
         (4_096, None, 601),
     ]
     assert any(note.startswith("*") for note in result.notes)
-    assert result.measurements_json()["ttft"]["marks"] == ["p999"]
-    assert result.measurements_json()["ttft_any"] is None
+    assert result.measurements_to_dict()["ttft"]["marks"] == ["p999"]
+    assert result.measurements_to_dict()["ttft_any"] is None
     assert [chart.kind for chart in result.charts] == ["cdf", "histogram"]
     assert result.configuration["Load model"] == "open loop, 10 requests/s, arrivals poisson"
 
@@ -80,13 +80,11 @@ def test_tokens_before_the_content_are_told_apart(tmp_path: Path) -> None:
         {"ttft_ns": 300 * MS, "ttft_any_ns": 300 * MS},
     ]
     result = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=4)
-    any_token = result.measurements_json()["ttft_any"]
+    any_token = result.measurements_to_dict()["ttft_any"]
     assert any_token["answers_with_others_first"] == 3
     assert (any_token["n"], any_token["p50"]["value"]) == (4, 0.1)
-    assert (result.measurements_json()["ttft"]["n"], result.measurements_json()["ttft"]["p50"]["value"]) == (
-        3,
-        0.7,
-    )
+    content = result.measurements_to_dict()["ttft"]
+    assert (content["n"], content["p50"]["value"]) == (3, 0.7)
     (note,) = [note for note in result.notes if "another kind" in note]
     assert note.startswith("75% of answers")
     assert len(result.charts[0].series) == 2
@@ -111,7 +109,7 @@ vllm:request_queue_time_seconds_count 7""",
     summary = json_value(TimeSeries(0, Columns({}), server).summary())
     session = session_of(tmp_path, [{"ttft_ns": 2_100 * MS}] * 3, system={"summary": summary})
     result = perform(TEST, session, concurrency=2, requests=3)
-    assert result.measurements_json()["server_histograms"] == {
+    assert result.measurements_to_dict()["server_histograms"] == {
         "ttft": {"n": 3, "mean": 2.0},
         "queue": {"n": 2, "mean": 1.5},
     }
@@ -123,6 +121,6 @@ vllm:request_queue_time_seconds_count 7""",
 def test_answers_that_did_not_come_whole_are_counted_and_in_no_figure(tmp_path: Path) -> None:
     rows = [{"ttft_ns": MS}, {"ttft_ns": 900 * MS, "outcome": "truncated"}]
     result = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=2)
-    assert (result.measurements_json()["requests"], result.measurements_json()["answered"]) == (2, 1)
-    assert result.measurements_json()["ttft"]["max"] == 0.001
+    assert (result.measurements_to_dict()["requests"], result.measurements_to_dict()["answered"]) == (2, 1)
+    assert result.measurements_to_dict()["ttft"]["max"] == 0.001
     assert any("did not come whole" in note for note in result.notes)

@@ -84,7 +84,7 @@ def test_rows_that_differ_have_another_digest(change: Any) -> None:
     other = trace()
     change(other.requests)
     assert digest_of(other) != digest_of(trace())
-    assert digest_of(replace(trace(), dated=True)) != digest_of(trace())
+    assert digest_of(replace(trace(), has_dates=True)) != digest_of(trace())
 
 
 def test_a_job_tells_the_figures_of_its_run_and_its_own_parameters() -> None:

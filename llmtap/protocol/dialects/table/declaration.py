@@ -47,9 +47,9 @@ OUTPUTS: Final = {
     "tool_call": EventClass.TOOL_CALL,
     "refusal": EventClass.REFUSAL,
 }
-"""Keys of a rule for paths of text."""
+"""Keys of a rule whose values are paths of text, with the class of this text."""
 PAYLOADS: Final = {"payload": EventClass.CONTENT, "call": EventClass.TOOL_CALL}
-"""Keys of a rule for paths of output without text."""
+"""Keys of a rule whose values are paths of output without text, with the class of this output."""
 
 
 def doc(description: str) -> msgspec.Meta:
@@ -86,7 +86,7 @@ class Rule(_Table, frozen=True):
     payload: Annotated[Texts, doc("Paths of output without text: audio or other data.")] = ()
     call: Annotated[Texts, doc("Paths of the name of a call, which is output without text.")] = ()
     cumulative: Annotated[bool, doc("Each text repeats the text so far.")] = False
-    repeats: Annotated[bool, doc("The output repeats that of other rules, or stands alone.")] = False
+    repeats: Annotated[bool, doc("Repeats the output of other rules; used only if they read none.")] = False
     choice: Annotated[str | None, doc("Path of the index of a choice, in its list or event.")] = None
     role: Annotated[Texts, doc("Paths of the speaker, in an event without other content.")] = ()
     tokens: Annotated[str | None, doc("Path of the number, or the list, of the event's tokens.")] = None
@@ -147,7 +147,7 @@ class DialectTable(_Table, frozen=True, kw_only=True):
     counts: Annotated[Counts, doc("Paths of token counts in the usage.")] = Counts()
     finish_reasons: Annotated[
         dict[str, ReasonMeaning],
-        doc("Meanings of finish reasons that llmtap does not know, or that differ."),
+        doc("Meanings of finish reasons that are unknown or mean something else."),
     ] = {}
 
     def __post_init__(self) -> None:

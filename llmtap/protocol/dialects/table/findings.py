@@ -17,7 +17,7 @@ from llmtap.protocol.dialects.table.declaration import VerdictRule
 
 NO_VALUE: Final = (inf, None)
 _INCREMENTS: Final = (0, -1)
-"""Length and hash for a choice whose texts do not repeat the text so far. No text matches: no hash is -1."""
+"""Length and hash for a choice whose texts do not repeat the text so far: no text has the hash -1."""
 _PHASES: Final = {verdicts.INPUT: "input", verdicts.OUTPUT: "output"}
 
 Get = Callable[[Any], Any]
@@ -34,7 +34,7 @@ class TextsSoFar:
         self._marks: dict[tuple[int, EventClass], tuple[int, int]] = {}
 
     def new_part(self, index: int, kind: EventClass, text: str) -> str:
-        """Return the part of a text after the text so far; the whole text if it does not repeat that."""
+        """Return the part of a text after the text so far; the whole text if it does not begin with it."""
         marks, key = self._marks, (index, kind)
         length, mark = marks.get(key, (0, 0))
         if len(text) < length or hash(text[:length]) != mark:
@@ -58,7 +58,7 @@ class Findings(msgspec.Struct, gc=False):
     texts: int = 0
     """Number of texts, including empty texts."""
     reads_tokens: bool = True
-    """Whether the tokens of the event count; not if its output repeats that of earlier events."""
+    """Whether the tokens of the event are counted; False if its output repeats that of earlier events."""
     is_text: bool = False
     """Whether the event has one text, and at most a model, a role and usage beside it."""
     elements: int = 0

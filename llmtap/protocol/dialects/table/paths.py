@@ -87,7 +87,7 @@ def index_of(value: Any, default: int) -> int:
 
 
 def follow(steps: Sequence[Step]) -> Get:
-    """Return a function that returns the value at the end of a path, or None; of several, the first."""
+    """Return a function that returns the first value to which a path leads; None if there is no value."""
     names = [step for step in steps if isinstance(step, str)]
     if len(names) == len(steps) == 1:
         (only,) = names

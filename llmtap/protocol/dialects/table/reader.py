@@ -201,7 +201,7 @@ class TableReader(shapes.ObjectReader):
         kind = self._dialect.table.plain_text
         rule, _ = self._dialect.find_rule(value, event.event)
         if rule is not None and (isinstance(value, list) or rule.names):
-            # Data without an object is read if the `event:` line names the event: `event: end`, `data: null`.
+            # Read data that is no object if the `event:` line names the event: `event: end`, `data: null`.
             reads = not is_end if rule.reads_data else kind is None or not rule.has_evidence
             if reads or isinstance(value, list):
                 return self._read_with(rule, value)[1]

@@ -32,7 +32,7 @@ class CompiledRule:
         self.rule = rule
         conditions = {**dict.fromkeys(as_texts(rule.has)), **rule.where}
         self.conditions = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
-        """Function that returns the value at a path, and the value that it must have (None: any value)."""
+        """For each condition: a function that gets a value, and the value wanted (None: any value)."""
         self.names = as_texts(rule.event)
         self.reads_error = bool(rule.error)
         self.reads_data = bool(self.names) and any("." in as_texts(getattr(rule, key)) for key in OUTPUTS)

@@ -64,7 +64,7 @@ def take_sample(
 ) -> Sample | None:
     """Return the sample of an event that was read as `delta`; None if its text has no certain place. The
     caller must not use `root` afterwards, because its text is removed."""
-    # In CPython, all equal texts of one character are one object, so their place is not certain.
+    # The text is searched by identity, but in CPython, equal texts of one character are one object.
     if not event.data or len(event.data) > SAMPLE_BYTES_MAX or len(delta.text) < 2:
         return None
     path = _path_to(delta.text, root)
