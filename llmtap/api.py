@@ -351,7 +351,7 @@ def simulate(
     )
     outcome = run_sweep(SweepPlan(str(trace), None, axes, None, common), workers=options.get("jobs", 1))
     if outcome.failed:
-        raise LlmtapError("a simulation failed; the messages on stderr give the reason")
+        raise LlmtapError("at least one simulation failed; the messages on stderr give the reasons")
     return SimulationResults([Result(one) for one in outcome.summaries], outcome.notes)
 
 

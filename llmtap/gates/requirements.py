@@ -133,7 +133,7 @@ def _check_share(condition: Condition, place: str) -> None:
         if condition.bound == 1
         else None
     )
-    raise ConfigError(place, f"{condition.text!r} is {often} met", hint)
+    raise ConfigError(place, f"{condition.text!r} is {often} met by a share from 0 to 1", hint)
 
 
 def _judged_requirement(condition: Condition, result: _Json, label: str) -> RequirementRow:

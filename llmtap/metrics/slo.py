@@ -322,7 +322,7 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
         if not slo.tenants and default is not None:
             yield ConfigError(
                 f"{place}.tenants",
-                f"is empty, like slo.{default}.tenants, but only one class can have all other tenants",
+                f"is empty, like slo.{default}.tenants, but only one class can apply to all unlisted tenants",
                 f"list the tenants of slo.{name} or slo.{default}",
             )
         default = default if slo.tenants else name

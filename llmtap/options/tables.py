@@ -262,8 +262,8 @@ class OptionTables:
         return None if required else kind()
 
     def _with_set_keys(self, error: ConfigError) -> ConfigError:
-        """Return a mistake of a whole table with the keys that were set in the table as its place: each value
-        is valid, but not their combination."""
+        """Return a mistake of a whole table (each value is valid, but not their combination). Its place lists
+        the keys that were set in the table, each with the file and line, or the option, that set it."""
         keys = [key for key in self.mistakes.places if key.startswith(f"{error.place}.")]
         if error.place in self.mistakes.places or not keys:
             return error

@@ -207,7 +207,7 @@ def drop_privileges(user: str | None) -> None:
                 os.setuid(account.pw_uid)
             except OSError as exc:
                 hint = "run as root, or leave out watch.user"
-                raise ConfigError("watch.user", f"cannot become {user!r}: {exc.strerror}", hint) from None
+                raise ConfigError("watch.user", f"cannot run as {user!r}: {exc.strerror}", hint) from None
     # NO_NEW_PRIVS is needed, because a program that root starts would get all capabilities again.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()

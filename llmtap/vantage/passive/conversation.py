@@ -195,9 +195,9 @@ class Conversation:
         """Return the error for bytes of the client that do not begin a request."""
         self._request_head.clear()
         if self.began:
-            return PeerProtocolError("the client's bytes after the end of a request do not begin another one")
+            return PeerProtocolError("the client's bytes after the end of a request do not begin a request")
         if data.startswith(b"\x16\x03"):
-            return UnfollowableError("encrypted")
+            return UnfollowableError("encrypted")  # the bytes begin a TLS record
         return UnfollowableError("http2" if data.startswith(b"PRI * HTTP/2") else "not_http")
 
     # ---------------------------------------------------------------- the answer

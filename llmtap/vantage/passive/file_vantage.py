@@ -74,7 +74,7 @@ class PacketFile:
             unit_ns = _UNITS_NS.get(int.from_bytes(magic, "little" if order == "<" else "big"))
             if unit_ns is not None:
                 return self._read_pcap(order, unit_ns)
-        raise PcapError("the file is no pcap or pcapng file, such as `tcpdump -w` writes")
+        raise PcapError("the file is not a pcap or pcapng file, which `tcpdump -w` writes")
 
     def _read(self, n: int) -> bytes:
         """Return `n` bytes, or fewer at the end of the file."""
