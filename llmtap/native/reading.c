@@ -8,7 +8,7 @@
 #include <time.h>
 
 #define NS_PER_S 1000000000
-#define CHUNK_END_BYTES 2 /* CR LF, as in net/stream.py */
+#define CHUNK_END_BYTES 2 /* CR LF, as in net/tcp_info.py */
 /* Offsets of fields in Linux's struct tcp_info, which are not in the headers of every C library. */
 enum { BYTES_RECEIVED_AT = 128, DATA_SEGS_IN_AT = 152, RCV_OOOPACK_AT = 224, TCP_INFO_BYTES = 228 };
 #ifndef SO_TIMESTAMPNS

@@ -8,7 +8,8 @@ from typing import cast
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.net.stream import Handler, acked_bytes_of, has_left, is_quiet, received_bytes_of
+from llmtap.net.stream import Handler, is_quiet
+from llmtap.net.tcp_info import acked_bytes_of, has_left, received_bytes_of
 
 mono_ns = SystemClock.mono_ns
 

@@ -22,8 +22,8 @@ from llmtap.net.stream import (
     STEP_NS,
     KernelStream,
     Timebase,
-    out_of_order,
 )
+from llmtap.net.tcp_info import out_of_order
 from llmtap.vantage import reporter
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock, kernel_stamps
 from tests.support.servers.peer import Peer, wait_until
