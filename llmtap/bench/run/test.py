@@ -109,11 +109,11 @@ class BenchTest(Generic[P]):
     figures: tuple[str, ...]
     """Figures that the test reports, by their names in the verdicts of loads (`load/replay/verdict.py`)."""
     expected: Callable[[Any, P], ExpectedLoads]
-    """Function that returns the loads the test is expected to send, to estimate the duration."""
+    """Function that returns the loads that the test is expected to send, to estimate its duration."""
     overloads: bool = False
     """Whether the test goes to the limits of the server, where requests are expected to fail."""
     quick: Mapping[str, Any] = field(default_factory=dict)
-    """Default values of parameters that `--quick` changes."""
+    """By parameter: its default value with `--quick`, where this differs."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that a quick run does not meet."""
     check: Callable[[Any, P], None] | None = None
@@ -121,7 +121,7 @@ class BenchTest(Generic[P]):
     arms: tuple[str, ...] = ()
     """Names of required configurations (`[arms.NAME]` of the bench file); `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
-    """Names of further configurations, of which at least one is required."""
+    """Names of further configurations; at least one of them is required."""
 
     @property
     def section(self) -> str:
@@ -144,8 +144,8 @@ TESTS: Final = {
     "long-context": ("5.9", "Long Context Scaling"),
     "guardrail-overhead": ("5.10", "Guardrail Overhead"),
 }
-"""Section and title in the draft, by name of the test. The test's module has this name, with `_`, and
-contains `TEST`."""
+"""By name of the test: section and title in the IETF draft. The test's module has this name, with `_` for
+`-`, and declares the test as `TEST`."""
 
 
 def test_named(name: str) -> "BenchTest[Any]":

@@ -1,7 +1,7 @@
 """Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
 `run` sends closed loops without a ramp-up, doubles and then bisects the concurrency, and returns Table 7, the
-maximum with its throughput, and charts. The SLO is a P99 of TTFT, a share of completions, and no
+maximum with its throughput, and charts. The SLO has three parts: P99 of TTFT, share of completions, and no
 out-of-memory errors. A level lasts for 100 completions per slot or 60 s, whichever is longer. The number of
 requests is estimated from the previous level; a level that ended too soon is sent again with more requests.
 """
@@ -160,7 +160,7 @@ async def _attempt_level(
 
 
 def _is_too_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
-    """Return whether a level that holds has too few completions per slot, or ended too soon (5.5.3)."""
+    """Return whether a level meets the criteria but has too few requests, or time, for 5.5.3."""
     too_few = attempt.measurement.n < params.per_slot * attempt.level
     return attempt.holds and (too_few or attempt.steady_part.to_s < to_seconds(params.duration))
 

@@ -30,7 +30,7 @@ from llmtap.metrics.statistics import deviation, percentile, tail_ratio
 from llmtap.options.fields import opt
 
 OUTPUT_MIN: Final = 50
-"""Smallest number of tokens of a response (5.4.2)."""
+"""Smallest number of tokens of a response that counts; shorter responses are left out (5.4.2)."""
 REQUESTS_MIN: Final = 100
 SAMPLES_MIN: Final = 5_000
 DIRECT_SHARE: Final = 0.9
@@ -92,13 +92,13 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
     """Gaps between tokens at one load."""
 
     level: float
-    """Share of saturation in %."""
+    """Load in % of the saturation rate."""
     rate_rps: float
     requests: int
     answers: int
-    """Number of answers that are long enough (`OUTPUT_MIN`)."""
+    """Number of responses with at least `OUTPUT_MIN` tokens, which the figures include."""
     too_short: int
-    """Number of shorter answers, which no figure includes."""
+    """Number of responses with fewer tokens, which no figure includes."""
     offered_rps: float | None
     option: str
     """ITL option (4.6.3) by which the gaps were measured."""
@@ -108,9 +108,9 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
     std: float | None
     """Standard deviation of all gaps."""
     jitter: figures.LatencyRow
-    """Statistics of the standard deviation of the gaps within an answer."""
+    """Statistics over responses: standard deviation of the gaps within a response."""
     max_pause: figures.LatencyRow
-    """Statistics of the longest gap within an answer."""
+    """Statistics over responses: longest gap within a response."""
     p99_p50: float | None
     """P99 of the gaps / P50 of the gaps."""
     modality: Modality | None
@@ -203,7 +203,7 @@ def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
 def _level_figures(
     percentage: float, rate: float, measured: Measurement, option: Literal["auto", "A", "B", "C"]
 ) -> tuple[list[list[float]], ItlLevel]:
-    """Return the gaps of each response that is long enough (`OUTPUT_MIN`), and the figures of a level."""
+    """Return the gaps of each response with at least `OUTPUT_MIN` tokens, and the figures of the level."""
     columns = ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
     columns += ["chunk_tokens"] * (option == "B")
     rows = measured.successful_rows().select(columns).to_pylist()
@@ -283,7 +283,7 @@ def _result_cells(one: ItlLevel) -> list[str]:
 
 
 def _modes_cell(cell: figures.Cell) -> figures.Cell:
-    """Return a function that formats the modes of a level with `cell`; `-` without modes."""
+    """Return a cell function that applies `cell` to the level's `modality`, or returns `-` if it has none."""
     return lambda one: "-" if one.modality is None else cell(one.modality)
 
 

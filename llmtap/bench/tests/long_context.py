@@ -1,13 +1,13 @@
 """Long Context Scaling (IETF draft, 5.9): TTFT and throughput by prompt length.
 
-`run` sends prompts of each length that share no prefix, until a length gets no answer, and returns Table 12,
+`run` sends prompts of rising length, until a length gets no answer; none share a prefix. It returns Table 12,
 fits of TTFT by length, and charts. The draft does not define the fits. llmtap uses least squares on the mean
-TTFT of each length, and the lengths that the server reports. The criterion to choose the best fit is
-n ln(RSS / n) + p ln n, for n requests, p parameters and RSS, the sum of squared residuals. Of the fits within
-6 of the lowest criterion, the best is the one with the fewest parameters.
+TTFT of each length, and the lengths that the server reports. The fits are compared by the criterion (BIC)
+n ln(RSS / n) + p ln n, for n requests, p parameters and RSS, the sum of squared residuals. Of the fits whose
+criterion is at most 6 above the lowest, the best is the one with the fewest parameters.
 
-The maximum throughput at a length is searched like the capacity of 5.3: the concurrency of closed loops is
-doubled until the rate of responses no longer grows.
+The search for the maximum throughput at a length is the same as for the capacity in 5.3: it doubles the
+concurrency of closed loops until the rate of responses no longer grows.
 
 Source: Kass and Raftery 1995 (a difference of 6 is strong evidence).
 """
@@ -40,18 +40,18 @@ SHORT_REQUESTS: Final = 4
 """Number of different requests of the warm-up, which sends each of them several times."""
 _SHARES: Final = {"p50": 0.50, "p95": 0.95}
 _REQUESTS_PER_SLOT: Final = 3
-"""Number of requests per slot: enough to keep all slots busy for most of the time."""
+"""Number of requests per slot in the search for the throughput: enough to keep all slots mostly busy."""
 _SLOTS_SHIFT: Final = 32
-"""Number of bits by which the concurrency is shifted in a seed, so that it does not overlap the length."""
+"""Number of low bits of a seed for the prompt length; the concurrency is above them, so all seeds differ."""
 _CURVE_POINTS: Final = 60
 BIC_STRONG: Final = 6.0
-"""Reduction of the criterion that justifies one more parameter."""
+"""Reduction of the criterion (see the module) that justifies a fit with more parameters."""
 
 Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
 
 
 class LengthThroughput(msgspec.Struct, frozen=True):
-    """Rates of complete responses over the time from the first request to the last response."""
+    """Rates from the first request to the last response, for complete responses only."""
 
     concurrency: int
     requests_per_s: float
@@ -81,7 +81,7 @@ class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     scaling_exponent: figures.IntervalFigure | None
     best_fit: str | None
     fits: dict[str, dict[str, object]]
-    """Coefficients, R^2 and BIC of each fit, by its name."""
+    """By name of a fit: its coefficients, R^2 and BIC."""
 
 
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -271,7 +271,7 @@ class _Fit:
     parameters: int
     """Number of parameters."""
     r2: float
-    """R^2 of the mean TTFT in seconds, not in logarithms."""
+    """R^2 of the fit to the mean TTFT in seconds, also if the fit was made with logarithms."""
     bic: float
     """Criterion by which fits are compared (see the module); lower is better."""
     predict: Callable[[float], float]

@@ -8,8 +8,8 @@ keeps the ratio and the ranges of the classes; within a range, the lengths follo
 of Synthetic-Skewed. `SkewedClasses` is Synthetic-Skewed; a request belongs to the class whose ranges contain
 its lengths, and most requests belong to no class.
 
-Prefixes: `texts` is the seed of the words, `seed` is the seed of lengths, arrivals and sharing. A row does
-not depend on the number of rows.
+Prefixes: `texts` is the seed of the words, `seed` is the seed of lengths, arrivals and sharing. A longer load
+begins with the same rows as a shorter one.
 
 Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
@@ -64,8 +64,8 @@ _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
 _IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
 _STANDARD: Final = NormalDist()
 _SKEWED_REQUESTS_MAX: Final = 1_000_000
-"""Largest allowed number of requests of Synthetic-Skewed that are needed for enough requests of a class. The
-draft's long class has 1.4 % of all requests, so that 500 of its requests need 36,000."""
+"""Largest number of requests of Synthetic-Skewed that can be sent so that each class has enough of them. The
+draft's long class is 1.4 % of all requests, so 500 requests of this class need 36,000 requests."""
 _STEPS: Final = 2_000
 """Number of quantiles from which a mean length is computed. The error is below 0.1 tokens for the draft's
 ranges."""
@@ -85,7 +85,7 @@ LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=
 
 
 def check_classes(classes: Sequence[RequestClass]) -> None:
-    """Raise ConfigError unless at least two classes have different names and shares that add up to 1."""
+    """Raise ConfigError unless there are two classes or more, with different names and shares of sum 1."""
     if len(classes) < 2:
         raise ConfigError("classes", f"expected at least two classes (IETF draft, 5.6.2), got {len(classes)}")
     names = [one.name for one in classes]
@@ -144,7 +144,7 @@ class ClassMix(PlannedWorkload):
         )
 
     def class_names(self, seed: int) -> Iterator[str | None]:
-        """Yield the name of each row's class, without end; None for a row of no class."""
+        """Yield the name of each row's class (None: no class), for any number of rows."""
         return (one.name for one in self._draw_classes(seed))
 
     def mean_tokens(self) -> float:
@@ -229,7 +229,7 @@ def skewed_classes(
 
 
 def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
-    """Return the probability that a rounded and clipped length is within a span, which includes its ends."""
+    """Return the probability that a length, rounded and clipped, is in `span`, including both its ends."""
     low, high = max(span[0], lengths.min), min(span[1], lengths.max)
     if low > high:
         return 0.0
@@ -241,7 +241,7 @@ def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
 
 
 def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
-    """Return the quantile `u` of the log-normal lengths within a span, which includes its ends."""
+    """Return the quantile `u` of the log-normal distribution, limited to `span` including both its ends."""
     low, high = span
     mu, sigma = skewed.log_parameters
     first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
@@ -321,7 +321,7 @@ def _replay_plan(
 
 
 PRIMER_TOKENS: Final = 16
-"""Tokens of the message after the prefix, in a request that only fills the cache."""
+"""Number of tokens after the prefix in a request that is only sent to fill the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +398,7 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Primer(ConversationScript):
-    """Script with the contexts of `script` but other messages, so that a cache gets only shared prefixes."""
+    """Script with the prefixes of `script` but other messages, so that only prefixes get into the cache."""
 
     script: GeneratedScript
 

@@ -74,7 +74,7 @@ class TradeoffLevel(LevelFigures, frozen=True, kw_only=True):
 
 
 class TradeoffMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of the curve as rates, by the rules in `_point_rows`; None: no level meets the rule."""
+    """Points of the curve as rates, by the rules in `_point_rows`; None if no level meets a point's rule."""
 
     capacity_rps: float
     capacity_source: str
