@@ -103,7 +103,7 @@ def selftest_load(result: Mapping[str, Any], target: str, *, processes: int = 1)
 
 
 async def run_selftest(load: SelftestLoad) -> SelftestResult:
-    """Run the self-test. Nothing else must run in the event loop, because it would delay the events."""
+    """Run the self-test. The caller must run nothing else in the event loop: it would delay the events."""
     tokens = max(2, round((ANSWER_NS - TTFT) / load.itl))
     server = SimServer(SimOptions(ttft=TTFT, itl=load.itl, tokens=tokens, spread=SPREAD))
     runner = web.AppRunner(server.app, access_log=None)

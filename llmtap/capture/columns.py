@@ -53,7 +53,7 @@ class Column:
     `coarse` stores the same columns as `shape`."""
     coarse: Coarse = Coarse.SAME
     distinct: bool = False
-    """Whether values rarely repeat. The column then has no dictionary, which would add 1 to 2 bytes each."""
+    """Whether values rarely repeat. Then there is no dictionary, which would cost 1 to 2 bytes per value."""
     statistics: bool = False
     """Whether the file has the minimum and maximum of the column, by which readers skip row groups. Never
     True for text, because these values would reveal some of it."""

@@ -237,7 +237,7 @@ def key_id_of(pair_key: str | None) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Return the URL without user, password (up to the last @) and query fields that may be secret."""
+    """Return the URL without user, password (up to the last @) and possibly secret query fields."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url

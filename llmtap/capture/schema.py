@@ -48,7 +48,7 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counts of a relay's exchanges, as the relay reported them."""
 
     opened: int
-    """Number of exchanges begun, and so the highest sequence number: they have the numbers 1 to `opened`."""
+    """Number of exchanges begun. These have the sequence numbers from 1 to `opened`."""
     dropped: dict[str, int] = {}
     """Exchanges that the relay forwarded without measurement, by reason."""
     unsettled: int = 0

@@ -306,7 +306,7 @@ class _Demo:
         self._listener = LatestProgress()
 
     async def run(self) -> int:
-        """Return the exit code. Raises ConfigError and LlmtapError."""
+        """Run the demo to its end, and return the exit code. Raises ConfigError and LlmtapError."""
         import aiohttp
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

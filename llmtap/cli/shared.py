@@ -366,7 +366,7 @@ class SeveralValues(TyperCommand):
 
 
 def figures_place(csv: str) -> str:
-    """Return the CSV file of figures (`a.figures.csv`) for that of requests (`a.csv`). Raises ConfigError."""
+    """Return the name of the figures' CSV file, `a.figures.csv`, for the requests' CSV file `a.csv`."""
     if csv == STDOUT:
         raise ConfigError(
             "--csv",

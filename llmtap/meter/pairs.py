@@ -306,7 +306,7 @@ class PairBook:
         }
 
     def histograms(self) -> Iterator[tuple[HistogramFamily, list[Cell]]]:
-        """Yield a copy of the histograms of the figures."""
+        """Yield each family of histograms with a copy of its histograms, one for each model."""
         for name, family in PAIRS.items():
             cells = [(model, buckets) for (figure, model), buckets in self._cells.items() if figure == name]
             yield family, [((model,), *buckets.read()) for model, buckets in cells]
@@ -340,7 +340,7 @@ def _delay_count_of(figures: MeasuredPair) -> int:
 
 
 def _figures_to_dict(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
-    """Yield the figures of a pair as JSON, with ranges, in s or tokens. `token`: median of all delays."""
+    """Yield name and JSON (value and range, in s or tokens) of each figure. `token`: median of all delays."""
     for figure in FIGURES:
         scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
         bounded = figures.values.get(figure.name, [])

@@ -58,7 +58,7 @@ READY_CHECK_S = 0.05
 READY_CHECKS_MAX = 100
 """Number of checks (5 s) after which the admin port opens even without a ready relay."""
 RECORDER_S = 4.0
-"""Time limit for the last files of the capture (the supervisor's is longer); a start recovers other files."""
+"""Time limit for the last files of the capture, below that of the supervisor. The next start makes others."""
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ class RecordedExperiment:
     """Experiment of a capture: its arms, and the exchanges of each.
 
     `routes`: by name of the arm, whether any of its requests was changed. `single`: whether each request is
-    a unit of its own. `moved_units`: number of units in several arms.
+    a unit of its own. `moved_units`: number of units that are in several arms, which a warning reports.
     """
 
     def __init__(self, routes: Mapping[str, bool], *, single: bool, moved_units: int) -> None:

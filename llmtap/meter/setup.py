@@ -42,7 +42,7 @@ class Changeable(msgspec.Struct, frozen=True, kw_only=True):
     config: str = ""
     """Fingerprint of the configuration, which is written into the metadata of the capture."""
     drain_s: float = 30.0
-    """Time limit for the relays to finish their streams after SIGTERM."""
+    """Time limit for the relays to finish their streams before the meter ends."""
 
 
 class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):

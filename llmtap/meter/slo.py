@@ -195,7 +195,7 @@ class FrozenSlos:
     total: Mapping[SloKey, SloCount]
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, Mapping[str, float]]
-    """By window and class: time in seconds that the counts cover."""
+    """By class and window: time in seconds that the counts cover."""
 
     def windows(self) -> dict[str, _Counts]:
         return {name: _sum_tables(tables) for name, tables in self._windows.items()}

@@ -54,7 +54,7 @@ DISK_S: Final = 3.0
 LEFTOVER_S: Final = 600.0
 """Age from which an incomplete file is removed, because the meter that wrote it was certainly killed."""
 AGE_NS_MAX: Final = 6 * 3_600 * NS_PER_S
-"""Age from which a file is ignored: no burn rate covers a longer window, so its figures would not count."""
+"""Age from which a file is ignored; equal to the longest window of burn rates, 6 hours."""
 
 log = logging.getLogger(__name__)
 

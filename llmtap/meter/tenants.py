@@ -128,7 +128,7 @@ class Tenants:
         return self.name_of_key(name.encode()) if holds_key(name) else name
 
     def hash_of(self, value: bytes) -> str:
-        """Return the hash shown instead of a secret: 8 hex digits, the same for the same salt."""
+        """Return the hash that stands for a secret: 8 hex digits, equal for equal secrets and salts."""
         return blake2b(value, key=self._salt, digest_size=_TAIL_DIGITS // 2).hexdigest()
 
     def name_of_key(self, key: bytes) -> str:

@@ -69,7 +69,7 @@ def _names_key(text: str, key: str) -> bool:
 
 
 class OptionTables:
-    """Values of options by table, and their mistakes."""
+    """Values of options, collected by table, and the mistakes in them."""
 
     def __init__(self, schema: Schema, *, strict: bool = False, list_hint: str | None = None) -> None:
         """`strict`: refuse a number that a file has as a text (`"5"`). `list_hint`: hint for an unknown key

@@ -21,7 +21,7 @@ from llmtap.meter.setup import MeterSetup
 from llmtap.units import encode_special
 
 BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Pauses before the next start of a child, by the number of consecutive failures; the last pause repeats."""
+"""Pauses before a child is started again, indexed by the number of successive failures; the last repeats."""
 HEALTHY_S: Final = 10.0
 """A child that ran for this time before it died is restarted at once."""
 READY_S: Final = 30.0

@@ -75,7 +75,7 @@ class _Generation(NamedTuple):
 
 
 class Supervisor:
-    """Parent process of one proxy."""
+    """Parent process of one proxy, which starts, restarts and replaces its relays and its meter."""
 
     _run: ProxyRun
     _ports: Ports

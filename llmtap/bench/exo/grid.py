@@ -54,7 +54,7 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     median_s: float | None = None
     mean_s: float | None = None
     std_s: float | None = None
-    """Sample standard deviation; None for one batch."""
+    """Sample standard deviation; None if only one batch was measured."""
     min_s: float | None = None
     max_s: float | None = None
     uncertainty_s: float | None = None

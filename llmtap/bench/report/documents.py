@@ -19,7 +19,7 @@ from llmtap.report.gates import RequirementRow
 
 
 class BenchStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A load of a test."""
+    """One load of a test, with its result."""
 
     name: str
     arm: str = ""
@@ -59,7 +59,7 @@ class BenchFinding(msgspec.Struct, frozen=True):
 
 
 class BenchFigure(msgspec.Struct, kw_only=True):
-    """Validity of a figure of a test over all loads."""
+    """Validity of one of a test's figures over all loads."""
 
     title: str
     state: str

@@ -140,7 +140,7 @@ class MeasurementRecorder:
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add(self, row: int, x: Exchange) -> None:
-        """Add the exchange of a row of the plan."""
+        """Add an exchange to the table. `row`: index of its request in the load's plan."""
         m, t, tokens, began_ns = measure(x, self.reader), x.timeline, x.tokens, self.began_ns
         judgement = None if self.objectives is None else self.objectives.judge(m, x)
         values = {

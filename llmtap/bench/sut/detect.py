@@ -221,7 +221,7 @@ class _Detector:
             self.detected.add_fact("sut.prefix_cache", match[1] == "True", "cache_config_info in /metrics")
 
     async def choose_endpoint(self) -> None:
-        """Choose the endpoint: completions for a model engine, because it accepts token ids; else chat."""
+        """Choose completions for a model engine, whose workload is token ids (chat takes text); else chat."""
         if self.detected.value("sut.boundary") == "model engine" and await self._probe("completions"):
             source = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
             self.detected.add_fact("target.endpoint", "completions", source)

@@ -78,7 +78,7 @@ class SutClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sut(msgspec.Struct, frozen=True, kw_only=True):
-    """System under test (`[sut]`). None: not declared.
+    """Description of the system under test (`[sut]`). A field is None if it is not declared.
 
     This struct and its members ignore unknown fields, because they also read results of newer versions.
     Unknown keys of a bench file are refused by `OptionTables`.

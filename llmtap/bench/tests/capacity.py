@@ -86,7 +86,7 @@ class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int | None
     """Highest concurrency that meets the criteria; None if not even one request at a time meets them."""
     limit: int | None
-    """Lowest concurrency that was found not to meet the criteria."""
+    """Lowest concurrency that was found not to meet the criteria; None if all met them."""
     workload: str
     output_tokens: int | None
     criteria: CapacityCriteria

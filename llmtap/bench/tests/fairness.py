@@ -148,7 +148,7 @@ class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Rate of the mix as a share of the saturation rate."""
     tokens_per_second: float
     isolation: str
-    """What a class alone has as much of, per second, as the whole mix: always `tokens`."""
+    """Quantity whose rate is the same in the load of a class alone as in the mix: always `tokens`."""
     classes: dict[str, ClassFigures]
     jain: JainFigures | None
     """Jain's indexes; None if a class has no TTFT in the mix or alone."""

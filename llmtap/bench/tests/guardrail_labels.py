@@ -17,7 +17,7 @@ from llmtap.errors import ConfigError
 from llmtap.report.labels import LABELS_TITLE, labels_table
 
 SLOTS: Final = 8
-"""Number of concurrent labelled requests. It is low, so that no filter is overloaded and refuses for this."""
+"""Number of concurrent labelled requests. It is low, so that no filter refuses because it is overloaded."""
 
 
 def labelled_load(session: BenchSession, trace: str) -> Load:

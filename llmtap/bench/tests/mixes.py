@@ -348,9 +348,9 @@ class Prefixes:
         return Load(plan=self._make_plan(parts, self._script(parts, texts), seed, texts), slots=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
-        """Return a load that fills a cache: it sends each prefix of these seeds once, with its own message.
+        """Return a load that fills a cache with the prefixes of these seeds: it sends each of them once.
 
-        Each response has one token.
+        The message after a prefix differs from those of the measured loads. Each response has one token.
         """
         lengths = self.sharing.lengths(seed)
         n = len(lengths)

@@ -180,7 +180,7 @@ _IDLE_NS: Final = 3_600_000_000_000
 """Time after which an exchange is forgotten: one hour. A later request begins a new session, because the
 server no longer has the conversation in its cache."""
 _EXCHANGES_MAX: Final = 100_000
-"""Maximum number of exchanges remembered: an hour of 28 requests a second, in some 60 MB."""
+"""Maximum number of exchanges remembered, in some 60 MB. At 28 requests a second, these are of one hour."""
 _EXCHANGES_PER_KEY_MAX: Final = 256
 """Maximum number of exchanges remembered with one key: a health probe can send the same request all day. With
 this limit, a search among them takes 0.1 ms."""

@@ -26,7 +26,7 @@ from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
 COLUMNS = ("capture", "relay", "seq", "id")
 _LATER_RESPONSE_ID = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"
-"""Matches the id of a session's second or later response. All responses of a session have one number."""
+"""Matches the id of a session's second or later response: all have one number, but are no duplicates."""
 
 
 @dataclass(slots=True)

@@ -71,7 +71,7 @@ class Finisher:
         """`on_delivered(name, bytes)` is called for each delivered file."""
         self.counts = FinisherCounts()
         self.ledger = CaptureLedger()
-        """Ledger of the newest file, without recovered spools, which can be of another capture."""
+        """Ledger of the newest file of this capture; files of recovered spools can be of another capture."""
         self.problem: str | None = None
         """Reason why files cannot be delivered now: one sentence, without secrets. None if they can."""
         self._place = place
@@ -86,7 +86,7 @@ class Finisher:
 
     @property
     def backlog(self) -> tuple[int, int]:
-        """Number and total bytes of closed spools that are not files yet, with the faulty spools."""
+        """Number and total bytes of closed spools that are not files yet, including faulty spools."""
         with self._wake:
             spools = (*self._queue, *self._faulty_spools)
             return len(spools), sum(spool.size_bytes for spool in spools)

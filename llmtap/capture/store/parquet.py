@@ -80,7 +80,7 @@ class CapturePlace(Protocol):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of a local place, in which files are made; else None."""
+        """Folder of a local place, in which files are made before their delivery; None for a remote place."""
         ...
 
     def put(self, source: Path, name: str) -> None:

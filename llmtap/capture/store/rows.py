@@ -395,8 +395,8 @@ def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
 
 
 def _reading_of(reading: str | None, x: exchange.Exchange) -> Reading:
-    """Return how the answer was read. A row of a trace or of an older version lacks the column: the answer
-    was read if the row has a dialect or the time of a token."""
+    """Return how the answer was read. If the row lacks the column (it is of a trace or an older version), the
+    answer counts as read if the row has a dialect or the time of a token."""
     if reading is not None:
         return Reading(reading)
     was_read = x.dialect is not None or x.timeline.first_token_ns is not None

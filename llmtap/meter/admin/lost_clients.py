@@ -21,7 +21,7 @@ _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 def direct_lost_clients(
     relay_url: Callable[[], str | None], can_see_address: Callable[[web.Request], bool]
 ) -> Middleware:
-    """Return a middleware that answers requests for models, before the token of a request is checked.
+    """Return a middleware that answers requests for models before other checks, such as that of the token.
 
     Args:
         relay_url: returns the URL where clients connect; None if it is unknown.

@@ -42,7 +42,7 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     path_parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
     errors: dict[int, str] = {}
-    """By status: description of the response. 200 and 401 are described elsewhere, for all routes."""
+    """By status: description of the response. Without 200 (see `answers`) and 401, which all routes share."""
     is_public: bool = False
     """Whether the route is public, as health checks are: it needs no token, and its errors are not JSON."""
 

@@ -229,7 +229,7 @@ def _read_page_file(name: str) -> tuple[str, bytes]:
 
 
 def metrics_module() -> bytes:
-    """Return the module of the dashboard that lists the figures of an exchange."""
+    """Return the dashboard's JavaScript module that lists the figures of an exchange."""
     rows = [
         {
             "name": one.name,

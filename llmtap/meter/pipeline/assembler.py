@@ -43,13 +43,13 @@ ANCHORS_MAX: Final = 4
 """Maximum number of clock anchors kept. A request needs an older one if the wall clock was set while its head
 was received."""
 LAG_FLOOR_NS: Final = 11_000_000
-"""Minimum uncertainty of an exchange whose relay died without a last status: relays check their lag every 10
-ms with a timer whose resolution is 1 ms."""
+"""Minimum uncertainty of an exchange whose relay died without reporting its lag: relays check their lag every
+10 ms with a timer whose resolution is 1 ms, so a smaller lag is possibly not noticed."""
 CPU_FREE_NS: Final = 5_000_000
 """CPU time that is not charged to an exchange at each reading of the clock, because the measured time can
 include other frames."""
 CPU_PER_BYTE_NS: Final = 1_000
-"""CPU time allowed for a byte of a frame. Events of a token stream take 20 to 250 ns a byte."""
+"""CPU time per byte of a frame that is not charged to its exchange. Token streams take 20 to 250 ns."""
 CPU_MAX_NS: Final = 1_000_000_000
 """If parsing an exchange takes more CPU time than this, and more than CPU_SHARE of its duration, the rest of
 its response is not parsed."""
@@ -230,7 +230,7 @@ class Assembler:
             table.clear()
 
     def lose(self) -> None:
-        """End all open exchanges as `tap_error`: the relay died."""
+        """End all open exchanges as `tap_error`, because the relay died."""
         reason = DEATHS[self._hello.vantage or RELAY]
         for seq, observer in list(self._open_exchanges.items()):
             try:
@@ -360,7 +360,7 @@ class Assembler:
     def _close_session(
         self, seq: int, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int
     ) -> bool:
-        """End the responses of a session. Return whether there were any: they then replace the tunnel."""
+        """End the responses of a session. Return whether it had any: they are reported, not the tunnel."""
         session = self._sessions.pop(seq, None)
         if session is None or not session.began:
             return False

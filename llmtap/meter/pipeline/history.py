@@ -196,7 +196,7 @@ class History:
         return []
 
     def to_dict(self, step: str) -> Callable[[], dict[str, object]]:
-        """Return a thread-safe function that makes public JSON of the complete steps of a key of STEPS."""
+        """Return a thread-safe function that makes public JSON of complete steps. `step`: a key of STEPS."""
         self._advance()
         level = self._levels[step]
         points, step_ns = list(level.points), level.step.step_ns

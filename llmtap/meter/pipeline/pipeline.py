@@ -264,7 +264,7 @@ class ExchangePipeline:
             log.warning("event=meter_error kind=%s error=%r further=counted", kind, error, exc_info=where)
 
     def _accepts_label(self, tenant: str) -> bool:
-        """Return whether labels of this tenant count; `tenant`: its name before `labels` bounds it."""
+        """Return whether labels that this tenant sends count. `tenant`: its full name, not a label value."""
         tenants = self.options.label_tenants
         return tenants is None or tenant in tenants
 

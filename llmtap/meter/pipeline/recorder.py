@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class _RequestMemory:
-    """Size of the request data that wait for the end of their exchange; event loop and thread change it."""
+    """Total size of request data that wait for the end of their exchange, counted by both threads."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -204,7 +204,7 @@ class Recorder:
         self._inbox.append((x, None, b"", n_bytes))
 
     def leave_out(self, reason: str) -> None:
-        """Count an exchange that gets no row (such as other traffic), so that readers do not miss its row."""
+        """Count an exchange that gets no row, because it is not model traffic. Readers then miss no row."""
         self._left_out_by_reason[reason] = self._left_out_by_reason.get(reason, 0) + 1
 
     def note_relay(

@@ -119,7 +119,7 @@ class Slices(Generic[T]):
         self._merge_job, self._idle_since_ns = None, -1
 
     def _round_to_step(self, start_ns: int, level: int) -> int:
-        """Return the start of the nearest step of a level, from `begin_ns` on; 0 for the past (`past`)."""
+        """Return the start of the nearest step of a level, in ns after `begin_ns`; 0 for the oldest data."""
         if level >= len(self._levels):
             return 0
         step_ns = self._levels[level].step_ns

@@ -99,7 +99,7 @@ class Watcher:
 
     Args:
         adapters: clock of the adapter that stamps the packets of each ring; empty: the kernel stamps them.
-        local: packed addresses of this host.
+        local: packed addresses of this host, by which each table determines its `sides`.
     """
 
     def __init__(

@@ -179,7 +179,7 @@ class Flow(FlowState):
             )
 
     def may_be_lent(self) -> bool:
-        """Return whether only the rest of the answer's body is left to pass, and both sides take bytes."""
+        """Return whether the forwarding thread can take over: only the body is left, and no side is slow."""
         upload, client = self.upload, self._stream
         upstream = upload.upstream
         return (
@@ -525,7 +525,7 @@ class Flow(FlowState):
         return acked_bytes != before
 
     def cut_short(self) -> None:
-        """End the exchange as `tap_error`, because the drain limit is over."""
+        """End the exchange as `tap_error`, because the time limit for draining is over."""
         what = "llmtap was stopped and its drain time has passed"
         self.fail(503, "tap_stopped", what, Outcome.TRUNCATED if self._answered else Outcome.REJECTED)
         if not self.over:

@@ -111,7 +111,7 @@ def request_lines(
 def _request_lines_in_python(
     head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
-    """Return a request head for the upstream, with special cases; without, compiled code returns the same."""
+    """Return the request head for the upstream. Without special cases, compiled code writes the same."""
     target = target_of(head)
     if authority is None and not head.target.startswith((b"/", b"*")):
         # RFC 9112 3.2.2: with the absolute form, use the host of the target.
@@ -165,7 +165,7 @@ def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dec
 def _response_lines_in_python(
     head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool
 ) -> bytes:
-    """Return a response head for the client, with special cases; without, compiled code returns the same."""
+    """Return the response head for the client. Without special cases, compiled code writes the same."""
     out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     switching = head.status in (101, 426)
     drop: tuple[bytes, ...] = (b"transfer-encoding", b"trailer") if dechunk else ()

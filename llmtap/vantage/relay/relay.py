@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 class _UpstreamCheck:
-    """Check whether an upstream accepts a connection, which is closed at once. Log each change."""
+    """Check of one upstream: opens a connection to it, closes it at once, and logs each change."""
 
     def __init__(self, origin: Origin, pool: Pool) -> None:
         self.url = f"{'https' if origin.tls else 'http'}://{origin.authority.decode()}"
