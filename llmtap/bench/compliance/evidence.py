@@ -43,7 +43,7 @@ CONDITIONS: Final = frozenset({"condition"})
 SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
 _BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
 DATA_SETS: Final = {name: PUBLISHED[name].title for name in ("conversation", "code-completion")}
-"""By name of the workload: title of its data set. Only these two workloads of 4.3.2 are data sets."""
+"""By name of the workload: title of its data set. Only these two workloads of IETF 4.3.2 are data sets."""
 MODEL_LOAD: Final = "Cold start: model load (4.5.3)"
 """Label of the line about the model load in the configuration of a report."""
 NO_LOADS: Final = "the report has no loads"
@@ -92,7 +92,7 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
         **_LONG,
     },
 }
-"""By name: properties of each workload of 4.3.2. The draft defines the Long Context workload twice:
+"""By name: properties of each workload of IETF 4.3.2. The draft defines the Long Context workload twice:
 `long-context` follows A.5, and `long-context-uniform` follows 4.3.2.5."""
 
 
@@ -110,8 +110,8 @@ StepFilter = Callable[[Step], bool]
 @dataclass(frozen=True, slots=True)
 class Requirement:
     id: str
-    """`4.2.5-2`: second key word of 4.2.5. `4.2.6-1c`: third item (c) of the list after the first key word of
-    4.2.6. `5.3.2-p1`: first requirement of 5.3.2 without a key word."""
+    """Section of the IETF draft, and place in it. `4.2.5-2`: second key word. `4.2.6-1c`: third item (c) of
+    the list after the first key word. `5.3.2-p1`: first requirement without a key word."""
     section: str
     level: Level
     says: str
@@ -294,7 +294,7 @@ def workload_name(step: Step) -> str | None:
 
 
 def workload_differences(report: Report, step: Step) -> list[str]:
-    """Return how the workload of a load differs from the workload with the same name in 4.3.2, as texts."""
+    """Return how the workload of a load differs from the one with the same name in IETF 4.3.2, as texts."""
     description, name = workload(step), str(workload_name(step))
     if name not in _STANDARD:
         return [f"{name} is none of the workloads of 4.3.2"]

@@ -65,7 +65,7 @@ _WAIT_SHARE_MIN: Final = 0.1
 """Smallest lateness, as a share of a response's duration, that shows that requests waited for responses."""
 _REQUESTS_MIN: Final = 100
 _TOKENS_MIN: Final = 10_000
-"""Minimum number of output tokens of a warm-up, required in addition to `_REQUESTS_MIN` (4.5.1)."""
+"""Minimum number of output tokens of a warm-up, required in addition to `_REQUESTS_MIN` (IETF 4.5.1)."""
 _VARIATION_MAX: Final = 0.10
 _REFERENCE: Final = "cl100k_base"
 _NTP_MAX_S: Final = 0.010
@@ -205,7 +205,7 @@ def _check_in_capture(what: str, *paths: str, of: str = "") -> Check:
 
 
 def _judge_all_abilities(report: Report) -> ComplianceVerdict:
-    """Judge the requirement in the introduction of 4.2: met if no MUST of the subsections is violated."""
+    """Judge the introduction of IETF 4.2: it is met if no MUST of the subsections is violated."""
     rows = [one for one in ROWS if one.section.startswith("4.2.") and one.level in MUSTS]
     verdicts = {one.id: one.check(report) for one in rows}
     against = [id for id, one in verdicts.items() if one.status == "not met"]
@@ -231,7 +231,7 @@ def _judge_custom_workload(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def judge_full_specification(report: Report, step: Step) -> ComplianceVerdict:
-    """Judge whether lengths, contents and shared prefixes of a load's workload are all reported (4.3.1)."""
+    """Judge whether a workload's lengths, contents and shared prefixes are all reported (IETF 4.3.1)."""
     worst_part = worst_verdict(
         [part(report, step) for part in (_judge_input, _judge_output, _judge_contents, _judge_sharing)], ""
     )

@@ -74,7 +74,7 @@ _CONFIGURATIONS_MIN: Final = 4
 
 
 _check_workload: Final = each_load()(judge_full_specification)
-"""Check that the workload of each load is one of 4.3.2, or fully specified."""
+"""Check that the workload of each load is one of IETF 4.3.2, or fully specified."""
 
 
 _check_load_model: Final = has_value("result.load.mode", "{} loop", "the load model is not reported")
@@ -367,7 +367,7 @@ def _classes(report: Report) -> Mapping[str, Any]:
 
 
 def _judge_skewed_workload(report: Report) -> ComplianceVerdict:
-    """Judge the loads with all classes. A load of a single class (5.6.3) is only a part of the workload."""
+    """Judge the loads with all classes. A load of one class (IETF 5.6.3) is only a part of the workload."""
     result = workload_is("synthetic-skewed", step_filter=_is_mixed_load)(report)
     if result.status != "not met" or not _classes(report):
         return result

@@ -223,7 +223,7 @@ def compare(base: System, *others: System) -> TestComparison:
 
 
 def _with_common_seeds(systems: Sequence[System]) -> tuple[list[System], list[str]]:
-    """Return the systems with only the runs whose seed all systems have (6.1), and notes on the other runs.
+    """Return the systems, reduced to runs whose seed all systems have (IETF 6.1), and notes on other runs.
 
     If fewer than three seeds are common to all systems, return all runs, without notes.
     """

@@ -35,7 +35,7 @@ class FigureComparison(msgspec.Struct, kw_only=True):
     samples: str
     """Samples that are compared: `runs` or `requests`."""
     doubtful: bool
-    """Whether a system has fewer samples than the figure needs (5.1.4.3)."""
+    """Whether a system has fewer samples than the figure needs (IETF 5.1.4.3)."""
     level: float = LEVEL
     """Confidence level of the interval from `low` to `high`."""
     n: int | UnsetType = UNSET
@@ -87,7 +87,7 @@ class ComparedSystem(msgspec.Struct, frozen=True):
 
 
 class NormalisedThroughput(msgspec.Struct, frozen=True):
-    """Output tokens per GPU-second and per unit of money (6.2); None if GPUs or price are unknown."""
+    """Output tokens per GPU-second and per unit of money (IETF 6.2); None if GPUs or price are unknown."""
 
     label: str
     output_tps_max: float

@@ -360,7 +360,7 @@ def _tpot_notes(steps: Sequence[BenchStep]) -> list[str]:
 
 
 def _exact_requests(steps: Sequence[BenchStep]) -> str | None:
-    """Return as text where the exact requests are stored (4.3.3), or None if no load has stored requests."""
+    """Return a text on where the exact requests are stored (IETF 4.3.3), or None if none are stored."""
     files = [step.requests for step in steps if step.requests is not None]
     if not files:
         return None

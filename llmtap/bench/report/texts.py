@@ -142,7 +142,7 @@ def _latencies_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
 
 
 def throughputs(document: Mapping[str, Any]) -> tuple[Rate | None, Rate | None]:
-    """Return two output rates (C.1): highest of all sustained levels, and of those with TTFT P99 < 500 ms.
+    """Return two maxima of the output rate (IETF C.1): of all sustained levels, and with TTFT P99 < 500 ms.
 
     Both rates are from the same test, so that the second is never above the first.
     """

@@ -30,7 +30,7 @@ from llmtap.report.values import at, count_with_noun, number
 FAILED: Final = "failed"
 """Code of the finding that a load has failed requests."""
 COMPLETED_MIN: Final = 0.9
-"""Share of the sent requests that must complete while a level lasts, so that it is sustained (5.2.3.1)."""
+"""Share of the sent requests that must complete in a level; else it is not sustained (IETF 5.2.3.1)."""
 _WORST: Final = (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
 _SHARES: Final = ("p50", "p95", "p99")
 _MAXIMA: Final = {

@@ -29,7 +29,7 @@ Cell = Callable[[Any], str]
 INTERVAL_NOTE: Final = "in brackets after a figure: its interval of 95 %, where it has one"
 _LEVEL: Final = 0.95
 RUNS_MIN: Final = 3
-"""Minimum number of independent runs for a claim about a difference (6.3)."""
+"""Minimum number of independent runs for a claim about a difference (IETF 6.3)."""
 _PLACES_MAX: Final = 2
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
@@ -80,7 +80,7 @@ class LatencyRow(Struct, frozen=True, kw_only=True):
     p99: IntervalFigure | UnsetType | None = UNSET
     p999: IntervalFigure | UnsetType | None = UNSET
     marks: list[str]
-    """Names of the percentiles with too few values (5.1.4.3)."""
+    """Names of the percentiles with too few values (IETF 5.1.4.3)."""
 
     def percentile(self, name: str) -> IntervalFigure | None:
         """Return the figure of a percentile, by its name: `p50`."""
@@ -316,7 +316,7 @@ def line_series(
 
 
 def load_lines(load: Load, measured: Measurement) -> dict[str, str]:
-    """Return the configuration lines on workload, load model, requests and duration of a load (5.1.5.1)."""
+    """Return a load's configuration lines: workload, load model, requests, duration (IETF 5.1.5.1)."""
     description = load.plan.describe()
     workload: Any = description.get("workload") or {}
     arrivals: Any = description.get("arrivals") or {}

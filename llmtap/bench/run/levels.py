@@ -426,7 +426,7 @@ def remaining_text(attempts: int, duration_s: float) -> str:
 
 
 WARM_TOKENS: Final = 100
-"""Output tokens of each request of a warm-up. With 100 requests, these are the 10,000 tokens of 4.5.1."""
+"""Output tokens of each request of a warm-up: with 100 requests, the 10,000 tokens of IETF 4.5.1."""
 ANSWERS_MIN: Final = 3
 SLOTS_FIRST: Final = 8
 ROUNDS: Final = 6
@@ -538,7 +538,7 @@ def is_sustained(level: Mapping[str, Any]) -> bool:
 
 
 def completion_ratio_if_overloaded(measured: Measurement) -> float | None:
-    """Return completions / arrivals of an open loop above saturation (5.2.3.1); None for loads below it.
+    """Return completions / arrivals of an open loop above saturation (IETF 5.2.3.1); None for loads below it.
 
     Also None if the load was too short: shorter than three times the duration of a response without a queue.
     """

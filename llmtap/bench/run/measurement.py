@@ -186,7 +186,7 @@ def _server_time_ns(x: Exchange, name: str) -> float | None:
 
 
 RAMP_UP: Final = 0.1
-"""Share of a load's time that is excluded at its beginning (5.2.3.2)."""
+"""Share of a load's time that is excluded at its beginning (IETF 5.2.3.2)."""
 PARTS: Final = 5
 """Number of equal divisions of the steady part: few, so that each division has many requests, but enough to
 show whether a queue grows."""
@@ -380,7 +380,7 @@ def steady_part_of(measured: Measurement, duration_s: float | None = None) -> St
 
 
 def tail_is_heavy(steady: SteadyPart, lowest: SteadyPart) -> bool:
-    """Return whether the P99 of E2E exceeds `TAIL_TIMES` times the P50 of the lowest level (5.2.3.1).
+    """Return whether the P99 of E2E exceeds `TAIL_TIMES` times the P50 of the lowest level (IETF 5.2.3.1).
 
     False if the P99 of the lowest level exceeds this limit too: then the tail is not due to the load.
     """

@@ -348,7 +348,7 @@ class BenchSession:
     time_left_s: Callable[[], float | None] = lambda: None
     """Function that returns the estimated remaining time of all tests; None while it is not known."""
     _round_trips_s: dict[str, float | None] = field(default_factory=dict)
-    """Network round trip in seconds by address, measured before the test's first load to it (4.7.3)."""
+    """Network round trip in seconds by address, measured before the test's first load to it (IETF 4.7.3)."""
     _warm_arms: set[str] = field(default_factory=set)
     """Arms that were warmed up after the latest switch of the server to another arm."""
     _active_arm: str | None = None
@@ -404,7 +404,7 @@ class BenchSession:
             name: name of the load; a path with `/` if a test has many loads.
             arm: configuration of the target (`[arms.NAME]`); empty: the target without changes.
             slo: objectives of the goodput in the result.
-            warm_by: load from which the warm-up takes its lengths (5.9.3); None: this load.
+            warm_by: load from which the warm-up takes its lengths (IETF 5.9.3); None: this load.
             prime: load that is sent first, to fill a prefix cache (5.7.3); its result is discarded.
 
         Raises:

@@ -78,16 +78,16 @@ class TestResult:
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
-    """Lines of the configuration summary (5.1.5.1) of this test."""
+    """Lines of the configuration summary (IETF 5.1.5.1) of this test."""
     notes: list[str] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
-    """Deviations from the draft's procedure, with the reasons (C.1 Notes, C.2 part 5)."""
+    """Deviations from the draft's procedure, with the reasons (IETF C.1 Notes, C.2 part 5)."""
     main: str = ""
-    """Name of the load that represents the test in the minimum report (C.1)."""
+    """Name of the load that represents the test in the minimum report (IETF C.1)."""
     missed_objectives: list[str] = field(default_factory=list)
     """Sentences about the objectives that no load met."""
     itl_option: str | None = None
-    """ITL option of this test (4.6.3), such as `A` or `A + C`; None: the option follows from the loads."""
+    """ITL option of this test (IETF 4.6.3), such as `A` or `A + C`; None: it follows from the loads."""
     headline: list[str] = field(default_factory=list)
     """Sentences with the main result, for the top of reports; empty: the page shows the cells of tables."""
 

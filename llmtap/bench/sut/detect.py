@@ -299,7 +299,7 @@ class _Detector:
 
 
 async def _detect_place(detected: Detected, host: str, port: int) -> None:
-    """Detect where the load generator runs (4.7), and the hardware of its machine."""
+    """Detect where the load generator runs (IETF 4.7), and the hardware of its machine."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:

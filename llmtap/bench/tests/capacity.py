@@ -97,7 +97,7 @@ class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(session: BenchSession, params: CapacityParams) -> None:
-    """Raise ConfigError if the threshold of TTFT is missing, or the levels are too short for 5.5.3."""
+    """Raise ConfigError if the threshold of TTFT is missing, or the levels are too short for IETF 5.5.3."""
     if params.ttft_p99 is None:
         raise ConfigError(
             "ttft_p99",
@@ -115,7 +115,7 @@ def check(session: BenchSession, params: CapacityParams) -> None:
 
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:
-    """Search for the highest concurrency that meets the success criteria (5.5.3), and return it."""
+    """Search for the highest concurrency that meets the success criteria (IETF 5.5.3), and return it."""
     search = _new_search(params)
     attempts: list[LevelAttempt] = []
     while (slots := search.next_level) is not None:
@@ -160,7 +160,7 @@ async def _attempt_level(
 
 
 def _is_too_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
-    """Return whether a level meets the criteria but has too few requests, or time, for 5.5.3."""
+    """Return whether a level meets the criteria but has too few requests, or time, for IETF 5.5.3."""
     too_few = attempt.measurement.n < params.per_slot * attempt.level
     return attempt.holds and (too_few or attempt.steady_part.to_s < to_seconds(params.duration))
 

@@ -170,7 +170,7 @@ class _Class:
 
 
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:
-    """Send each class alone, then the mix, and return the fairness figures (5.6.3, 5.6.4)."""
+    """Send each class alone, then the mix, and return the fairness figures (IETF 5.6.3, 5.6.4)."""
     mix = _mix(session, params)
     warm = mixes.closed_mix(
         mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], counting=session.target.counting

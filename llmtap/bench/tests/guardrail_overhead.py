@@ -176,7 +176,7 @@ def check(session: BenchSession, params: GuardrailParams) -> None:
 
 
 async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult:
-    """Send equal blocks of requests to all configurations, and return the overheads (5.10.3, 5.10.4)."""
+    """Send equal blocks of requests to all configurations, and return the overheads (IETF 5.10.3, 5.10.4)."""
     longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
     warm_by = _closed_load(session, longer, slots=8, requests=32, seed=session.seed - 1)
     capacity = known_capacity(
@@ -297,7 +297,7 @@ def guardrail_figures(
     capacity: Capacity,
     peaks: Mapping[str, Capacity] | None,
 ) -> GuardrailMeasurements:
-    """Return the measurements of 5.10.4; `peaks`: maximum throughputs by configuration, if measured."""
+    """Return the measurements of IETF 5.10.4; `peaks`: maximum throughputs by configuration, if measured."""
     overheads = _overheads_of(cells, arms, levels)
     return GuardrailMeasurements(
         capacity,

@@ -34,7 +34,7 @@ from llmtap.options.fields import opt
 
 LENGTHS: Final = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
 SHORT: Final = 128
-"""Tokens of each prompt of the warm-up (5.9.3 step 1)."""
+"""Tokens of each prompt of the warm-up (IETF 5.9.3 step 1)."""
 SHORT_OUTPUT: Final = 100
 SHORT_REQUESTS: Final = 4
 """Number of different requests of the warm-up, which sends each of them several times."""
@@ -122,7 +122,7 @@ def check(session: BenchSession, params: LongContextParams) -> None:
 
 
 async def run(session: BenchSession, params: LongContextParams) -> TestResult:
-    """Send prompts of rising length until one gets no answer, and return TTFT by length (5.9.3, 5.9.4)."""
+    """Send prompts of rising length until one gets no answer; return TTFT by length (IETF 5.9.3, 5.9.4)."""
     result = TestResult()
     short = _load(session, params, SHORT, slots=SHORT_REQUESTS, requests=SHORT_REQUESTS, output=SHORT_OUTPUT)
     by_length: list[LengthFigures] = []
@@ -177,7 +177,7 @@ def _slots_of_search(params: LongContextParams) -> list[int]:
 async def _search_throughput(
     session: BenchSession, params: LongContextParams, length: int, first: Measurement, *, warm_by: Load
 ) -> tuple[list[LengthThroughput], bool]:
-    """Double the concurrency until the throughput no longer grows (5.9.4).
+    """Double the concurrency until the throughput no longer grows (IETF 5.9.4).
 
     `first`: measurement at `params.concurrency`. Returns the throughput of each concurrency, beginning with
     `first`, and whether it no longer grew at the highest one.
@@ -325,7 +325,7 @@ def _scaling_exponent(fits: Sequence[_Fit], lengths: int) -> figures.IntervalFig
 
 
 def _best_fit_text(fits: Sequence[_Fit]) -> str:
-    """Format as in 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
+    """Format as in IETF 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
     best = fits[0]
     text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
     if isinstance(best.model, saturation.LinearFit):

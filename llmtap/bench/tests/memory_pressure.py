@@ -194,7 +194,7 @@ def _capacity(session: BenchSession, params: MemoryPressureParams) -> tuple[int,
 
 
 async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult:
-    """Send more concurrent requests than the capacity, and return how the server degrades (5.8.3, 5.8.4)."""
+    """Send more requests at a time than the capacity; return how the server degrades (IETF 5.8.3, 5.8.4)."""
     pressure = await _apply_pressure(session, params)
     result = TestResult(
         configuration={

@@ -60,7 +60,7 @@ from llmtap.workload.requests import Requests
 Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
 _INPUT: Final = LogNormal(mu=5.5, sigma=1.0)
 _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
-"""Log-normal distributions of Synthetic-Skewed (A.2), without its minimum and maximum."""
+"""Log-normal distributions of Synthetic-Skewed (IETF A.2), without its minimum and maximum."""
 _IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
 _STANDARD: Final = NormalDist()
 _SKEWED_REQUESTS_MAX: Final = 1_000_000
@@ -72,7 +72,7 @@ ranges."""
 
 
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class of requests (5.6.2)."""
+    """A class of requests (IETF 5.6.2)."""
 
     name: Annotated[str, opt("name in small letters", pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     share: Annotated[float, opt("fraction of all requests; the sum is 1", gt=0, le=1)]
@@ -104,7 +104,7 @@ def check_classes(classes: Sequence[RequestClass]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClassMix(PlannedWorkload):
-    """Workload of requests of several classes, mixed by the shares of the classes (5.6.2)."""
+    """Workload of requests of several classes, mixed by the shares of the classes (IETF 5.6.2)."""
 
     classes: tuple[RequestClass, ...]
     content: ProseWords | RandomIds = field(default_factory=ProseWords)
@@ -177,7 +177,7 @@ class ClassMix(PlannedWorkload):
 
 @dataclass(frozen=True, slots=True)
 class SkewedClasses(ClassMix):
-    """Synthetic-Skewed as in 4.3.2.2, with classes for some of its requests (`skewed_classes`)."""
+    """Synthetic-Skewed as in IETF 4.3.2.2, with classes for some of its requests (`skewed_classes`)."""
 
     def only_class(self, name: str) -> ClassMix:
         return ClassMix(self.classes, self.content).only_class(name)

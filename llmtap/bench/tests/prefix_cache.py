@@ -104,7 +104,7 @@ class CacheThroughput(msgspec.Struct, frozen=True):
 
 
 class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of 5.7.4: the states cold and warm compared with off."""
+    """Measurements of IETF 5.7.4: the states cold and warm compared with off."""
 
     rate_rps: float
     capacity: levels.Capacity | None
@@ -125,7 +125,7 @@ class _EffectRow(NamedTuple):
 
 
 class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.7.2). Sharing and prefix lengths are the workload's by default."""
+    """Setup (IETF 5.7.2). Sharing and prefix lengths are the workload's by default."""
 
     workload: Annotated[
         str, opt("workload: code-completion, conversation, or FILE.toml with generated texts")
@@ -191,7 +191,7 @@ def check(session: BenchSession, params: PrefixCacheParams) -> None:
 
 
 async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResult:
-    """Send the same loads without and with a cache, and return its effect on TTFT (5.7.3, 5.7.4)."""
+    """Send the same loads without and with a cache, and return its effect on TTFT (IETF 5.7.3, 5.7.4)."""
     prefixes = _prefixes(session, params)
     texts = _TextSeeds(session, params.texts)
     warm_by = replace(prefixes, output_tokens=levels.WARM_TOKENS).closed_load(

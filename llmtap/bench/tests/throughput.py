@@ -236,7 +236,7 @@ class _LevelRow(NamedTuple):
 
 
 async def run(session: BenchSession, params: ThroughputParams) -> test.TestResult:
-    """Search for the highest sustained load, and return it with its rates and latencies (5.2.3, 5.2.4)."""
+    """Search for the highest sustained load; return it with rates and latencies (IETF 5.2.3, 5.2.4)."""
     search = await search_limit(session, params)
     best, measurements = search.best, _measurements(session, params, search)
     result = test.TestResult(

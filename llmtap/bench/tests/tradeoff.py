@@ -113,7 +113,7 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
 
 
 async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
-    """Send a load at each percentage of the capacity, and return the curve (5.3.3, 5.3.4)."""
+    """Send a load at each percentage of the capacity, and return the curve (IETF 5.3.3, 5.3.4)."""
     capacity = await _capacity(session, params)
     attempts = []
     for done, percent in enumerate(params.levels):
@@ -170,7 +170,7 @@ MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
-    """Return the capacity (5.3.3, 1): set by the user, or measured by the throughput test or closed loops."""
+    """Return the capacity (IETF 5.3.3, 1) that the user set, or that a test or closed loops measured."""
     known = known_capacity(session, params.max_rate, params.workload)
     if known is not None:
         return known

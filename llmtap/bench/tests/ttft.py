@@ -37,7 +37,7 @@ SHARE: Final = 0.5
 
 
 class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.1.2). Default load: half of the throughput test's sustainable load."""
+    """Setup (IETF 5.1.2). Default load: half of the throughput test's sustainable load."""
 
     workload: test.Workload = "synthetic-uniform"
     requests: Annotated[int, opt("number; P99 needs 1,000, P99.9 needs 10,000", ge=1)] = 10_000
@@ -80,7 +80,7 @@ class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     ttft_by_input: list[InputRange] | None
     """TTFT by range of input lengths; None if all inputs have one length."""
     ttft_any: AnyTokenRow | None
-    """Time to the first token of any kind; None if it was always content (5.1.3.1)."""
+    """Time to the first token of any kind; None if it was always content (IETF 5.1.3.1)."""
     server_queue: figures.LatencyRow | None
     """Wait in the server's queue, a part of TTFT that the server reports; None if it does not report it."""
     server_prefill: figures.LatencyRow | None
@@ -121,7 +121,7 @@ def check(session: BenchSession, params: TtftParams) -> None:
 
 
 async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
-    """Send one load, and return the distribution of TTFT (5.1.3, 5.1.4)."""
+    """Send one load, and return the distribution of TTFT (IETF 5.1.3, 5.1.4)."""
     load = _load(session, params)
     measured = await session.measure("load", load)
     ttft = measured.values("ttft_ns")
@@ -179,7 +179,7 @@ def _expected_loads(session: BenchSession, params: TtftParams) -> ExpectedLoads:
 
 
 def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
-    """Return TTFT by range of input lengths (5.1.4.2); None if all inputs have one length."""
+    """Return TTFT by range of input lengths (IETF 5.1.4.2); None if all inputs have one length."""
     planned = load.plan.requests.input
     samples: dict[int, list[float]] = {}
     lengths = set()
@@ -203,7 +203,7 @@ def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
 
 
 def _any_token(measured: Measurement) -> AnyTokenRow | None:
-    """Return the time to the first token of any kind; None if it was always content (5.1.3.1)."""
+    """Return the time to the first token of any kind; None if it was always content (IETF 5.1.3.1)."""
     table = measured.successful_rows()
     # `earlier` is null for responses without content, which `only_other` covers.
     earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])
