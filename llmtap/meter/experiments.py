@@ -494,7 +494,7 @@ class Experiments:
             arm.chunking["single_token_chunks"] += sum(1 for size in sizes if size == 1)
 
     def _stop_worse(self) -> None:
-        """Switch the experiment off if an arm is worse than the control. A false alarm has probability alpha.
+        """Switch the experiment off if an arm is worse than the control; false alarms: at most alpha.
 
         Store the names of the figures that cannot be judged yet in `_unjudged_figures`.
         """

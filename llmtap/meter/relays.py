@@ -131,7 +131,7 @@ class RelayBook:
         self._epoch = 0
 
     def join(self, hello: Hello) -> int:
-        """Register a relay's hello. Return the number of this connection, for `leave`."""
+        """Register a relay that connected with this hello. Return its connection's number, for `leave`."""
         self._epoch += 1
         known = self._relays.get(hello.relay)
         fresh = _Relay(hello, self._epoch, skipped=hello.skipped)

@@ -260,7 +260,7 @@ def _limit_text(number: float) -> str:
 def nearest_hint(
     name: str, known: Collection[str], prefix: str = "", *, list_known: bool = True
 ) -> str | None:
-    """Return a hint with the most similar name in `known`; without one, and with `list_known`, all if few."""
+    """Return a hint with the most similar name in `known`; else with all, if few and if `list_known`."""
     near = difflib.get_close_matches(name, known, 1, 0.7)
     if near:
         return f"did you mean '{prefix}{near[0]}'?"

@@ -89,7 +89,7 @@ class TradeoffMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(session: BenchSession, params: TradeoffParams) -> None:
-    """Raise ConfigError if the levels or their duration do not meet 5.3.2."""
+    """Raise ConfigError if the levels or their duration do not meet IETF 5.3.2."""
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
     levels = params.levels
     if len(levels) < LEVELS_MIN and not session.quick:

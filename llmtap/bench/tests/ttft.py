@@ -22,7 +22,7 @@ from llmtap.metrics.statistics import percentile
 from llmtap.options.fields import opt
 
 EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
-"""First lengths of the ranges of input lengths that 5.1.4.2 recommends; the last range has no upper end."""
+"""Ranges of input lengths that IETF 5.1.4.2 recommends: the first length of each; the last has no end."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _HISTOGRAM_TO: Final = 0.995
 _HISTOGRAMS: Final = {

@@ -216,7 +216,7 @@ class RemotePlace:
         return size
 
     def _other_store(self, url: str) -> tuple[Callable[[], "FileSystem"], str]:
-        """Return a function that opens the store with the URL, read by pyarrow, and the path in the store."""
+        """Return a function that opens the store (pyarrow reads the URL), and the path in the store."""
         from pyarrow.fs import FileSystem
 
         if url.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in url:

@@ -126,7 +126,7 @@ class Assembler:
         return frames.unrecognised(self._open_exchanges)
 
     def digest(self, frames: Iterable[Frame]) -> None:
-        """Process the frames of a batch, in order, at once."""
+        """Process the frames of a batch, in order, without interruption."""
         for _ in self.work(frames):
             pass
 
@@ -213,7 +213,7 @@ class Assembler:
             self._sink.on_error("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
 
     def discard(self) -> None:
-        """Discard all open exchanges: the relay is alive, and counts those not acknowledged itself."""
+        """Discard all open exchanges: the relay is alive, and itself counts those without acknowledgement."""
         self._sink.on_discard(len(self._open_exchanges))
         for observer in self._open_exchanges.values():
             observer.abandon()

@@ -182,7 +182,7 @@ class Slices(Generic[T]):
         return True
 
     def _window_offset_ns(self, level: int, since_ns: int) -> int:
-        """Return the start of a window that ends at `since_ns`. Both times begin at the start of the data."""
+        """Return a window's start if it ends at `since_ns`; both times count from the start of the data."""
         step_ns = self._levels[level].step_ns
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 

@@ -227,7 +227,7 @@ class Connection:
         self.server.forget()
 
     def release(self) -> None:
-        """Drop the references between the two directions, so that memory is free without a collection."""
+        """Drop the references between the two directions, so that no garbage collection is needed."""
         for way in (self.client, self.server):
             way.forget()
             del way.peer

@@ -222,7 +222,7 @@ class Watcher:
             log.exception("event=watch_failed error=%r", str(exc))
 
     def _log_losses(self) -> None:
-        """Log new losses of packets, and log each kind of connection that cannot be measured once."""
+        """Log new losses of packets and, once per kind, connections that cannot be measured."""
         lost = sum(ring.lost for ring, _ in self._tables)
         if lost > self._logged_losses:
             log.warning(
