@@ -85,7 +85,7 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _fixed_settings(setup: MeterSetup) -> dict[str, object]:
-    """Return the settings that a running meter cannot change; not `options.admin` if it inherits a socket."""
+    """Return settings that a running meter cannot change, without `options.admin` if it inherits a socket."""
     settings = msgspec.structs.asdict(setup)
     # `capture_after` and `takes_over` matter only at the start of a meter.
     for name in ("changeable", "capture_after", "takes_over"):

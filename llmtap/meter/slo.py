@@ -201,7 +201,7 @@ class FrozenSlos:
         return {name: _sum_tables(tables) for name, tables in self._windows.items()}
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
-        """Return by class and window the burn rate of all tenants together, if any exchange counted."""
+        """Return by class and window the burn rate of all tenants together; absent if no exchange counted."""
         rates = {}
         for window, counts in self.windows().items():
             for name, slo in self.classes.items():

@@ -111,7 +111,7 @@ class Reporter:
         self.side = ""
         """Side of the gateway, as in `Hello.side`."""
         self.switch = 0
-        """Latest switch word that the meter sent; 0: none. A restarted meter learns it from here."""
+        """Latest switch word that the meter sent; 0: none. A restarted meter learns it from the relay."""
         self.turns = 0
         """Rounds of the event loop, counted by probes while exchanges run."""
         self._loop = loop

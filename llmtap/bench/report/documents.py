@@ -92,7 +92,7 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
     cautions: list[BenchFinding] = []
     """Findings that make a figure doubtful, or concern a figure that is not requested."""
     failures: list[BenchFinding] = []
-    """Findings that requests failed."""
+    """Findings about failed requests."""
     unchecked: list[BenchFinding] = []
     """Checks of the validity that were not possible, with the reasons."""
 
@@ -109,7 +109,7 @@ class BenchRepeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a run of a test."""
+    """Report of one run of a test."""
 
     test: str
     section: str

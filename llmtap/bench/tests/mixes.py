@@ -85,7 +85,7 @@ LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=
 
 
 def check_classes(classes: Sequence[RequestClass]) -> None:
-    """Raise ConfigError unless there are two classes or more, with different names and shares of sum 1."""
+    """Raise ConfigError unless there are two or more classes of different names whose shares add up to 1."""
     if len(classes) < 2:
         raise ConfigError("classes", f"expected at least two classes (IETF draft, 5.6.2), got {len(classes)}")
     names = [one.name for one in classes]

@@ -333,7 +333,7 @@ class Store:
         return _FRAME_BYTES + int(self._packing_ratio * batch.nbytes)
 
     def _begin_spool(self) -> SpoolWriter:
-        """Begin a spool. Raises OSError."""
+        """Create a new spool and return its writer. Raises OSError."""
         self._spool_number += 1
         now_ns = self._clock.wall_ns()
         name = parquet.file_stem(self._capture, now_ns, self._spool_number) + ".spool"

@@ -158,7 +158,7 @@ _ALL_PACKETS: Final = 1
 def open_adapter_clock(sock: socket.socket, interface: str) -> int:
     """Let the adapter stamp the packets that it receives; return a descriptor of its clock.
 
-    Packets that this host sends keep the kernel's timestamp. Raises ConfigError if the adapter cannot do it.
+    Packets that it sends keep the kernel's timestamp. Raises ConfigError if the adapter cannot stamp packets.
     """
     info = ctypes.create_string_buffer(_TS_INFO.pack(_GET_TS_INFO, 0, -1, 0, 0), _TS_INFO.size)
     config = ctypes.create_string_buffer(_CONFIG.size)
