@@ -31,7 +31,7 @@ from llmtap.workload.requests import Requests
 
 STREAMS_MAX: Final = 256
 EVENTS_MAX: Final = 4_000
-"""Maximum number of events per second: the embedded server can send this number on time."""
+"""Maximum number of events per second, so that the embedded server can send each of them on time."""
 TTFT: Final = Duration(50_000_000)
 SPREAD: Final = 0.3
 """Relative variation of TTFT and ITL between responses, so that streams do not write at the same time."""
@@ -50,7 +50,7 @@ class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeErrors(msgspec.Struct, frozen=True):
-    """Absolute errors of `n` measured times: percentiles and maximum, in seconds; None if `n` is 0."""
+    """Percentiles and maximum of the absolute errors of `n` measured times, in seconds; None if `n` is 0."""
 
     n: int
     p50: float | None
@@ -72,7 +72,7 @@ class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     """Number of exchanges."""
     unmatched: int
-    """Number of exchanges that were not compared: without a matching entry in the server's log."""
+    """Number of exchanges that were not compared, because the server's log has no matching entry."""
     ttft: TimeErrors
     itl: TimeErrors
 
@@ -80,7 +80,7 @@ class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
 class SelftestResult(MeasurementErrors, frozen=True, kw_only=True):
     load: SelftestDensity
     uncertainty: float | None
-    """Uncertainty that the load generator itself reports of its times, in seconds."""
+    """Uncertainty of the times as the load generator itself reports it, in seconds."""
     server_late_max: float
     """Largest delay of a write of the embedded server after its planned time, in seconds."""
 
@@ -103,7 +103,7 @@ def selftest_load(result: Mapping[str, Any], target: str, *, processes: int = 1)
 
 
 async def run_selftest(load: SelftestLoad) -> SelftestResult:
-    """Run the self-test. The event loop must have nothing else to do."""
+    """Run the self-test. The caller must run nothing else in the event loop: it would delay the events."""
     tokens = max(2, round((ANSWER_NS - TTFT) / load.itl))
     server = SimServer(SimOptions(ttft=TTFT, itl=load.itl, tokens=tokens, spread=SPREAD))
     runner = web.AppRunner(server.app, access_log=None)

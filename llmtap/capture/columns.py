@@ -16,7 +16,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import TokenSource
 
 OPTIONAL: Final = ("shape", "turn", "text")
-"""Attributes of an Exchange that can be None, each with attributes of its own."""
+"""Parts of an Exchange that can be None. Columns of their attributes are then null."""
 STRING, INT, SMALL, BOOL, DOUBLE = "string", "int64", "int32", "bool", "double"
 
 
@@ -29,8 +29,8 @@ class Conversion(Enum):
 
 
 class Coarse(Enum):
-    """Content of a column at the privacy level `coarse`. TIME, BYTES and TOKENS are rounded to a step: their
-    values are its name in `coarse.STEPS`."""
+    """Content of a column at the privacy level `coarse`. TIME, BYTES and TOKENS are rounded to a step: the
+    member's value is the step's name in `coarse.STEPS`."""
 
     TIME = "time_us"
     BYTES = "bytes"
@@ -53,7 +53,7 @@ class Column:
     `coarse` stores the same columns as `shape`."""
     coarse: Coarse = Coarse.SAME
     distinct: bool = False
-    """Whether values rarely repeat, so that a dictionary encoding would cost 1 to 2 bytes more per value."""
+    """Whether values rarely repeat. Then there is no dictionary, which would cost 1 to 2 bytes per value."""
     statistics: bool = False
     """Whether the file has the minimum and maximum of the column, by which readers skip row groups. Never
     True for text, because these values would reveal some of it."""
@@ -65,13 +65,13 @@ class Column:
 
     @property
     def part_and_name(self) -> tuple[str, str]:
-        """Part of the Exchange that has the attribute (empty: the Exchange), and name of the attribute."""
+        """Names of the Exchange's part that has the attribute (empty: the Exchange), and of the attribute."""
         part, _, name = self.path.rpartition(".")
         return part, name
 
     @property
     def getter(self) -> Callable[[Exchange], Any] | None:
-        """Function that returns the value in the Exchange's unit, or None if the Exchange lacks the part."""
+        """Function that returns an Exchange's value before conversion, or None without its part."""
         part, name = self.part_and_name
         if part in OPTIONAL:
             return lambda x: None if (owner := getattr(x, part)) is None else getattr(owner, name)
@@ -223,11 +223,11 @@ COLUMNS: Final = (
     Column("response_text", STRING, "text.response_text", level="full", distinct=True),
     Column("redactions", SMALL, "text.redactions", level="full"),
 )
-"""All columns, in the order of the schema. None is a struct, because not every reader can filter structs."""
+"""All columns, in the order of the schema. No column is a struct: some readers cannot filter structs."""
 LABEL_GETTERS: Final = {
     column.name: getter for column in COLUMNS if column.is_label and (getter := column.getter)
 }
-"""Labels by which a report of a capture can be split, with the function that reads their value."""
+"""By label that a report can be split by (`--by`): the function that reads its value from an Exchange."""
 _LEVELS: Final = ("none", "shape", "full")
 
 

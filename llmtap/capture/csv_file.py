@@ -20,7 +20,7 @@ PHASES: Final = ("send_us", "wait_us", "receive_us")
 
 
 def write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write batches in SCHEMA; return the number of rows. Raises OSError."""
+    """Write batches, whose columns are those of SCHEMA; return the number of rows. Raises OSError."""
     rows = 0
     with open(path, "w", encoding="utf-8", newline="", opener=open_private) as file:
         writer = csv.writer(file)

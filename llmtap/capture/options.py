@@ -1,7 +1,7 @@
 """Options of the capture (`[capture]`), with the descriptions that `--help` and the reference show.
 
-`config.py` reads the options, the meter's recorder follows them (place, privacy level, limits), and
-`llmtap convert` uses the redaction rules. `redact_url` hides credentials in the URL of a place.
+`config.py` reads the options. They set place, privacy level and limits for the meter's recorder, and
+the redaction rules also for `llmtap convert`. `redact_url` hides credentials in the URL of a place.
 """
 
 import difflib
@@ -20,9 +20,9 @@ from llmtap.units import Bytes, Duration
 LEVELS: Final = ("none", "coarse", "shape", "full")
 """Privacy levels, from the one that stores least to the one that stores most."""
 PATTERN_PREFIX: Final = "re:"
-"""Prefix of a rule in `redact` that is a regular expression of the operator."""
+"""Prefix of a rule in `redact` which shows that the rest is the operator's own regular expression."""
 FLUSH_NS_MAX: Final = 10_000_000_000
-"""Maximum of `flush`: with a longer interval, a killed meter would lose more rows than users expect."""
+"""Maximum of `flush`: with a longer interval, a meter that is killed would lose too many rows."""
 PAIR_KEY_CHARS_MIN: Final = 16
 _RULES: Final = ("email", "card", "phone", "key")
 PUBLIC_URL_FIELDS: Final = frozenset(
@@ -196,8 +196,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _check_rule(place: str, rule: str) -> None:
-    """Raise ConfigError for an unknown name. An unknown name is not used as a pattern, because a misspelt
-    name would then redact nothing."""
+    """Raise ConfigError for a rule that is neither a known name nor `re:PATTERN`. Another text is not used as
+    a pattern, because a misspelt name would then redact nothing."""
     if rule in _RULES:
         return
     if not rule.startswith(PATTERN_PREFIX):
@@ -223,21 +223,21 @@ def _check_rule(place: str, rule: str) -> None:
 
 
 def salt_of(pair_key: str | None) -> bytes:
-    """Return the key of the hashes of a capture: derived from `pair_key`, or random."""
+    """Return the key with which a capture hashes texts: derived from `pair_key`, or random without it."""
     if pair_key is None:
         return secrets.token_bytes(32)
     return blake2b(pair_key.encode(), digest_size=32, person=b"llmtap pair key").digest()
 
 
 def key_id_of(pair_key: str | None) -> str:
-    """Return the id by which a capture names its `pair_key`; empty if it has none."""
+    """Return the public id of a `pair_key`: captures with one id have comparable hashes. Empty if None."""
     if pair_key is None:
         return ""
     return blake2b(pair_key.encode(), digest_size=6, person=b"llmtap key id").hexdigest()
 
 
 def redact_url(url: str) -> str:
-    """Return the URL without user, password (up to the last @) and query fields that may be secret."""
+    """Return the URL without user, password (up to the last @) and possibly secret query fields."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url

@@ -22,7 +22,7 @@ VERSION: Final = 1
 META_KEY: Final = b"llmtap"
 """Key in the schema's metadata under which the CaptureInfo is stored as JSON."""
 EVENT_CLASS_NAMES: Final = tuple(c.name.lower() for c in EventClass)
-"""Names of the event classes by code; the column holds the names."""
+"""Names of the event classes, indexed by their codes; the column has names instead of codes."""
 
 _TYPES: Final = {
     "string": pa.string(),
@@ -48,7 +48,7 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counts of a relay's exchanges, as the relay reported them."""
 
     opened: int
-    """Exchanges begun: they have the sequence numbers 1 to `opened`."""
+    """Number of exchanges begun. These have the sequence numbers from 1 to `opened`."""
     dropped: dict[str, int] = {}
     """Exchanges that the relay forwarded without measurement, by reason."""
     unsettled: int = 0
@@ -58,9 +58,9 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     before: dict[str, int] = {}
     """Part of `dropped` that is older than this capture, by reason."""
     packets: dict[str, int] = {}
-    """Only of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
+    """Packets `captured` and `lost`, only of a passive relay. Exchanges in lost packets have no number."""
     watched: dict[str, int] = {}
-    """Only of a passive vantage: connections seen, by kind."""
+    """By kind: number of connections seen, only of a passive relay."""
 
 
 class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,7 +71,7 @@ class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
     dropped: dict[str, int] = {}
     """Exchanges that were measured but not stored, by reason, since the meter started."""
     meter: str = ""
-    """Id of the meter's run that counted `dropped`. Of several counts of one run, the latest is valid."""
+    """Id of the meter's run that counted `dropped`. Of several ledgers of one run, only the latest counts."""
     closed: bool = False
     """Whether the capture was closed properly, so that no more exchanges follow."""
 
@@ -81,12 +81,12 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     schema_version: int = VERSION
     capture: str = ""
-    """Id of one start of the proxy. Block hashes are comparable within one capture only, except with
-    `pair_key`."""
+    """Id of one start of the proxy. Block hashes of captures with different ids can be compared only if both
+    have the same `pair_key`."""
     tap_version: str = ""
     """Version of the llmtap that wrote the file."""
     config: str = ""
-    """Fingerprint of the configuration."""
+    """Fingerprint of the configuration, by which files with equal configurations are recognised."""
     level: str = ""
     """Highest privacy level that a row of the file can have (`options.LEVELS`)."""
     coarse: dict[str, int] = {}
@@ -97,7 +97,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     block_size: int = 0
     """Size of the blocks into which prompts are cut for hashing."""
     pair_key: str = ""
-    """Id of the configured key of the hashes: captures with the same id have comparable hashes."""
+    """Id of the configured `capture.pair_key`: captures with the same id have comparable hashes."""
     arrivals: str = "wall"
     """`wall`: `arrival_ns` counts from 1970 UTC. `trace`: it counts from the time 0 of the trace."""
     blocks: str = "salted"
@@ -123,7 +123,7 @@ def info_of(schema: pa.Schema) -> CaptureInfo | None:
 
 
 class CaptureVersionError(ConfigError):
-    """A capture has a later version of the schema than this llmtap."""
+    """A capture has a later version of the schema than this llmtap can read."""
 
     def __init__(self, where: str, version: int) -> None:
         super().__init__(

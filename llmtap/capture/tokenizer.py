@@ -15,7 +15,7 @@ from typing import Any, Final
 from llmtap.errors import ConfigError, install_hint
 
 Encode = Callable[[str], Sequence[int]]
-"""Returns the token ids of a text."""
+"""Function that returns the token ids of a text."""
 
 TIKTOKEN_PREFIX: Final = "tiktoken:"
 _INSTALL_HINT: Final = install_hint("tokenizers")

@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. A Ctrl-C during the imports gives the same exit code as a Ctrl-C after them."""
+    """Run the command line. Ctrl-C ends it with exit code 130, during the imports as well as later."""
     try:
         from llmtap.cli.main import main as run
     except KeyboardInterrupt:

@@ -248,7 +248,7 @@ def _run(
         raise typer.Exit(compare_folders(place / "a", [place / "b"], outputs))
 
     def write_pages(document: "BenchDocument") -> None:
-        """Write the reports on all tests in the results folder, also of earlier runs, into this folder."""
+        """Write the reports into the results folder; they cover all tests in it, also of earlier commands."""
         if document.tests and document.stopped is not True:
             stored = load_document(place)
             document = structs.replace(stored, not_run=document.not_run)
@@ -346,7 +346,7 @@ _HELP_TEXTS: Final = {
         " guardrail adds, and the throughput that it costs."
     ),
 }
-"""Help text of each test: the loads it sends and the figures it reports, with the default parameters."""
+"""By test: its help text, which describes its loads and figures with the default parameters."""
 
 for _name, (_section, _title) in TESTS.items():
     command(
@@ -480,7 +480,7 @@ def compare_folders(
 ) -> ExitCode:
     """Compare results folders with the folder `base`, write or print the report, and return the exit code.
 
-    NOT_VALID if the loads differ or are not valid. With `tolerances`, the judged changes decide the code.
+    It is NOT_VALID if the loads differ or are not valid. With `tolerances`, the judged changes decide.
     """
     from llmtap.bench.report.compare import compare_results
     from llmtap.gates.regression import judge_tests, regression_code
@@ -522,7 +522,7 @@ def _resume_command(place: Path) -> str:
 
 
 def bench_texts(document: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return functions that render a document for `--json`, `--html` and `--markdown`, by option."""
+    """Return by option (`--json`, `--html`, `--markdown`) a function that renders the document for it."""
 
     def html() -> str:
         from llmtap.report.bench import bench_html

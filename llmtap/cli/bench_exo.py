@@ -74,7 +74,7 @@ Examples:
 
 
 def _read_numbers(flag: str, text: str) -> list[int]:
-    """Return the different numbers in a text such as `512,4096`, in its order. Raises ConfigError."""
+    """Return the numbers in a text such as `512,4096`, in order, each once. Raises ConfigError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not (word.isascii() and word.isdigit()):

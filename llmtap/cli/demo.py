@@ -61,21 +61,21 @@ WORKLOAD: Final = "bursty"
 RATE_RPS: Final = 0.27
 """Mean rate of BurstGPT's trace (multi-bin paper, 3.1)."""
 TOKENS_MAX: Final = 512
-"""Maximum number of tokens in a response. Without it, one response in twenty would take too long."""
+"""Maximum number of tokens in a response. Without it, one response in twenty would outlast the demo."""
 SEED: Final = 280
 """Random seed. With it, half a minute has several bursts; with most seeds, none or one large burst."""
 TRACE_ROWS: Final = 1_000
 """Maximum number of rows of a trace: more than can be sent during a demo."""
 REQUESTS_FACTOR: Final = 6
-"""Number of requests to draw, divided by the number at the mean rate: bursts can exceed the mean rate.
-Requests after the end of the load are not sent."""
+"""The demo plans this many times the number of requests at the mean rate, because bursts can exceed the rate.
+Requests planned after the end of the load are not sent."""
 TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
-"""Tenants, with relative shares, for the demo's requests that have no tenant. Requests of other clients have
-none, so the demo can exclude them from its counts."""
+"""Tenants that the demo gives to its own requests without a tenant, with their relative shares. Requests of
+other clients get none of them, so the demo can exclude those requests from its counts."""
 DRAIN_S: Final = 15
 """Maximum time to wait for responses after the last request."""
 READY_S: Final = 120
-"""Maximum time to wait for the processes. A process that ends is reported at once."""
+"""Maximum time to wait until engine and proxy are ready. If one of them ends, the demo fails at once."""
 _BUSY_HINT: Final = "this machine is possibly too busy; stop other programs, and start the demo again"
 END_S: Final = 10.0
 """Maximum time for a process to end after SIGTERM."""
@@ -83,7 +83,7 @@ CHECK_S: Final = 0.25
 LINE_NS: Final = 5 * NS_PER_S
 """Time between two lines with figures."""
 SETTLE_S: Final = 30
-"""Maximum time to wait at the end for a busy meter to measure all requests."""
+"""Maximum time to wait at the end of the load until the meter has measured all requests."""
 LOG_CHARS_MAX: Final = 2_000
 _CANCELLED: Final = "client_cancelled"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
@@ -306,7 +306,7 @@ class _Demo:
         self._listener = LatestProgress()
 
     async def run(self) -> int:
-        """Return the exit code. Raises ConfigError and LlmtapError."""
+        """Run the demo to its end, and return the exit code. Raises ConfigError and LlmtapError."""
         import aiohttp
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -527,7 +527,7 @@ def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> _OwnR
 
 
 def _measurement_problems(own_requests: _OwnRequests, result: Mapping[str, Any]) -> list[str]:
-    """Return a text for each fault: broken streams that clients or proxy counted, exchanges not measured."""
+    """Return a text for each problem: broken streams (by outcome and side), and exchanges not measured."""
     problems = [
         f"{n:,} {name} (counted by the {side})"
         for side, outcomes in (("clients", result["outcomes"]), ("proxy", own_requests.outcomes))

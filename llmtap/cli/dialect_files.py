@@ -16,7 +16,7 @@ from llmtap.protocol.dialects.table.declaration import DialectTable
 from llmtap.protocol.structure import Structure, draft_table
 
 _VALUES_MAX: Final = 10_000_000
-"""Maximum number of JSON values of a file that are analysed: so many values take some seconds."""
+"""Maximum number of JSON values of a file that are analysed; this number takes some seconds."""
 _FIXTURE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 

@@ -100,8 +100,8 @@ def convert(
 
 
 def _read_rules(values: list[str]) -> tuple[str, ...]:
-    """Return the rules of all `--redact` options. A comma separates two names; in a rule `re:PATTERN`, it is
-    part of the pattern."""
+    """Return the rules of all `--redact` options. A comma separates names of rules; in an option with
+    `re:PATTERN`, a comma is part of the pattern."""
     from llmtap.capture.options import PATTERN_PREFIX
 
     rules: list[str] = []
@@ -233,7 +233,7 @@ Examples:
 
 
 class _ReadOptions(Struct, frozen=True, kw_only=True):
-    """Options that select the saved response and how it is read."""
+    """Options that select the saved response, and decide how it is read."""
 
     path: Annotated[
         str, opt("Path of the request, if the file does not contain it; used to identify the API.")

@@ -27,7 +27,7 @@ from llmtap.units import NS_PER_S, Duration
 _TYPER_TYPES: Final = (bool, int, float, str, Path)
 """Types to which typer converts a text itself."""
 _DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
-"""Maximum duration of a flag, 1,000 days, so that timestamps do not overflow."""
+"""Maximum of a flag that takes a duration: 1,000 days, so that timestamps do not overflow."""
 
 
 def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flags_of(kind: type[msgspec.Struct]) -> Iterator[Option]:
-    """Yield the options of a struct that are flags, and the same of the structs inside it."""
+    """Yield the options of a struct that are flags, including those of the structs inside it."""
     for option in options_of(kind):
         if is_struct(option.kind):
             yield from _flags_of(option.kind)
@@ -110,7 +110,7 @@ def _value_or_default(option: Option, flag_value: Any) -> Any:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Return the parameter of a function from which typer makes the flag of an option."""
+    """Return a function parameter from which typer makes the option's flag."""
     extra, (kind, default) = option.extra, _typer_type(option)
     if extra.get("argument"):
         info = typer.Argument(metavar=extra["metavar"], help=option.meaning)
@@ -141,7 +141,7 @@ def _typer_type(option: Option) -> tuple[Any, Any]:
 
 
 def _number_types(info: Any) -> Iterator[Any]:
-    """Yield the number types inside a type; these have the bounds of the number."""
+    """Yield the number types inside a type (such as a union), because these have the number's bounds."""
     if isinstance(info, Metadata):
         yield from _number_types(info.type)
     elif isinstance(info, UnionType):

@@ -24,7 +24,7 @@ from llmtap.report.values import FEW, count_with_noun, figures_text, is_marked, 
 from llmtap.traces.format import FormatError
 
 UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
-"""Nanoseconds in each unit that the values of a log can have."""
+"""By unit that the values of a log can have: number of nanoseconds."""
 _FIGURES: Final = {
     "mean": "mean",
     "p50": "p50",
@@ -37,7 +37,7 @@ _FIGURES: Final = {
 
 
 class LogFigure(Struct, frozen=True):
-    """A percentile of the logs `a` and `b` in seconds, the interval of b - a, and the numbers of values."""
+    """One percentile in the logs `a` and `b`, in seconds, with the interval of b - a and the counts."""
 
     tag: str
     figure: str

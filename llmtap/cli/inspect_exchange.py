@@ -28,7 +28,7 @@ def show_exchange(exchange_id: str, options: TopOptions, *, json: str | None) ->
 
 
 _IDS: Final = ("id", "request_id", "upstream_request_id", "trace_id")
-"""Filters of the API that an exchange's id can match, in the order in which they are tried."""
+"""Filters of the API, in the order in which they are tried: the user's id can be any of these."""
 
 
 async def _fetch(exchange_id: str, options: TopOptions) -> tuple[dict[str, Any], dict[str, Any]]:

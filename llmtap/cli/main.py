@@ -49,7 +49,7 @@ _COMMANDS: Final = (
 )
 """Commands in the order of the help text."""
 _COMMANDS_WITH_PLACES: Final = ("convert", "demo", "inspect", "report", "top", "watch")
-"""Commands whose first argument can be a file, folder or URL, which `--json` must not take as its FILE."""
+"""Commands whose argument can be a file, folder or URL: `--json` before it must not take it as its FILE."""
 
 
 class _Group(TyperGroup):

@@ -57,7 +57,7 @@ class SettingsOptions(Struct, frozen=True, kw_only=True):
     check: Annotated[bool, opt("Check the configuration and start nothing.")] = False
 
     def key_values(self, options: Struct) -> dict[str, Any]:
-        """Return the values of the configuration keys that flags set, also those of `options`."""
+        """Return the configuration keys, with values, that are set by these flags and those of `options`."""
         return {**keys_given(options, self), **read_pairs("--set", self.assign)}
 
     def read(self, options: Struct) -> "LoadedSettings":
@@ -95,7 +95,7 @@ NoSelftest = Annotated[
 Json = Annotated[
     str | None, opt("Result as JSON: on stdout with --json, in FILE with --json=FILE.", "[=FILE]")
 ]
-"""Option `--json` with an optional file. If the file is missing, `cli/main.py` adds `-`, standard output."""
+"""Option `--json` with an optional file. Without a file, `cli/main.py` adds `-`, which is standard output."""
 
 
 class HeaderOptions(Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ Goodput = Annotated[
 
 
 class GoalOptions(Struct, frozen=True, kw_only=True):
-    """Options for the limits that requests and figures must meet, and for additional percentiles."""
+    """Options for the limits that requests or figures must meet, and for additional percentiles to report."""
 
     slo: Annotated[
         str | None,
@@ -166,7 +166,7 @@ class TokenOptions(Struct, frozen=True, kw_only=True):
 
 
 class ReaderOptions(Struct, frozen=True, kw_only=True):
-    """Options for the simulated reader of user idle latency and smooth goodput; all have defaults."""
+    """Options for the assumed reader, whose speed decides user idle latency and smooth goodput."""
 
     reader_speed: Annotated[
         Annotated[float, Meta(gt=0, le=1e6)] | None,

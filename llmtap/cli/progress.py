@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LINE_INTERVAL_NS: Final = 10 * NS_PER_S
 """Minimum time between two log lines."""
 WARM_UP_AUTO: Final = "100 requests or more, 10,000 tokens or more, until latency is stable"
-"""Text about the length of the automatic warm-up."""
+"""Text of the message on an automatic warm-up: how long it lasts."""
 
 
 class ProgressLines:
@@ -107,7 +107,7 @@ class ProgressLines:
         print_message(text)
 
     def _is_due(self) -> bool:
-        """Return whether it is time for the next line. If it is, the wait for the line after it begins."""
+        """Return whether the next line is due. If it is, restart the interval until the line after it."""
         now_ns = SystemClock.mono_ns()
         is_due = now_ns - self._printed_ns >= LINE_INTERVAL_NS
         if is_due:
@@ -120,9 +120,9 @@ class ProgressLines:
         return f"[{seconds // 60:02d}:{seconds % 60:02d}]"
 
     def _remaining_text(self, progress: Progress, planned: int | None) -> str:
-        """Return a text with the time until the last request, from the load's duration or its rate so far.
+        """Return a text with the time until the last request is sent, from the load's duration or rate.
 
-        The time until the last answer ends is unknown, because answers differ in length.
+        It does not include the time until the last answer ends, which is unknown.
         """
         if not progress.left or (planned is not None and progress.sent >= planned):
             return ", all sent" if progress.under_way else ""
@@ -239,7 +239,7 @@ def watching_progress() -> Iterator[ProgressLines]:
 
 
 class ReplaySignals:
-    """Handler of signals during a replay, until its report is written (`ReceivedSignals.handler`)."""
+    """Handler of signals (see `ReceivedSignals.handler`) from the start of a replay until it is reported."""
 
     def __init__(self, replay: Replay, listener: ProgressLines, loop: asyncio.AbstractEventLoop) -> None:
         self._replay = replay

@@ -421,7 +421,7 @@ def _not_for_trace(option: str, place: str) -> ConfigError:
 
 
 def _is_trace(places: list[str]) -> bool:
-    """Return whether `places` is a single trace: a file that is neither Parquet nor a spool of a capture."""
+    """Return whether `places` has only one path, of a trace: a file that is neither Parquet nor a spool."""
     if len(places) != 1:
         return False
     path = Path(places[0])
@@ -463,7 +463,7 @@ def _trace_batches(path: str, source_format: str | None) -> "Iterator[pa.RecordB
 
 
 def _write_csv(csv: str, batches: "Iterator[pa.RecordBatch]", summary: Mapping[str, Any]) -> None:
-    """Write the requests to a CSV file, and the figures to a second file. Raises ConfigError."""
+    """Write the requests to the file `csv`, and the figures to another (`figures_place`)."""
     from llmtap.capture.csv_file import write_csv
     from llmtap.gates.figures import figures_csv
 
@@ -494,8 +494,8 @@ def _progress_bar(rows: int | None) -> Iterator[Callable[[int], None] | None]:
 
 
 def _refuse_bench(places: list[str]) -> None:
-    """Raise ConfigError for results folders of benchmarks: a summary over their captures, which have
-    different loads, would be meaningless."""
+    """Raise ConfigError for results folders of benchmarks: their captures are of different loads, so one
+    summary over all of them would be meaningless."""
     for place in (Path(path) for pattern in places for path in sorted(glob(pattern))):
         results = [place] if (place / "bench.json").is_file() else []
         results += [path.parent for path in sorted(place.glob("*/bench.json"))]

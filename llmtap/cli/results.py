@@ -16,7 +16,7 @@ from llmtap.errors import ConfigError, ExitCode
 RESULT_BYTES_MAX: Final = 256 << 20
 """Maximum size of a file that is read as a result. A result has a few MB: one value per second and series."""
 RESULT_PATTERN: Final = "replay-*.json"
-"""Pattern of a result's file name after its first part: the name of the capture's folder and a dot."""
+"""Pattern of the second part of a result's file name; the first part is the capture folder's name and `.`."""
 _REPLAY_FIELDS: Final = frozenset({"load", "sender", "plan", "metrics", "verdict"})
 """Fields by which the result of a replay is recognised."""
 _EXPERIMENT_FIELDS: Final = frozenset({"state", "arms", "differences", "sample_ratio"})
@@ -80,7 +80,7 @@ def show_experiment(outputs: Outputs, experiment: Mapping[str, Any]) -> None:
 
 
 def experiment_texts(experiment: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return functions that return the text of an experiment's outputs, by option."""
+    """Return by option (such as `--html`) a function that returns the text of an experiment's output."""
     from llmtap.report.experiment_page import experiment_html, experiment_markdown
 
     return {
@@ -107,8 +107,8 @@ def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
 def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path | None:
     """Return the path for the result of a replay, next to the folder of its capture; None for a URL.
 
-    The result is not in the folder itself, so that the folder has only Parquet files and other tools can read
-    it as one dataset. The name contains the start time of `result`; without `result` it is incomplete.
+    It is not in the folder itself, so that the folder has only Parquet files and other tools can read it as
+    one dataset. The name contains the start time of `result`; if `result` is None, the time is missing.
     """
     from llmtap.capture.store.parquet import place_of
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 STDOUT: Final = "-"
 _LINE_MAX: Final = 10_000
-"""Width of tables for output without a terminal: longer than any row."""
+"""Width of tables in a pipe or a file: larger than any row, so that no row is wrapped."""
 _SIGNAL_EXIT: Final = 128
-"""Exit code of a command that a signal ended, minus the number of the signal, as in shells."""
+"""A command that a signal ended has this exit code plus the number of the signal, as in shells."""
 
 
 # ---------------------------------------------------------------- messages on stderr
@@ -88,13 +88,13 @@ class Outputs:
                 raise _write_error(option, place, exc) from None
 
     def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Write all requested files. `texts`: functions that return the text of an option's file."""
+        """Write all requested files. `texts`: by option, a function that returns the text of its file."""
         for option, place in self.files.items():
             write_output(option, place, texts[option]())
 
     def write_or_show(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
-        """Write all requested files. Then print the text of the option with `-`, or without such an option
-        call `show`, which prints the normal report."""
+        """Write all requested files. Then print the text of the option whose file is `-`; if no option has
+        this file, call `show`, which prints the normal report."""
         self.write(texts)
         if self.stdout_option is None:
             show()
@@ -206,7 +206,7 @@ def read_pairs(
 ) -> dict[str, str]:
     """Return the values of texts of the form KEY=VALUE, by key. Raises ConfigError.
 
-    If a key repeats, its final value counts, or with `unique` the repetition is an error.
+    If a key is given twice, the later value counts; with `unique`, it is an error.
     """
     pairs: dict[str, str] = {}
     for item in items or ():
@@ -221,7 +221,7 @@ def read_pairs(
 
 
 def need_extra(place: str, module: str, extra: str, hint: str = "") -> None:
-    """Raise ConfigError if the Python package `module` is missing; its hint installs the extra `extra`."""
+    """Raise ConfigError if the Python package `module` is missing. The error's hint installs `extra`."""
     from importlib.util import find_spec
 
     if find_spec(module) is None:
@@ -344,9 +344,9 @@ class SeveralValues(TyperCommand):
         "--percentiles": r"[\d.,]+",
         "--fail-if-worse": r"([a-z][\w.]*:)?[\d.]+%?|all",
     }
-    """Pattern of an option's additional words. Words that do not match are arguments of the command."""
+    """By option: pattern of its words after the first. A word that does not match is an argument."""
     bare_values: ClassVar[Mapping[str, str]] = {"--fail-if-worse": "all"}
-    """Value of an option that is given without a value."""
+    """By option: the value that it has if it is given without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined: list[str] = []
@@ -366,7 +366,7 @@ class SeveralValues(TyperCommand):
 
 
 def figures_place(csv: str) -> str:
-    """Return the CSV file of figures (`a.figures.csv`) for that of requests (`a.csv`). Raises ConfigError."""
+    """Return the name of the figures' CSV file, `a.figures.csv`, for the requests' CSV file `a.csv`."""
     if csv == STDOUT:
         raise ConfigError(
             "--csv",

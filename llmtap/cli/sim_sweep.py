@@ -37,19 +37,19 @@ _MAXIMA: Final = {
     "rate": 1_000_000_000,  # One request per ns: with more, all requests would arrive at the same time.
     "seed": (1 << 63) - 1,
 }
-"""Maximum value of each axis of numbers."""
+"""By axis of numbers: the maximum value, above which a number is refused."""
 _LIST_HINT: Final = "`llmtap sim run --readings` lists the readings and options of serving"
 _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynamic")
 _OTHER_OPTION: Final = {
     "--reading": (SERVING, "an option of serving", "--serving"),
     "--serving": (READINGS, "a reading", "--reading"),
 }
-"""By option: the names that belong to the other option, their description, and the other option. A name that
-is given to the wrong option gets an error with this hint."""
+"""For each of two options that are easily confused: the names of the other one, their description, and its
+flag. A name that is given to the wrong option gets an error with this hint."""
 
 
 class AxesReader:
-    """Axes of a sweep: the values by name, and the option that set each."""
+    """Reader of a sweep's axes: by axis, its values and the option that set them."""
 
     def __init__(self) -> None:
         self._axes: dict[str, tuple[Any, ...]] = {}
@@ -64,7 +64,7 @@ class AxesReader:
             self._set_axis("router", names_in(text, "--router", "router", ROUTERS), "--router")
 
     def set_numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
-        """Set an axis from numbers between commas: above 0, or a seed of at least 0. Raises ConfigError."""
+        """Set an axis from numbers separated by commas (above 0; seeds: 0 or above). Raises ConfigError."""
         if text is None:
             return
         option = f"--{name}"
@@ -88,7 +88,7 @@ class AxesReader:
     def set_options(self, words: Sequence[str], option: str) -> None:
         """Set options of `ModelOptions` or `Serving` from texts NAME=VALUE. Raises ConfigError.
 
-        `--vary` has several values: NAME=VALUE,VALUE, or separated by `|` if the values contain commas.
+        `--vary` takes several values, as NAME=VALUE,VALUE or, if values contain commas, NAME=VALUE|VALUE.
         """
         several = option == "--vary"
         other_names, description, other_option = _OTHER_OPTION.get(option, ((), "", ""))
@@ -165,9 +165,9 @@ class AxesReader:
         return axes
 
     def kv_memory(self, axes: dict[str, tuple[Any, ...]], blocks: int) -> KvMemory:
-        """Return the KV memory that `--fit-kv-blocks` describes.
+        """Return the KV memory of the captured server, from `--fit-kv-blocks`.
 
-        The simulated servers get the same memory, unless `axes` has another size.
+        The axes of the simulated servers get the same memory, unless `axes` has another size.
         """
         sizes = axes.get("block", (str(Serving().block),))
         if len(sizes) > 1:
@@ -232,10 +232,10 @@ def fit_model(
     chunk: int | None = None,
     memory: KvMemory | None = None,
 ) -> JobOptions:
-    """Return options of jobs with the latency model fitted to the grid or capture `place`, and its report.
+    """Return options of jobs: the latency model fitted to the grid or capture `place`, and the fit's report.
 
-    If `place` is None, the options are the defaults. `chunk`: tokens per iteration of the captured server, if
-    it has chunked prefill. `memory`: KV memory of this server. Raises ConfigError.
+    If `place` is None, the options are the defaults. `chunk`: tokens per iteration of the captured server,
+    if it has chunked prefill. `memory`: KV memory of the captured server. Raises ConfigError.
     """
     is_grid = place is not None and place.endswith(".csv") and source_format is None
     options = {"--fit-chunk": chunk, "--fit-kv-blocks": memory, "--latency-from": source_format}
@@ -271,7 +271,7 @@ def _split_list(text: str, mark: str = ",") -> list[str]:
 
 
 class SweepProgress:
-    """Shows the share of requests that are done, because jobs have very different numbers of requests."""
+    """Progress display. It shows the share of requests, not of jobs, because jobs differ in size."""
 
     def __init__(self, bar: Any, *, lines: bool) -> None:
         """`bar`: progress bar of the package rich. `lines`: whether to print a line for each ended job."""

@@ -54,12 +54,12 @@ METRICS: Final[Mapping[str, float]] = {
     "tokens_per_chunk": 1,
     "output_tokens": 1,
 }
-"""Metrics by which arms are compared, each with the divisor that converts recorded to reported values:
-NS_PER_S from ns to seconds, 1 for tokens. `itl` is option B-even, only for streams whose tokens per chunk are
+"""By metric that is compared between arms: divisor that converts recorded values to reported ones (NS_PER_S
+from ns to seconds, 1 for tokens). `itl` is option B-even, only for streams whose tokens per chunk are
 known; `tbc` (option A) is available for all streams."""
 SHARES: Final = ("refused", "failed", "cancelled")
 LABEL_SHARES: Final = tuple(name for name, _ in ERRORS.values())
-"""Shares of labelled requests; the arms are compared by these only if at least one request has a label."""
+"""Shares of labelled requests (wrong refusals, missed ones): compared only if a request has a label."""
 LABEL_ALPHA: Final = 0.05
 """Significance level of the intervals in tables of labels (95 %), whatever `alpha` the experiment has."""
 TITLES: Final[Mapping[str, str]] = {
@@ -69,7 +69,7 @@ TITLES: Final[Mapping[str, str]] = {
     **{share: f"{share}, share" for share in SHARES},
     **{share: f"{share.replace('_', ' ')}, share" for share in LABEL_SHARES},
 }
-"""Names of the compared metrics and shares in tables, the most important ones first."""
+"""By compared metric or share: its name in tables. The most important ones come first."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RATIO_ALPHA: Final = 0.001
 """Significance level of the sample-ratio alarm. It is low, because the alarm invalidates all data."""
@@ -91,7 +91,7 @@ _FAILED: Final = frozenset(
 )
 
 SETTLE_NS: Final = 10 * NS_PER_S
-"""Time after the start of a stage whose requests are left out: relays possibly use the previous shares."""
+"""Time after the start of a stage in which requests do not count: relays can still use the old shares."""
 
 log = logging.getLogger(__name__)
 Send = Callable[[int], None]
@@ -102,21 +102,21 @@ class _Arm:
     sample: ArmSample
     assigned_requests: int = 0
     own_headers: int = 0
-    """Number of requests whose client itself sent a header field of another arm."""
+    """Number of requests of this arm whose client itself sent a header field of another arm."""
     single_requests: int = 0
     """Number of requests that are a unit of their own, since they belong to no conversation."""
     units: int = 0
     exclusions: Counter[str] = field(default_factory=Counter)
-    """Number of requests without the arm's change, by reason."""
+    """By reason: number of requests that were sent without the change of their arm."""
     outcomes: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
     chunking: Counter[str] = field(default_factory=Counter)
     uncertainty_ns: int = 0
     figures: dict[str, Figure] = field(default_factory=dict)
-    """Copies of the sample's figures by metric; only `copy` sets them."""
+    """By metric: copy of the sample's figure. Only `copy` sets them; otherwise they are in the sample."""
     forgotten_units: int = 0
-    """Number of units whose own sums were dropped because the sample is full."""
+    """Number of units whose sums are no longer kept separately, because the sample is full."""
 
     def to_saved(self) -> "_SavedArm":
         counts = [getattr(self, name) for name in _COUNTS]
@@ -156,7 +156,7 @@ _COUNTERS: Final = ("exclusions", "outcomes", "refusals", "labels", "chunking")
 
 
 class _SavedArm(Struct, array_like=True):
-    """Fields of an `_Arm`: `counts` has those of `_COUNTS`, `counters` those of `_COUNTERS`."""
+    """Saved form of an `_Arm`: `counts` has its fields in `_COUNTS`, `counters` those in `_COUNTERS`."""
 
     counts: list[int]
     counters: list[dict[str, int]]
@@ -167,7 +167,7 @@ class _SavedArm(Struct, array_like=True):
 class _SavedExperiment(Struct, array_like=True):
     id: int
     name: str
-    """Empty if no experiment was configured."""
+    """Name of the experiment; empty if none was configured."""
     is_on: bool
     switched_by: str
     since_ns: int
@@ -179,7 +179,7 @@ class _SavedExperiment(Struct, array_like=True):
     stage_since_ns: int
     """Wall time of the start of the stage."""
     between_stages: int
-    """Number of requests left out, since they arrived just after the start of the stage."""
+    """Number of requests that do not count, because they arrived within SETTLE_NS of the stage's start."""
     earlier_stages: list[dict[str, object]]
     stage_age_ns: int
     """Time for which the stage has run."""
@@ -192,7 +192,7 @@ _decode: Final = msgpack.Decoder(_SavedExperiment).decode
 
 class Experiments:
     def __init__(self, experiment: Experiment | None, clock: Clock, *, shares_known: bool = True) -> None:
-        """`shares_known`: whether requests were assigned by the weights of the arms. If this is not known (as
+        """`shares_known`: whether the weights by which requests were assigned to arms are known. If not (as
         in a capture), the sample ratio is not tested, and differences of shares have no p."""
         self._clock = clock
         self._shares_known = shares_known
@@ -230,7 +230,7 @@ class Experiments:
         self._sample_ratio_p = 1.0
         self._ended_exchanges = 0
         self._figures_wall_ns: tuple[int, int] | None = None
-        """Arrivals of the first and the last exchange in the figures."""
+        """Wall-clock arrivals of the first and the last exchange in the figures; None without exchanges."""
         self._units_are_exported = False
         """Whether an export has contained the units, so that later exports contain only new figures."""
 
@@ -247,7 +247,7 @@ class Experiments:
 
     def _advance(self) -> None:
         """Begin the next stage if this one lasted long enough, each figure of `stop_worse` could be judged,
-        and the units are split as configured."""
+        and the sample ratio is as configured."""
         e = self.experiment
         if e is None or self._stage_index + 1 >= len(e.stages) or self.state != "running":
             return
@@ -289,7 +289,7 @@ class Experiments:
         return "running" if self._is_on else "off"
 
     def export(self) -> Callable[[], bytes]:
-        """Return a thread-safe function that packs the experiment for another meter."""
+        """Return a thread-safe function that packs the experiment, so that another meter can continue it."""
         e = self.experiment
         arms = {name: arm.to_saved() for name, arm in self._arms.items()}
         packed = _encode(
@@ -319,7 +319,7 @@ class Experiments:
             arm.clear()
 
     def keep_units(self) -> None:
-        """Include the units in the next export again, because the export before `clear` was not written."""
+        """Include all units in the next export again. Call this if the latest export could not be written."""
         self._units_are_exported = False
         for arm in self._arms.values():
             arm.sample.save_units_again()
@@ -355,14 +355,14 @@ class Experiments:
         self._figures_wall_ns = min(first_ns, first_wall_ns), max(last_ns, last_wall_ns)
 
     def absorb_switch(self, packed: bytes) -> None:
-        """Take only the state of the switch from another meter's experiment. Raises msgspec.MsgspecError."""
+        """Take from another meter's experiment only whether it is on. Raises msgspec.MsgspecError."""
         saved = _decode(packed)
         if saved.name and self._absorb_stage(saved) is not None:
             self._absorb_switch(saved)
 
     def _absorb_stage(self, saved: _SavedExperiment) -> int | None:
-        """Begin the stage of a saved experiment if that stage is later than ours. Return the index of the
-        saved stage; None if the saved experiment is not the configured one."""
+        """Begin the stage of a saved experiment if it is later than the present one. Return the index of the
+        saved stage, or None if the saved experiment is not the configured one."""
         stage = None if self._base_experiment is None else self._base_experiment.stage_of(saved.id)
         if stage is not None and stage >= self._stage_index:
             if stage > self._stage_index:
@@ -383,7 +383,7 @@ class Experiments:
         self._send_switch_word()
 
     def switch(self, on: bool, by: str = "api") -> None:
-        """Switch the experiment on or off at all relays, now and when one connects. `by`: who switched."""
+        """Switch the experiment on or off at all relays, also at later ones. `by`: who switched."""
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         if on and not self._is_on:
@@ -393,7 +393,7 @@ class Experiments:
         self._send_switch_word()
 
     def join(self, word: int, send: Send) -> None:
-        """Register a relay; `word`: the latest switch word that the relay has received (0: none)."""
+        """Register a relay. `word`: latest switch word that it received (0: none). `send` sends a word."""
         if self.experiment is None or self._base_experiment is None:
             return
         self._word_senders.append(send)
@@ -410,13 +410,13 @@ class Experiments:
             send(switch_word(self.experiment.id, self._is_on))
 
     def leave(self, send: Send) -> None:
-        """Remove a relay; `send`: the function with which it was registered (`join`)."""
+        """Remove a relay, which was registered by `join` with the function `send`."""
         if send in self._word_senders:
             self._word_senders.remove(send)
 
     def on_assignment(self, arm: str, unit: str, single: bool, *, own_headers: bool = False) -> None:
-        """Count the assignment of a request to an arm, unless the configuration has no such arm, or the stage
-        has just begun. `single`: whether the request is a unit of its own."""
+        """Count the assignment of a request to an arm, unless the arm is unknown or the stage has just begun
+        (SETTLE_NS). `single`: whether the request is a unit of its own."""
         counts = self._arms.get(arm)
         if counts is None or not self._is_settled_at(self._clock.mono_ns()):
             return
@@ -494,7 +494,7 @@ class Experiments:
             arm.chunking["single_token_chunks"] += sum(1 for size in sizes if size == 1)
 
     def _stop_worse(self) -> None:
-        """Switch the experiment off if an arm is worse than the control. Error probability: at most alpha.
+        """Switch the experiment off if an arm is worse than the control; false alarms: at most alpha.
 
         Store the names of the figures that cannot be judged yet in `_unjudged_figures`.
         """
@@ -624,7 +624,7 @@ def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int
 def _experiment_result(
     e: Experiment, arms: dict[str, _Arm], ratio_p: float | None, capped: bool
 ) -> dict[str, object]:
-    """Return the comparison of the arms as public JSON. `ratio_p`: p of the sample ratio, or None."""
+    """Return the comparison of the arms as public JSON. `ratio_p`: p-value of the sample ratio, or None."""
     control = arms[e.control]
     others = {name: arm for name, arm in arms.items() if name != e.control}
     # Compare the shares of labelled requests only if there are any. This choice does not bias the comparison,
@@ -675,7 +675,7 @@ def _experiment_result(
 
 
 def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, object]]:
-    """Yield a caution for each arm with several chunks per read: they distort the metrics BURST_SENSITIVE."""
+    """Yield a caution for each arm whose chunks come in bursts, which distort the metrics BURST_SENSITIVE."""
     usual = _events_per_read(arms[control])
     for name, arm in arms.items():
         n = _events_per_read(arm)
@@ -804,7 +804,7 @@ def _difference_document(d: Difference, scale: float) -> dict[str, object]:
 
 
 def _is_worse(d: Difference, alpha: float) -> bool:
-    """Return whether the arm's value is higher, which is worse. Error probability of all checks: alpha."""
+    """Return whether the arm's value is higher, so worse. Probability of any false result: at most alpha."""
     if d.p is not None:
         return d.p <= alpha and d.estimate > 0
     return d.anytime is not None and d.anytime[0] > 0

@@ -42,10 +42,10 @@ _ByModel = dict[str, PhaseTimes]
 
 
 class UsualPhases:
-    """Parts of the wait for the first token in the last hour, by model."""
+    """Sink that counts, by model, the parts of the wait for the first token in the last hour."""
 
     def __init__(self, clock: Clock, recent: RecentExchanges) -> None:
-        """`recent`: the exchanges whose id a request can name."""
+        """`recent`: the newest exchanges; a request names one of these by its id."""
         self._clock = clock
         self._recent = recent
         self._slices: Slices[_ByModel] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_slices, past=False)
@@ -74,7 +74,7 @@ class UsualPhases:
         return web.Response(body=body, content_type="application/json")
 
     def describe(self, x: Exchange) -> Callable[[], dict[str, object]]:
-        """Return a thread-safe function that makes the public JSON on an exchange."""
+        """Return a thread-safe function that makes the JSON of `/api/v1/first_token` for an exchange."""
         now_ns = self._clock.mono_ns()
         self._slices.seal(now_ns)
         slices = self._slices.window(0, now_ns)[:-1]  # without the open slice, which is empty after `seal`

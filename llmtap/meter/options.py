@@ -27,9 +27,9 @@ from llmtap.units import NS_PER_S, Duration, short_repr
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 BUILT_IN_PATTERNS: Final = "default"
-"""Element of `refusal_patterns` that stands for the built-in patterns (`exchange/interventions.py`)."""
+"""Word in `refusal_patterns` that stands for all built-in patterns (`exchange/interventions.py`)."""
 TRACE_ID: Final = "{trace_id}"
-"""Placeholder of the trace id in `trace_url`."""
+"""Placeholder in `trace_url`, in whose place the trace id of an exchange is inserted."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -226,7 +226,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def refusal_signs(self) -> RefusalSigns:
-        """Signs of refusals; the patterns of texts contain the built-in ones, if selected."""
+        """Signs by which refusals are recognised. `default` in the patterns adds the built-in ones."""
         patterns: list[re.Pattern[str]] = []
         for pattern in self.refusal_patterns:
             patterns += (
@@ -236,7 +236,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def benefit(self) -> Benefit:
-        """Settings of the reader whose benefit smooth goodput measures."""
+        """Settings of the assumed reader: smooth goodput is the benefit of answers for this reader."""
         return Benefit.at_speed(
             self.reader_tokens_per_second, self.alpha, self.idle_cost, self.reader_grace_tokens
         )
@@ -248,7 +248,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TenantRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rule for the name of a tenant: exactly one of `header`, `api_key`, `body` and `path`."""
+    """Rule that gives a request its tenant: exactly one of `header`, `api_key`, `body` and `path` is set."""
 
     header: Annotated[str | None, opt("Header field whose value is the tenant.")] = None
     api_key: Annotated[
@@ -324,8 +324,8 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class PairOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a second vantage, between a gateway and its engines. `[relay]` is the vantage in front of
-    the gateway, and the meter pairs the exchanges of both vantages."""
+    """Options of a second relay between a gateway and its engines (`[pair]`). `[relay]` is in front of the
+    gateway, and the meter pairs the exchanges of both."""
 
     upstream: Annotated[
         str,

@@ -1,7 +1,7 @@
 """Pair the exchanges of both sides of a gateway while they end, for the API, `/metrics` and the capture.
 
-`PairBook` is a sink of the pipeline before the recorder and the OTLP exporter: it passes an exchange on to
-them when it knows the pair of the exchange, or that there is none. Until then it keeps a copy of the ended
+`PairBook` is a sink of the pipeline before the recorder and the OTLP exporter: it passes an exchange to them
+when it knows the pair of the exchange, or that there is none. Until then it keeps a copy of the ended
 exchange, with hashes of prompt and text under a key of its own (`pairing/live.py`). It searches for pairs
 when the relays of the pair have reported, at most twice a second, so that a single event causes no work.
 During a long search, the event loop runs between the steps. This module is imported only with `[pair]`,
@@ -45,13 +45,13 @@ from llmtap.pairing.matching import KEYS, Pair
 from llmtap.pairing.summary import PairCounts, PairSummary, summarise_figures
 
 PROMPT_BLOCK_BYTES: Final = 1 << 30
-"""Size that no prompt reaches: a prompt is one block, because only the hash of all of it is compared."""
+"""Block size that no prompt reaches: a prompt is one block, because only the hash of all of it is used."""
 DELAYS_MAX: Final = 2_000_000
 """Maximum number of delays of single tokens that are kept for the recent pairs, which take 16 MB."""
 ERROR: Final = "pairing"
-"""Kind under which the errors of pairing are counted (`on_error`)."""
+"""Kind of error under which `ExchangePipeline.on_error` counts the errors of pairing."""
 PERIOD_NS: Final = 500_000_000
-"""Minimum time between two searches for pairs, by the clock of the relays."""
+"""Minimum time between two searches for pairs, by the relays' times of events."""
 
 
 class LivePairs(PairSummary, frozen=True, kw_only=True):
@@ -68,14 +68,14 @@ class _Request:
     """Data of a request until the end of its exchange."""
 
     shape: RequestShape
-    """Shape whose only block is the hash of the whole prompt."""
+    """Shape of the request, with one block: the hash of the whole prompt."""
     text_is_captured: bool
     """Whether the recorder needs the text of the answer, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _EndedExchange:
-    """An ended exchange that waits for its partners, and the other arguments of `on_end` of the sinks."""
+    """An ended exchange that waits for its partners, with the other arguments for the sinks' `on_end`."""
 
     exchange: Exchange
     measured: Measured
@@ -87,8 +87,8 @@ class PairBook:
     """Pairs since the meter's start, and the figures of the recent ones.
 
     Args:
-        turns: gives the CPU to the relays and the event loop between the steps of a search.
-        on_error: called with the kind of an error and an exception, which affects one exchange or search.
+        turns: lets the relays and the event loop run between the steps of a search.
+        on_error: called with kind and exception if an error occurs; it concerns one exchange or search only.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class PairBook:
         self._search_steps: Iterator[None] | None = None
         """Remaining steps of the present search; None: there is no search now."""
         self._searched_until_ns: int | None = None
-        """Time up to which all events were known at the latest search."""
+        """Time up to which the relays had reported all events at the latest search; None before the first."""
         self.sinks: list[ExchangeSink] = []
         """Sinks that get each exchange as soon as it is known whether the exchange has a pair."""
         key = secrets.token_bytes(16)
         self._text_key = key
         self._hasher = BlockHasher(key, block_size=PROMPT_BLOCK_BYTES, unit="bytes")
         self._requests: dict[str, _Request] = {}
-        """Requests of the exchanges under way, by the id of the exchange."""
+        """By id of an exchange under way: its request."""
         self._ended_exchanges: dict[str, _EndedExchange] = {}
-        """Exchanges that wait for their partners, by id."""
+        """By id: exchange that waits for its partners."""
         self._matcher = LiveMatcher(options.exchanges_max)
         self.counts = PairCounts(
             leftovers=Counter({_leftover_label(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
@@ -125,10 +125,10 @@ class PairBook:
         self._recent_pairs: deque[MeasuredPair] = deque()
         self._delay_count = 0
         self._cells: dict[tuple[str, str], Buckets] = {}
-        """Histogram of a figure of the pairs, by the name of the figure and the model."""
+        """By name of a figure of pairs, and model: histogram of the figure."""
 
     def observe_request(self, x: Exchange, body: bytes, *, text_is_captured: bool) -> None:
-        """Hash the prompt of a complete request."""
+        """Hash the prompt of a complete request, and keep the hash until the exchange has ended."""
         prompt = read_prompt(body, x.endpoint)
         blocks = None if prompt is None else self._hasher.blocks(prompt)
         shape = RequestShape(block_unit="bytes", block_size=PROMPT_BLOCK_BYTES)
@@ -167,7 +167,7 @@ class PairBook:
             self._on_error(ERROR, error)
 
     def _continue(self, *, begins_round: bool = False) -> None:
-        """Continue the search until the event loop must run, then go on in the next round of the loop.
+        """Continue the search until the event loop must run, which then calls this again in its next round.
         `begins_round`: whether this call is the first work of a round."""
         if begins_round:
             self._cpu_yield.begin_turn()
@@ -182,7 +182,7 @@ class PairBook:
         self._search_steps = None
 
     def _clean_up(self) -> Iterator[None]:
-        """Pass on the exchanges that the matcher left out, and forget the requests of discarded exchanges."""
+        """Pass to the sinks the exchanges that the matcher gave up. Forget the data of discarded ones."""
         yield from self._settle(self._matcher.take_left_out())
         if len(self._requests) > len(self._streams):
             yield from self._open_exchanges([], [])
@@ -196,7 +196,7 @@ class PairBook:
             yield from self._settle(self._matcher.advance(known_ns, fronts, backs))
 
     def _open_exchanges(self, fronts: list[OpenExchange], backs: list[OpenExchange]) -> Iterator[None]:
-        """Append the exchanges under way to `fronts` or `backs`; forget the requests of discarded ones."""
+        """Append the exchanges under way to `fronts` or `backs`. Forget requests of discarded exchanges."""
         discarded = set(self._requests)
         for observer, _ in self._streams.open_exchanges():
             x = observer.exchange
@@ -210,7 +210,7 @@ class PairBook:
             self._requests.pop(id_, None)
 
     def _matcher_copy(self, x: Exchange) -> Exchange:
-        """Return a copy for the matcher; remove texts from the exchange that the capture must not store."""
+        """Return a copy for the matcher. Remove from the exchange texts that the capture must not store."""
         request = self._requests.pop(x.id, None)
         log = x.timeline.events
         timeline = replace(x.timeline, events=replace(log, chars=log.chars[:]))
@@ -224,7 +224,7 @@ class PairBook:
         return ours
 
     def _settle(self, decided: Iterable[Pair | Unpaired | None]) -> Iterator[None]:
-        """Count pairs and unpaired exchanges, as decided by the matcher, and pass them to the sinks."""
+        """Count the pairs and unpaired exchanges that the matcher returned, and pass them to the sinks."""
         for one in decided:
             if isinstance(one, Pair):
                 self._add_pair(one)
@@ -276,7 +276,7 @@ class PairBook:
         self._undelivered_tokens += sum(one.value for one in figures.values.get("tokens_undelivered", ()))
 
     def _keep_recent(self, figures: MeasuredPair) -> None:
-        """Keep the figures of a recent pair, but not its events, which take most of the memory."""
+        """Keep the figures of a pair as a recent one. Discard its events, which take most of the memory."""
         for x in (figures.pair.front, *figures.pair.backs):
             x.timeline.events, x.text_blocks, x.shape = EventLog(), None, None
         self._recent_pairs.append(figures)
@@ -306,7 +306,7 @@ class PairBook:
         }
 
     def histograms(self) -> Iterator[tuple[HistogramFamily, list[Cell]]]:
-        """Yield a copy of the histograms of the figures."""
+        """Yield each family of histograms with a copy of its histograms, one for each model."""
         for name, family in PAIRS.items():
             cells = [(model, buckets) for (figure, model), buckets in self._cells.items() if figure == name]
             yield family, [((model,), *buckets.read()) for model, buckets in cells]
@@ -340,7 +340,7 @@ def _delay_count_of(figures: MeasuredPair) -> int:
 
 
 def _figures_to_dict(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
-    """Yield the figures of a pair as JSON, with ranges, in s or tokens. `token`: median of all delays."""
+    """Yield name and JSON (value and range, in s or tokens) of each figure. `token`: median of all delays."""
     for figure in FIGURES:
         scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
         bounded = figures.values.get(figure.name, [])

@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from llmtap.meter.pipeline.recorder import Recorder
 
 NICE = 5
-"""Nice value of the meter, which then gets a third of a relay's share if both want the same CPU
+"""Nice value of the meter. With it, the meter gets a third of a relay's share if both want the same CPU
 (benchmarks/relay/README.md)."""
 READY_CHECK_S = 0.05
 READY_CHECKS_MAX = 100
-"""Maximum number of checks for a ready relay before the admin port opens: 5 s, or ten reports of a relay."""
+"""Number of checks (5 s) after which the admin port opens even without a ready relay."""
 RECORDER_S = 4.0
-"""Time limit for the last files of the capture (the supervisor's is longer); a start recovers other files."""
+"""Time limit for the last files of the capture, below that of the supervisor. The next start makes others."""
 
 log = logging.getLogger(__name__)
 
@@ -283,8 +283,8 @@ async def _run(
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Return whether a log record of aiohttp reports a fault of llmtap. Others are not logged: malformed
-    requests, which can contain a key, and connections closed before their answer (uvloop's RuntimeError)."""
+    """Return whether a log record of aiohttp reports a fault of llmtap. Other records are not logged: those
+    on malformed requests (they can contain a key) and on clients that left early (uvloop's RuntimeError)."""
     error = record.exc_info[1] if record.exc_info else None
     is_closed = isinstance(error, RuntimeError) and "the handler is closed" in str(error)
     return not (is_closed or isinstance(error, HttpProcessingError))
@@ -307,7 +307,7 @@ async def _open_admin(
 
 
 WAITING_MAX: Final = 2_000
-"""Maximum number of exchanges that wait for the capture, which is slower than the reading of the file."""
+"""Number of waiting exchanges above which reading the file pauses, because the capture is slower."""
 WAIT_S: Final = 0.01
 WAITS_MAX: Final = 6_000
 """Maximum number of waits of WAIT_S after a batch: one minute. If the capture is stuck (full disk), the
@@ -316,7 +316,7 @@ CLOSE_S: Final = 60.0
 
 
 class OfflineMeter:
-    """Meter of the frames of one vantage, without socket and admin port; its clock is the newest frame.
+    """Meter for the frames of one vantage, without socket and admin port. Its clock shows the newest frame.
 
     Exchanges go through the pipeline of a meter process: they are measured, captured (if configured), and
     passed to a callback.

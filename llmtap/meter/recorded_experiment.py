@@ -26,7 +26,7 @@ from llmtap.units import NS_PER_S
 COLUMNS: Final = ("arm", "unit", "route")
 UNITS_CHECKED_MAX: Final = 100_000
 """Maximum number of units that are searched for a unit with two rows or two arms. If no unit has two rows,
-the unit of the experiment is the request: among so many conversations, some have two requests."""
+the unit of the experiment is the request: of this many conversations, some would have two requests."""
 _UNCERTAINTY_NS_MIN: Final = 1_000_000
 """Smaller uncertainties of times are not reported."""
 _CONTROL_NAMES: Final = ("control", "baseline")
@@ -34,10 +34,10 @@ _NO_SERIES: Final = SeriesKey("", "")
 
 
 class RecordedExperiment:
-    """The arms of a capture.
+    """Experiment of a capture: its arms, and the exchanges of each.
 
     `routes`: by name of the arm, whether any of its requests was changed. `single`: whether each request is
-    a unit of its own. `moved_units`: number of units in several arms.
+    a unit of its own. `moved_units`: number of units that are in several arms, which a warning reports.
     """
 
     def __init__(self, routes: Mapping[str, bool], *, single: bool, moved_units: int) -> None:
@@ -109,7 +109,7 @@ class RecordedExperiment:
 
     @property
     def _least_uncertainty_ns(self) -> int:
-        """Least uncertainty of all times of the capture, large at the level `coarse`; 0 if it is small."""
+        """Smallest uncertainty of a time in the capture, if it is large (level `coarse`); else 0."""
         least_ns = self._uncertainties_ns.min or 0
         return least_ns if least_ns >= _UNCERTAINTY_NS_MIN else 0
 
@@ -137,7 +137,7 @@ class RecordedExperiment:
 
 
 def _widen(results: dict[str, Any], seconds: float) -> None:
-    """Widen all intervals of times by `seconds` at both ends, because each time is uncertain by so much."""
+    """Widen all intervals of times by `seconds` at both ends, because each time is uncertain by `seconds`."""
     times = [metric for metric, scale in METRICS.items() if scale == NS_PER_S]
     for arm in results["arms"].values():
         for metric in times:

@@ -24,9 +24,9 @@ from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, rea
 from llmtap.units import NS_PER_S
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
-"""Age from which a status is old. Relays report twice a second; one without a newer status is not ready."""
+"""Age of a relay's latest status from which the relay is not ready. Relays report twice a second."""
 STATUS_LATE_NS: Final = NS_PER_S
-"""Age from which a status shows that the relay or the meter is behind: twice the interval of reports."""
+"""Age of the latest status from which the relay or the meter is behind: twice the interval of reports."""
 GONE_NS: Final = 5 * NS_PER_S
 """Time after a disconnect from which the open exchanges of a relay count as lost. A relay that is alive
 connects again within this time, and counts its losses itself."""
@@ -35,9 +35,9 @@ DEATHS: Final = {
     MIDDLEWARE: "the application died, so the client got an incomplete response or none",
     PASSIVE: "llmtap watch died: the traffic was not affected, but the rest of it was not seen",
 }
-"""Text on the exchanges that were lost because their vantage died (`lost`), by kind of vantage."""
+"""By kind of vantage: text on the exchanges that were lost because their vantage died."""
 RELAYS_MAX: Final = 64
-"""Maximum number of relays, including disconnected ones, so that a crash loop cannot fill `/metrics`."""
+"""Maximum number of reported relays, so that relays that crash again and again cannot fill `/metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class RelayState:
     implementation: str = ""
     vantage: str = ""
     measured_elsewhere: bool = False
-    """Whether another meter measures the relay; our capture then does not account for the relay."""
+    """Whether another meter measures the relay, so that this meter's capture has none of its exchanges."""
 
 
 class RelayAccount(msgspec.Struct, array_like=True):
-    """Data on a relay that another meter measures."""
+    """Data on a relay that a meter sends to the meter that replaces it, but still measures itself."""
 
     hello: Hello
     status: RelayStatus
@@ -63,7 +63,7 @@ class RelayAccount(msgspec.Struct, array_like=True):
 class Reckoning:
     """Counts of a relay: those of its latest status, updated by later frames, in case the relay dies.
 
-    `opened = measured + dropped + running`; the running ones are lost if the relay dies.
+    `opened = measured + dropped + running`. The running exchanges are lost if the relay dies.
     """
 
     __slots__ = ("_dropped_count", "_latest_status", "_opened_count", "_seq_max", "running")
@@ -82,7 +82,7 @@ class Reckoning:
             self._opened_count += 1
 
     def count_settled(self, *, dropped: bool) -> None:
-        """Count an exchange that is over; `dropped`: the channel was full, so its end was not reported."""
+        """Count the end of an exchange. `dropped`: it was not reported, because the channel was full."""
         self.running -= 1
         self._dropped_count += dropped
 
@@ -120,7 +120,7 @@ class _Relay:
     open_at_disconnect: int = 0
     skipped: int = 0
     measured_elsewhere: bool = False
-    """Whether the meter that this one replaces measures the relay, which is draining."""
+    """Whether the relay is measured by the meter that this one replaces, until the relay has drained."""
 
 
 class RelayBook:
@@ -131,7 +131,7 @@ class RelayBook:
         self._epoch = 0
 
     def join(self, hello: Hello) -> int:
-        """Register a relay's hello. Return the number of this connection, for `leave`."""
+        """Register a relay that connected with this hello. Return its connection's number, for `leave`."""
         self._epoch += 1
         known = self._relays.get(hello.relay)
         fresh = _Relay(hello, self._epoch, skipped=hello.skipped)
@@ -142,7 +142,7 @@ class RelayBook:
         return self._epoch
 
     def update(self, name: str, status: RelayStatus, now_ns: int) -> int:
-        """Note a relay's status; return the number of requests that it skipped since the previous status."""
+        """Store a relay's status. Return the number of requests that it skipped since the previous status."""
         relay = self._relays.get(name)
         if relay is not None:
             relay.status, relay.status_received_ns = status, now_ns
@@ -158,9 +158,9 @@ class RelayBook:
     def leave(
         self, name: str, epoch: int, open_exchanges: int, now_ns: int, final: RelayStatus | None = None
     ) -> None:
-        """Note the end of a relay's connection with this number of open exchanges.
+        """Store that a relay's connection ended with this number of open exchanges.
 
-        Ends of older connections are ignored. `final` replaces the last status.
+        Ends of older connections (`epoch`) are ignored. `final`: status that replaces the last one.
         """
         relay = self._relays.get(name)
         if relay is not None and relay.epoch == epoch:
@@ -185,7 +185,7 @@ class RelayBook:
         return None if relay is None else relay.hello.side or None
 
     def known_ns(self) -> int | None:
-        """Return the time up to which all events of a pair's relays are known; None if one never reported."""
+        """Return the time up to which all relays of pairs have reported; None if one never reported."""
         reported = [
             0 if relay.status is None else relay.status.t_ns
             for relay in self._relays.values()
@@ -209,7 +209,7 @@ class RelayBook:
         return now_ns if now_ns - status_ns <= STATUS_LATE_NS or not status_ns else status_ns
 
     def accounts(self) -> list[RelayAccount]:
-        """Return the accounts of all relays, also of those that left, for another meter."""
+        """Return the accounts of all relays, also disconnected ones, for the meter that replaces this one."""
         return [
             RelayAccount(
                 relay.hello,
@@ -234,7 +234,7 @@ class RelayBook:
         self._forget_oldest()
 
     def has_ready_relay(self, now_ns: int) -> bool:
-        """Return whether a connected relay reported lately, accepts connections, and has no upstream down."""
+        """Return whether a connected relay reported lately, does not drain, and has no upstream down."""
         return any(
             r.connected
             and not r.measured_elsewhere
@@ -260,7 +260,7 @@ class RelayBook:
         ]
 
     def to_dict(self, now_ns: int) -> dict[str, object]:
-        """Return public JSON by name of the relay: its latest status; no counts before the first status."""
+        """Return public JSON: by name of a relay, its latest status (without counts before the first one)."""
         return dict(_relay_documents(self._relays, now_ns))
 
     def _forget_oldest(self) -> None:
@@ -270,7 +270,7 @@ class RelayBook:
 
 
 def _is_connected(relay: _Relay, now_ns: int) -> bool:
-    """Return whether a relay is connected to this meter, or to one that has lately sent its account."""
+    """Return whether a relay is connected to this meter, or to another meter that has lately reported it."""
     return relay.connected and not (relay.measured_elsewhere and now_ns - relay.status_received_ns > GONE_NS)
 
 
@@ -318,7 +318,7 @@ class UpstreamLoad:
         """`url`: address of the metrics. It can contain a key, so it is never reported."""
         self._url = url
         self.values: dict[str, float] = {}
-        """Values by the names of `net.server_metrics.SERIES`; empty after a failure."""
+        """By name in `net.server_metrics.SERIES`: latest value. Empty after a failed scrape."""
         self.failures = 0
         self.problem: str | None = None
         """Reason why the latest scrape failed; None if it succeeded."""

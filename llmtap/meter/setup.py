@@ -25,12 +25,12 @@ from llmtap.protocol.dialects.table.declaration import DialectTable
 SETTINGS_LINE: Final = b"from now on "
 """Beginning of a line on the stdin of a running meter, followed by a Changeable as JSON."""
 HANDOVER_LINE: Final = b"another meter takes over at "
-"""Beginning of a line on stdin, followed by the state folder of the other meter. It is a line, because a
+"""Beginning of a line on stdin, followed by the state folder of the other meter. It is no signal, because a
 signal can reach the whole process group. Later versions must keep this beginning: a meter that does not know
 the line would not end after its relays, and would be killed. A meter of an older version expects the path of
 a socket instead of the folder; it cannot connect, and ends without a handover."""
 CAPTURE_END_LINE: Final = b"the other meter has another capture"
-"""Line on stdin before HANDOVER_LINE: the capture of this meter ends with its relays."""
+"""Line on stdin before HANDOVER_LINE, if the other meter does not continue the capture of this meter."""
 PROBE_S: Final = 1.0
 """Time limit of the connection that shows whether a meter listens. The kernel accepts it in microseconds."""
 
@@ -40,9 +40,9 @@ class Changeable(msgspec.Struct, frozen=True, kw_only=True):
 
     log: LogSetup = LogSetup()
     config: str = ""
-    """Hash of the configuration, for the metadata of the capture."""
+    """Fingerprint of the configuration, which is written into the metadata of the capture."""
     drain_s: float = 30.0
-    """Time for the relays to finish their streams."""
+    """Time limit for the relays to finish their streams before the meter ends."""
 
 
 class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,20 +57,20 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     otlp: OtlpOptions = OtlpOptions()
     tenants: TenantOptions = TenantOptions()
     salt: str = ""
-    """Key of the hashes that stand for tenants and API keys."""
+    """Key of the hashes that replace secret names of tenants and API keys."""
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
     pair: PairOptions | None = None
     """Options of pairing; None: no exchanges are paired."""
     dialects: dict[str, DialectTable] = {}
     servers: dict[str, tuple[str, int]] = {}
-    """Host and port of the upstream by arm ("": of all other exchanges); empty if no export needs them."""
+    """By arm ("": all other exchanges): host and port of the upstream. Empty if no export needs them."""
     back_server: tuple[str, int] | None = None
     """Host and port of the engine behind a gateway; None: there is none, or no export needs it."""
     capture: CaptureOptions = CaptureOptions()
     capture_id: str = ""
     capture_salt: str = ""
-    """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
+    """Key of the hashes in a capture, in hex. All meters of one capture have it, and no file contains it."""
     capture_after: int = 0
     """Number of the latest relay that was started before this capture. The recorder does not count earlier
     exchanges of these relays as missing rows. 0 for all meters of the capture except the first."""
@@ -85,7 +85,7 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _fixed_settings(setup: MeterSetup) -> dict[str, object]:
-    """Return settings that a running meter cannot change. An inherited socket replaces `options.admin`."""
+    """Return settings that a running meter cannot change, without `options.admin` if it inherits a socket."""
     settings = msgspec.structs.asdict(setup)
     # `capture_after` and `takes_over` matter only at the start of a meter.
     for name in ("changeable", "capture_after", "takes_over"):

@@ -32,7 +32,7 @@ from llmtap.meter.setup import CAPTURE_END_LINE, HANDOVER_LINE, SETTINGS_LINE, C
 
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
-"""Time that the meter waits for the last batches of the relays after their own time limit."""
+"""Time that the meter waits after the relays' own time limit (`drain_s`), for their last batches."""
 ORPHAN_S: Final = 24.0
 """Time limit after the supervisor's death: relays end within 22 s, and the last files take 4 s more. An init
 system allows 30 s."""
@@ -65,9 +65,9 @@ class ShutdownListener:
         self._end_now_event = asyncio.Event()
         self.is_orphaned = False
         self.successor: str | None = None
-        """State folder of the meter that replaces this one."""
+        """State folder of the meter that replaces this one; None: no meter does."""
         self.ends_capture = False
-        """Whether the meter that replaces this one has another capture."""
+        """Whether the meter that replaces this one has another capture, so that this capture ends."""
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         # Ctrl-C and a hang-up of the terminal reach the whole process group. If there is a supervisor, ignore
         # them here: the supervisor decides when this process ends.

@@ -41,13 +41,13 @@ _LEVELS: Final = (
     SliceLevel(360 * _MINUTE, 30 * _MINUTE),
 )
 REQUESTED: Final = "requested"
-"""Name of the class of exchanges whose only objectives come from the request's header."""
+"""Name of the class for exchanges that have objectives only in a header field of their request."""
 
 log = logging.getLogger(__name__)
 
 
 class SloCount(NamedTuple):
-    """Exchanges of a class and tenant: judged (`counted`), met their objectives (`good`), and not judged."""
+    """Numbers of exchanges of a class and tenant: judged (`counted`), of these met (`good`), not judged."""
 
     counted: int = 0
     good: int = 0
@@ -64,7 +64,7 @@ SloKey = tuple[str, str]
 """Names of the class and the tenant."""
 _Counts = dict[SloKey, SloCount]
 _SavedCount = tuple[str, str, int, int, int, int]
-"""Class, tenant, and the fields of SloCount."""
+"""Name of the class, name of the tenant, and the fields of SloCount."""
 
 
 class _SavedSlos(Struct, array_like=True):
@@ -72,9 +72,9 @@ class _SavedSlos(Struct, array_like=True):
     """Text of the options of each class."""
     begin_ns: int
     slices: list[tuple[int, int, list[_SavedCount]]]
-    """Of each slice: start as monotonic time, level, counts."""
+    """For each slice: its start (monotonic time), its level, and its counts."""
     since_ns: dict[str, int]
-    """Monotonic time since which each class is counted."""
+    """By class: monotonic time since which it is counted."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -89,7 +89,7 @@ class SloBook:
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
         self._terms = {name: repr(slo) for name, slo in options.items()}
         self._since_ns = dict.fromkeys(self.classes, clock.mono_ns())
-        """Monotonic time since which each class is counted. A reload that changes a class begins it anew."""
+        """By class: monotonic time since which it is counted. If a reload changes a class, it begins anew."""
         self._tenant_classes = TenantClasses(self.classes.values())
         self.class_of_tenant = self._tenant_classes.of
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
@@ -107,7 +107,7 @@ class SloBook:
 
     @property
     def tenants(self) -> list[str]:
-        """Tenants that the classes name."""
+        """Names of the tenants for which the options name a class."""
         return list(self._tenant_classes.by_tenant)
 
     def judge(self, x: Exchange, m: Measured, slo: SloClass | None, tenant: str) -> bool | None:
@@ -134,7 +134,7 @@ class SloBook:
         return met
 
     def export(self) -> Callable[[], bytes]:
-        """Return a thread-safe function that packs the windows, but not the counters, for another meter."""
+        """Return a thread-safe function that packs the windows for another meter. Counters are left out."""
         terms, begin_ns, since_ns = self._terms, self._slices.begin_ns, dict(self._since_ns)
         slices = self._slices.export(self._clock.mono_ns())
 
@@ -195,13 +195,13 @@ class FrozenSlos:
     total: Mapping[SloKey, SloCount]
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, Mapping[str, float]]
-    """Time that each window covers, by class."""
+    """By class and window: time in seconds that the counts cover."""
 
     def windows(self) -> dict[str, _Counts]:
         return {name: _sum_tables(tables) for name, tables in self._windows.items()}
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
-        """Return burn rates of all tenants together, by class and window; none if no exchange counted."""
+        """Return by class and window the burn rate of all tenants together; absent if no exchange counted."""
         rates = {}
         for window, counts in self.windows().items():
             for name, slo in self.classes.items():

@@ -50,23 +50,23 @@ TURN_S: Final = 0.5
 RETRY_NS: Final = 10 * NS_PER_S
 """Time until a failed write to the folder of the next meter is tried again."""
 DISK_S: Final = 3.0
-"""Time that the start, the handover and the end of a meter wait for the disk."""
+"""Maximum time that the start, the handover and the end of a meter wait for the disk."""
 LEFTOVER_S: Final = 600.0
-"""Age from which an incomplete file is removed: the meter that wrote it was killed."""
+"""Age from which an incomplete file is removed, because the meter that wrote it was certainly killed."""
 AGE_NS_MAX: Final = 6 * 3_600 * NS_PER_S
-"""Age from which a file is ignored: the length of the longest window of burn rates."""
+"""Age from which a file is ignored; equal to the longest window of burn rates, 6 hours."""
 
 log = logging.getLogger(__name__)
 
 
 class StatePart(Protocol):
-    """Part of the state, such as windows or burn rates."""
+    """Part of the meter's state that can be saved, such as windows or burn rates."""
 
     def export(self) -> Callable[[], bytes]:
-        """Return a thread-safe function that packs the part."""
+        """Return a thread-safe function that packs the part as bytes."""
 
     def clear(self) -> None:
-        """Forget the figures that were exported."""
+        """Forget the figures that were exported, so that the next export has only new figures."""
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
         """Add the packed part of another meter. Return a text for each group of figures that was left out.
@@ -97,7 +97,7 @@ class MeterState:
         self._is_read = False
         self._lock_fd: int | None = None
         self._used_files: list[str] = []
-        """Names of files to remove: their content has been added to our figures, or cannot be used."""
+        """Names of files to remove, because their content was added to the figures, or cannot be used."""
         self._left_out_texts: set[str] = set()
         self._turn_lock = asyncio.Lock()
         self._next_read_ns = 0
@@ -105,13 +105,13 @@ class MeterState:
         self._written_switch_state = pipeline.experiments.switch_state
         self._periodic_task: asyncio.Task[None] | None = None
         self._late_tasks: list[asyncio.Task[None]] = []
-        """Reads and writes that took longer than `DISK_S`. They continue in the background."""
+        """Reads and writes that took longer than `DISK_S` and continue in the background."""
         self._refusal: str | None = None
         """Reason why the folder cannot be used; None if it can, or if another meter holds its lock."""
         self._next_folder: Path | None = None
         """State folder of the meter that replaces this one."""
         self._id = secrets.token_hex(4)
-        """Random part of the names of our files. Process ids are not unique: containers use the same ones."""
+        """Random part of the names of this meter's files. Process ids are not unique across containers."""
         self._rest_count = 0
 
     @property
@@ -120,12 +120,12 @@ class MeterState:
         return self._is_read
 
     async def start(self, *, takes_over: bool) -> None:
-        """Read the state, and begin regular reads and writes. `takes_over`: a meter has the folder so far."""
+        """Read the state, and begin regular reads and writes. `takes_over`: another meter has the folder."""
         await self._run_limited("state_not_read", self._begin(takes_over=takes_over))
         self._periodic_task = asyncio.get_running_loop().create_task(self._run())
 
     async def hand_over(self, folder: str) -> None:
-        """Write the state, and later figures, to `folder`, the state folder of the meter that replaces us."""
+        """Write the state, and then new figures, to `folder`: that of the meter that replaces this one."""
         await self._run_limited("state_not_written", self._leave_to(Path(folder)))
 
     async def close(self) -> None:
@@ -185,13 +185,13 @@ class MeterState:
                 await self._turn()
 
     def _stop_periodic_task(self) -> None:
-        """End the regular reads and writes. The caller must hold `_turn_lock`, so that no write is under
-        way: a thread that writes cannot be cancelled."""
+        """End the regular reads and writes. The caller must hold `_turn_lock`, so that no thread writes now:
+        it could not be cancelled."""
         if self._periodic_task is not None:
             self._periodic_task.cancel()
 
     async def _turn(self, *, ended: bool = False) -> None:
-        """Read the files of other meters; write the state if that is due, or for the last time (`ended`)."""
+        """Read the files of other meters. Write the state if this is due, or for the last time (`ended`)."""
         try:
             if self._next_folder is not None:
                 if ended or self._clock.mono_ns() >= self._next_write_ns:
@@ -294,7 +294,7 @@ class MeterState:
             self._lock_fd = None
 
     def _absorb_file(self, path: Path, saved: SavedState) -> None:
-        """Add the content of a file to our figures."""
+        """Add the content of a file to the figures of this meter; skip a file that is too old."""
         age_ns = self._clock.wall_ns() - saved.wall_ns
         if age_ns > AGE_NS_MAX:
             log.warning(
@@ -330,8 +330,8 @@ class MeterState:
         await self._save(self._folder, FILE, ended=ended, absorbed=self._used_files, remove=self._used_files)
 
     async def _write_rest(self) -> None:
-        """Write the figures that were added since the previous write, and release the folder. If the write
-        fails, keep the figures for the next attempt."""
+        """Write the figures added since the previous write for the next meter, and release the own folder. If
+        the write fails, keep the figures for the next attempt."""
         assert self._next_folder is not None
         remove = [] if self._lock_fd is None else [FILE, *self._used_files]
         packers = {name: part.export() for name, part in self._parts.items()}
@@ -368,8 +368,8 @@ class MeterState:
         remove: list[str],
         packers: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> bool:
-        """Write a file, and remove the files `remove` from our folder. Return False if the file cannot be
-        written. `packers`: functions that pack the parts, by name; None: export the parts now."""
+        """Write a file, and remove the files `remove` from the own folder. Return False if the file cannot be
+        written. `packers`: by name of a part, the function that packs it; None: export the parts now."""
         if packers is None:
             packers = {name: part.export() for name, part in self._parts.items()}
         saved = SavedState(
@@ -412,6 +412,6 @@ class MeterState:
 
 
 def _file_order(path: Path) -> tuple[int, str]:
-    """Return the sort key of `rest-ID-N.state`: the number N, so that 10 comes after 9."""
+    """Return a key that sorts files `rest-ID-N.state` by the number N, so that 10 comes after 9."""
     *_, number = path.stem.split("-")
     return (int(number) if number.isdigit() else 0), path.name

@@ -15,7 +15,7 @@ from llmtap.errors import LlmtapError
 from llmtap.meter.relays import RelayAccount
 
 FORMAT: Final = 3
-"""Version of the files; increased with every change of their content."""
+"""Version of the form of state files. Increase it with every change; other versions cannot be read."""
 FILE: Final = "meter.state"
 FILE_BYTES_MAX: Final = 256 << 20
 """Maximum size of a file. A large state has about 40 MB: 20,000 units in each of four arms."""
@@ -34,7 +34,7 @@ class SavedState(msgspec.Struct, array_like=True):
     wall_ns: int
     parts: dict[str, bytes]
     ended: bool = False
-    """Whether the meter wrote the file at its end, or just before another meter replaced it."""
+    """Whether this is the meter's last write: at its end, or just before another meter replaced it."""
     crashes: int = 0
     """Number of earlier meters that ended without a last write of their state."""
     absorbed: list[str] = []
@@ -43,7 +43,7 @@ class SavedState(msgspec.Struct, array_like=True):
 
 
 class StateError(LlmtapError):
-    """A file or folder of the state cannot be used. The caller puts the path before the message."""
+    """A file or folder of the state cannot be used. The message has no path; the caller adds it in front."""
 
 
 def check_folder(folder: Path) -> None:
@@ -113,8 +113,8 @@ def read_state(path: Path) -> SavedState | None:
 
 
 def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:
-    """Return the names of the files whose content another file already includes: a meter was killed after it
-    wrote that file, and before it removed these.
+    """Return the names of the files whose content another file already includes. They are left over if a
+    meter was killed after it had written the other file, and before it removed these.
 
     `meter.state` is not returned if it is newer than the other file, which then includes an earlier version.
     """

@@ -25,7 +25,7 @@ MODEL_CHARS_MAX: Final = 128
 
 
 class Labels:
-    """Bounded sets of the names of tenants, models and arms; `reserved` tenants always have a place.
+    """Bounded sets of the tenants, models and arms that metrics name. `reserved` tenants always have a place.
 
     A name gets a place with its first `trusted` request, one that the gateway accepted. Earlier requests, and
     names for which there is no place, are counted as `other`.
@@ -41,10 +41,10 @@ class Labels:
         self._models_max = models_max
         self._series_max = series_max
         self.overflow = {"tenant": 0, "model": 0, "series": 0}
-        """Number of times that a name got no place, by kind of name."""
+        """By kind of name: how often a name got no place, and was counted as `other`."""
 
     def tenant(self, name: str, *, trusted: bool = True) -> str:
-        """Return the label value of a tenant."""
+        """Return the label value of a tenant: its name or, if it has no place, `other`."""
         if name in self._tenants:
             return name
         if not trusted:
@@ -59,7 +59,7 @@ class Labels:
     def fold(
         self, tenant: str, model: str | None, arm: str | None = None, *, trusted: bool = True
     ) -> tuple[str, str, str]:
-        """Return the label values of an exchange; `tenant` is a result of `tenant()`."""
+        """Return the label values (tenant, model, arm) of an exchange. `tenant`: result of `tenant()`."""
         model = UNKNOWN if model is None else _visible_text(model)
         key = (tenant, model, arm or "")
         if key in self._series:
@@ -69,7 +69,7 @@ class Labels:
         return self._give_place((tenant, self.model(model), key[2]))
 
     def model(self, name: str) -> str:
-        """Return the label value of a model."""
+        """Return the label value of a model: its name or, if it has no place, `other`."""
         if name not in self._models:
             if len(self._models) > self._models_max:
                 self.overflow["model"] += 1
@@ -98,13 +98,13 @@ _CUT_CHARS: Final = TENANT_CHARS_MAX - 1 - _TAIL_DIGITS
 _match_own_name: Final = re.compile(
     rf"(?:key-|id-|.{{{_CUT_CHARS}}}~)[0-9a-f]{{{_TAIL_DIGITS}}}", re.DOTALL
 ).fullmatch
-"""Matches names of the forms that this module makes from hashes. Such a value of a client is hashed itself,
-since its requests would otherwise be counted for the owner of a key."""
+"""Matches names of the forms that this module makes from hashes. If a client sends such a value, it is hashed
+too: its requests would otherwise be counted for the owner of a key."""
 _KEY_HEADERS: Final = (b"authorization", b"x-api-key", b"api-key")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 
 ReadBody = Callable[[], Any]
-"""Returns the parsed JSON body of a request."""
+"""Function that returns the parsed JSON body of a request."""
 Finder = Callable[[RequestHead, str, ReadBody], str | None]
 
 
@@ -115,7 +115,7 @@ class Tenants:
         self._finders = [self._compile_rule(rule) for rule in options.rules]
 
     def identify(self, head: RequestHead, path: str, body: ReadBody) -> str:
-        """Return the tenant of a request; no content of the request makes it raise."""
+        """Return the tenant of a request. Never raises, whatever the request contains."""
         for find in self._finders:
             value = find(head, path, body)
             if value is not None:
@@ -128,7 +128,7 @@ class Tenants:
         return self.name_of_key(name.encode()) if holds_key(name) else name
 
     def hash_of(self, value: bytes) -> str:
-        """Return the hash shown instead of a secret: 8 hex digits, the same for the same salt."""
+        """Return the hash that stands for a secret: 8 hex digits, equal for equal secrets and salts."""
         return blake2b(value, key=self._salt, digest_size=_TAIL_DIGITS // 2).hexdigest()
 
     def name_of_key(self, key: bytes) -> str:

@@ -43,7 +43,7 @@ def opt(text: str, metavar: str | None = None, *flags: str, **more: Any) -> Meta
 
 
 class Option(NamedTuple):
-    """A field of a struct of options."""
+    """Description of an option, which is a field of a struct."""
 
     name: str
     kind: Any
@@ -64,7 +64,7 @@ class Option(NamedTuple):
 
     @property
     def default_text(self) -> str | None:
-        """The default as a user writes it for a flag or in a table; None if there is no default."""
+        """Default of the option, in the form in which a user writes a value; None if there is no default."""
         return None if self.default in (None, NODEFAULT) else value_text(self.default)
 
     @property
@@ -92,13 +92,13 @@ def option_of(name: str, kind: Any, default: Any) -> Option:
 
 
 def flags_given(*structs: msgspec.Struct) -> list[str]:
-    """Return the flags of the options in these structs that differ from their defaults, in their order."""
+    """Return the flags of those options in `structs` whose values differ from the defaults, in order."""
     options = ((struct, option) for struct in structs for option in options_of(type(struct)))
     return [o.flag for struct, o in options if o.meaning and getattr(struct, o.name) != o.default]
 
 
 def keys_given(*structs: msgspec.Struct) -> dict[str, Any]:
-    """Return the values of the options that set a key of the configuration, by key (None: not given)."""
+    """Return by key of the configuration the value of the option that sets it; None if it is not given."""
     options = ((struct, option) for struct in structs for option in options_of(type(struct)))
     return {key: getattr(struct, o.name) for struct, o in options if (key := o.extra.get("key"))}
 

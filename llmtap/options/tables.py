@@ -27,7 +27,7 @@ class Mistakes:
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
-        """Place where each key was set and each table begins: a flag, a variable, or a file with its line."""
+        """By key or table: place where it was set or begins (a flag, a variable, or a file with its line)."""
         self.errors: list[ConfigError] = []
         self.wrong_keys: set[str] = set()
         """Keys whose values have mistakes."""
@@ -48,7 +48,7 @@ class Mistakes:
         self.wrong_keys |= wrong_keys
 
     def with_place(self, error: ConfigError) -> ConfigError:
-        """Return a mistake together with the place where its key, or the table of the key, was set."""
+        """Return the mistake with the place added where its key, or the table of the key, was set."""
         name = error.place
         while name and name not in self.places:
             name = name[: max(name.rfind("."), name.rfind("["), 0)]
@@ -69,15 +69,15 @@ def _names_key(text: str, key: str) -> bool:
 
 
 class OptionTables:
-    """Values of options by table, and their mistakes."""
+    """Values of options, collected by table, and the mistakes in them."""
 
     def __init__(self, schema: Schema, *, strict: bool = False, list_hint: str | None = None) -> None:
         """`strict`: refuse a number that a file has as a text (`"5"`). `list_hint`: hint for an unknown key
-        without a similar known key, such as the command that lists all keys."""
+        that is similar to no known key; it names, for example, the command that lists all keys."""
         self.schema = schema
         self.mistakes = Mistakes()
         self.values: dict[str, dict[str, Any]] = {}
-        """Values that were set, by table: `relay`, `slo.gold`."""
+        """By table (`relay`, `slo.gold`): the values that were set, by name of the key."""
         self._strict = strict
         self._list_hint = list_hint
 
@@ -204,7 +204,7 @@ class OptionTables:
         self.mistakes.errors.append(ConfigError(place, f"there is no key {key!r}", hint))
 
     def _similar_key_hint(self, table: str, name: str, names: Iterable[str] | None = None) -> str | None:
-        """Return a hint with a similar key of the same table, or with the same name in another table."""
+        """Return a hint that names a similar key of the table, or a key with this name in another table."""
         kind = self.kind_of(table)
         known = list(names if names is not None else () if kind is None else kind.__struct_fields__)
         own_table_hint = nearest_hint(name, known, f"{table}.".lstrip("."), list_known=not self._list_hint)
@@ -214,8 +214,8 @@ class OptionTables:
         return own_table_hint or next((f"did you mean '{other}.{name}'?" for other in other_tables), None)
 
     def read(self) -> dict[str, Any]:
-        """Return the struct of each table, and for `[slo.NAME]` a dict of structs by NAME. A wrong key has
-        its default. A table that lacks a required key is None or not in its dict. Adds to `mistakes`."""
+        """Return by table its struct, or for `[slo.NAME]` a dict of structs by NAME. A wrong key has its
+        default. A table that lacks a required key is None, or not in its dict. Adds to `mistakes`."""
         structs: dict[str, Any] = {}
         for name, kind in self.schema.items():
             if is_struct(kind):

@@ -39,9 +39,9 @@ from llmtap.user_files import decode_json
 S = TypeVar("S", bound=msgspec.Struct)
 _BOOLS: Final = {"true": True, "on": True, "false": False, "off": False}
 _WORDS: Final = re.compile(r"[^\[\]{}()\"'\\|]*")
-"""Matches a list without brackets and quotes, which is split at commas. A regular expression is not split."""
+"""Matches a list that is split at commas: it has no brackets and quotes, unlike most regular expressions."""
 _HINT_NAMES_MAX: Final = 12
-"""Maximum number of names that a hint lists if none of them is similar."""
+"""Maximum number of known names that a hint lists if none of them is similar to the wrong name."""
 
 
 def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
@@ -73,7 +73,7 @@ def read_text(kind: Any, text: str) -> Any:
 
 
 def from_text(kind: Any, text: str) -> Any:
-    """Return a text as decoded TOML would have it, except that numbers, durations and sizes stay texts."""
+    """Convert a text to a value as decoded from TOML; numbers, durations and sizes stay texts."""
     parts = parts_of(kind)
     origins = [get_origin(part) or part for part in parts]
     if text in choices_of(kind):
@@ -100,7 +100,7 @@ def convert(kind: Any, value: Any, *, strict: bool = False) -> Any:
 
 
 def _encode_raw_parts(kind: Any, value: Any) -> Any:
-    """Return the value with each part whose type is `msgspec.Raw` encoded as JSON."""
+    """Return the value, in which each part of the type `msgspec.Raw` is encoded as JSON."""
     inner = parts_of(kind)[0] if parts_of(kind) else kind
     if inner is msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(value))
@@ -118,7 +118,7 @@ def mistakes_in(
     """Yield the mistakes in a value: in each item of a list and in each key of a table.
 
     `strict`: refuse a number that is written as a text (`"5"`). `secret`: show no value in a message.
-    `given`: text that the user wrote, if it differs from the content.
+    `given`: text that the user wrote, for messages; None: show the content.
     """
     secret = secret or _is_secret(kind)
     inside = list(_values_inside(content, kind, place))
@@ -210,7 +210,7 @@ def _extras_of(kind: Any) -> list[dict[str, Any]]:
 
 
 def _is_finite(value: Any, kind: Any) -> bool:
-    """Return False for infinity and NaN, also as the text of a number. Other values are checked elsewhere."""
+    """Return False for infinity and NaN, also in the form of a text; return True for all other values."""
     if isinstance(value, str) and not any(part in (int, float) for part in parts_of(kind)):
         return True
     try:
@@ -260,7 +260,7 @@ def _limit_text(number: float) -> str:
 def nearest_hint(
     name: str, known: Collection[str], prefix: str = "", *, list_known: bool = True
 ) -> str | None:
-    """Return a hint with the most similar known name, or with `list_known` all names if they are few."""
+    """Return a hint with the most similar name in `known`; else with all, if few and if `list_known`."""
     near = difflib.get_close_matches(name, known, 1, 0.7)
     if near:
         return f"did you mean '{prefix}{near[0]}'?"

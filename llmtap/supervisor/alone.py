@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def alone_problems(settings: Settings, *, in_use: bool = False) -> Iterator[ConfigError]:
-    """Yield the mistakes in the settings of `llmtap meter`. `in_use`: see `problems_of`."""
+    """Yield the mistakes in the settings of `llmtap meter`. `in_use`: see `checks.problems_of`."""
     if settings.meter.socket is None:
         yield ConfigError(
             "meter.socket",
@@ -42,8 +42,8 @@ def alone_problems(settings: Settings, *, in_use: bool = False) -> Iterator[Conf
 
 
 def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
-    """Run until SIGTERM, Ctrl-C or a hang-up of the terminal; `announce` is called with the socket's path and
-    the admin port's address.
+    """Run the meter until SIGTERM, Ctrl-C or a hang-up of the terminal. `announce` is called with the path of
+    the socket and the address of the admin port, as soon as both are open.
 
     The caller has checked the settings by `alone_problems`. Raises ConfigError.
     """

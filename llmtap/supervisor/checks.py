@@ -40,8 +40,8 @@ def problems_of(
 
     Args:
         supervisor: process id of the proxy's supervisor, if it is not this process.
-        in_use: a running llmtap possibly uses the same settings, so its capture in the same folder is no
-            mistake.
+        in_use: whether a running llmtap can use the same settings; then a capture of another process in the
+            same folder is no mistake.
     """
     if settings.pair.back_ports:
         hint = "set pair.upstream and pair.listen for a relay, or use llmtap watch"
@@ -157,7 +157,7 @@ def warnings_of(settings: Settings) -> Iterator[str]:
 def meter_problems(
     settings: Settings, supervisor: int | None = None, *, in_use: bool = False
 ) -> Iterator[ConfigError]:
-    """Yield the mistakes in the settings of a meter, in any command; parameters as of `problems_of`."""
+    """Yield the mistakes in the settings of a meter, in any command. Parameters: as in `problems_of`."""
     meter = settings.meter
     if meter.admin_tls_certificate and meter.admin_tls_key:
         tls = (meter.admin_tls_certificate, meter.admin_tls_key, "meter.admin_tls_")

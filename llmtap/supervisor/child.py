@@ -21,13 +21,13 @@ from llmtap.meter.setup import MeterSetup
 from llmtap.units import encode_special
 
 BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Pauses before the next start of a child, by the number of consecutive failures; the last pause repeats."""
+"""Pauses before a child is started again, indexed by the number of successive failures; the last repeats."""
 HEALTHY_S: Final = 10.0
 """A child that ran for this time before it died is restarted at once."""
 READY_S: Final = 30.0
-"""Maximum wait for the `ready` line of a child."""
+"""Maximum time to wait for the `ready` line of a child; after it, the child counts as not ready."""
 EXIT_CHECK_S: Final = 0.05
-"""Time between two checks whether a child of the previous program has ended."""
+"""Time between two checks whether a child that was started before a hot restart has ended."""
 
 Kind = Literal["relay", "meter", "watch"]
 PACKAGES: Final[dict[Kind, str]] = {
@@ -53,7 +53,7 @@ class ChildState(msgspec.Struct, kw_only=True):
     """Descriptor of the writing end of the child's stdin; the child ends when this descriptor is closed."""
     ready: bool
     until_s: float | None
-    """Monotonic time in seconds at which the child is killed; None: it was not told to end."""
+    """Monotonic time in seconds at which the child is killed; None: it was not asked to end."""
 
 
 class _Process(Protocol):
@@ -74,7 +74,7 @@ class Child:
         self.is_ready = False  # whether the child has reported `ready`
         self.until_s: float | None = None  # monotonic time at which it is killed, as in `ChildState`
         self.drain_s = 0.0
-        """Drain limit with which a relay was started, in seconds."""
+        """Time limit for draining, in seconds, with which a relay was started."""
         self.settings: MeterSetup | None = None
         """Setup of a meter; None if an earlier supervisor started the meter."""
         self._process = process
@@ -106,14 +106,14 @@ class Child:
 
     @classmethod
     def adopt(cls, state: ChildState) -> "Child":
-        """Return a child that the previous program of this process started."""
+        """Return a child that was started before a hot restart, by the previous program in this process."""
         os.set_inheritable(state.stdin, False)
         child = cls(state.kind, state.name, state.index, _AdoptedProcess(state.pid), state.stdin)
         child.is_ready = state.ready
         return child
 
     def to_state(self) -> ChildState:
-        """Return the state from which `adopt` makes this child again."""
+        """Return the state from which `adopt` makes this child again in the next program."""
         return ChildState(
             kind=self.kind,
             name=self.name,
@@ -168,7 +168,7 @@ class Child:
             os.write(self._stdin, word + b"\n")
 
     async def end_within(self, seconds: float) -> None:
-        """Wait for the end of a child that was told to end. Kill it if it still runs after `seconds`."""
+        """Wait for the end of a child that was asked to end. Kill it if it still runs after `seconds`."""
         self.until_s = time.monotonic() + seconds
         try:
             await asyncio.wait_for(self._process.wait(), seconds)

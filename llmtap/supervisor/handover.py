@@ -23,11 +23,11 @@ from llmtap.supervisor.run import ProxyRun, RelayPlaces
 from llmtap.units import decode_special, encode_special
 
 FORMAT: Final = 1
-"""Version of `Handover`; an incompatible change increases it."""
+"""Version of `Handover`. Increase it with an incompatible change; other versions are then refused."""
 _VARIABLE: Final = "LLMTAP_HANDOVER"
 _BLOCKED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TRY_S: Final = 60.0
-"""Time limit of the new program's check, which takes one second, or several seconds on a busy machine."""
+"""Time limit of the new program's check (`try_out`). It takes one second, or several on a busy machine."""
 MESSAGE_CHARS_MAX: Final = 500
 """Maximum length of the check's message in the log."""
 
@@ -42,13 +42,13 @@ class Handover(msgspec.Struct, kw_only=True):
 
     format: int = FORMAT
     pid: int
-    """Process id of the supervisor. Other processes can inherit the environment variable, and must ignore the
-    state."""
+    """Process id of the supervisor, by which other processes that inherit the environment variable see that
+    they must ignore the state."""
     run: ProxyRun
     tap_path: str
     """Path of the meter's socket, on which it receives frames from the relays."""
     drain_s: float
-    """Drain limit of the present relays, in seconds."""
+    """Time limit for draining the present relays, in seconds."""
     ports: PortsState
     children: list[ChildState]
     places: RelayPlaces | None = None

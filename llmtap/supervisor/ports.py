@@ -120,7 +120,7 @@ class PortsState(msgspec.Struct, kw_only=True):
 
 
 class Ports:
-    """Listening sockets of a proxy, with fields as in `PortsState`.
+    """Listening sockets of a proxy. The fields have the same meaning as in `PortsState`.
 
     `clients` has at least one socket for each worker. The addresses of sockets that systemd opened do not
     change.
@@ -238,9 +238,9 @@ class Ports:
         msgspec.structs.replace(settings.meter, admin=self.admin_at or name_of(self.admin))
 
     def sockets_of(self, index: int, workers: int) -> list[socket.socket]:
-        """Return the sockets of relay `index`. Each of the `workers` in front of the gateway has one socket,
-        and the last of them also has all remaining ones. The next indexes are relays behind the gateway, with
-        one socket each. Raises OSError if the relay has no socket.
+        """Return the sockets of relay `index`. The indexes below `workers` are relays in front of the
+        gateway: each has one socket, and the last one also has all remaining sockets. The next indexes are
+        relays behind the gateway, with one socket each. Raises OSError if the relay has no socket.
         """
         back_index = index - workers
         if back_index >= 0:
@@ -261,7 +261,7 @@ class Ports:
         self.admin.close()
 
     def _duplicate_for(self, workers: int) -> None:
-        """Duplicate the first socket if there are more workers than sockets, so that they share it."""
+        """If there are more workers than sockets, add duplicates of the first socket, which they share."""
         self.clients += [self.clients[0].dup() for _ in range(workers - len(self.clients))]
 
 

@@ -49,19 +49,19 @@ class ProxyRun(msgspec.Struct, kw_only=True):
     """Number of relays started so far, for unique names."""
     experiment: Experiment | None = None
     experiment_of: str = ""
-    """Digest of the options from which `experiment` was made, to notice a change."""
+    """Digest of the options from which `experiment` was made: if it changes, a new experiment begins."""
     capture_id: str = ""
     capture_salt: str = ""
     """Salt of the capture's hashes. It is stored only here, so that hashes of different captures cannot be
     compared without `capture.pair_key`."""
     capture_of: str = ""
-    """Digest of the options from which the capture was made, to notice a change."""
+    """Digest of the options from which the capture was made: if it changes, a new capture begins."""
     capture_met: bool = False
     """Whether a meter has been started for the capture. If so, the next meter continues the capture."""
 
     @classmethod
     def begin(cls, settings: Settings) -> "ProxyRun":
-        """Return the state of a proxy that starts anew, and not by a hot restart."""
+        """Return the state of a proxy at its first start; a hot restart continues this state instead."""
         run = cls(
             id=secrets.token_hex(2),
             folder=tempfile.mkdtemp(prefix="llmtap-"),
@@ -94,7 +94,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             self.capture_met = False
 
     def catch_up(self, other: "ProxyRun") -> None:
-        """Copy the state that starts of children have changed in `other`, of which this is an older copy."""
+        """Copy from `other` what changes when children start; this object is an older copy of `other`."""
         self.relays = other.relays
         if self.capture_id == other.capture_id:
             self.capture_met = other.capture_met
@@ -104,7 +104,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         return settings.meter.socket or str(Path(self.folder) / "tap.sock")
 
     def state_folder(self, settings: Settings) -> str:
-        """Return the folder of the meter's state: as configured, or one that ends with the proxy."""
+        """Return the folder of the meter's state: the configured one, or one that ends with the proxy."""
         return settings.meter.state or str(Path(self.folder) / "state")
 
     def relay_setup(self, settings: Settings, index: int, number: int, fds: list[int]) -> RelaySetup:
@@ -157,7 +157,7 @@ class RelayPlaces(msgspec.Struct, frozen=True, kw_only=True):
         return cls(front=settings.relay.workers, back=pair.workers, upstream=pair.upstream)
 
     def apply_to(self, settings: Settings) -> Settings:
-        """Return `settings` with these places of relays."""
+        """Return `settings` with these numbers of relays, and this engine."""
         return msgspec.structs.replace(
             settings,
             relay=msgspec.structs.replace(settings.relay, workers=self.front),
@@ -171,8 +171,8 @@ def relay_count(settings: Settings) -> int:
 
 
 def back_relay_options(settings: Settings) -> RelayOptions:
-    """Return the options of the relay between gateway and engine: as of the relay in front, except for
-    addresses, request ids and the TLS of clients."""
+    """Return the options of the relay between gateway and engine: those of the relay in front of the gateway,
+    with other addresses and request ids, and without the TLS of clients."""
     pair = settings.pair
     return msgspec.structs.replace(
         settings.relay,
@@ -187,8 +187,8 @@ def back_relay_options(settings: Settings) -> RelayOptions:
 
 
 def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:
-    """Return the setup of a meter. `tenant_salt`: key of the tenants' hashes, if the settings have none.
-    `own`: further fields of the setup."""
+    """Return the setup of a meter. `tenant_salt`: key of the tenants' hashes, used if the settings have none.
+    `own`: further fields of the setup, in which meters differ."""
     return MeterSetup(
         options=settings.meter,
         changeable=Changeable(
@@ -232,7 +232,7 @@ def _options_digest(options: msgspec.Struct) -> str:
 
 
 def _upstream_addresses(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Return host and port of the upstream by arm; under "" for all arms without an upstream of their own."""
+    """Return by arm host and port of its upstream; "" stands for arms without an upstream of their own."""
     urls = {"": settings.relay.upstream}
     urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
     return {arm: _address_of(url) for arm, url in urls.items()}

@@ -48,10 +48,10 @@ from llmtap.supervisor.run import ProxyRun, RelayPlaces, relay_count
 METER_S: Final = 5.0
 """Maximum time to wait for the meter at the start. It is ready after 0.5 s, or after 1 s with a capture."""
 GRACE_S: Final = 5.0
-"""Time after the drain limit until a child is killed."""
+"""Time between the end of the time limit for draining and the kill of a child."""
 SIGNAL_S: Final = 0.02
-"""Time after which signals that had already arrived have reached their handlers: a few rounds of the event
-loop."""
+"""Time (a few rounds of the event loop) after which signals that have already arrived have certainly reached
+their handlers."""
 ASIDE: Final = ".old"
 """Suffix that the old meter's socket path gets while a new meter begins to listen on the path."""
 _NOT_READY: Final = "not all new processes became ready"
@@ -68,14 +68,14 @@ class _Plan(NamedTuple):
 
 
 class _Generation(NamedTuple):
-    """Processes that were started together. `meter` None: the present meter continues."""
+    """Processes that were started together. If `meter` is None, the present meter continues."""
 
     meter: Child | None
     relays: dict[int, Child]
 
 
 class Supervisor:
-    """Parent process of one proxy."""
+    """Parent process of one proxy, which starts, restarts and replaces its relays and its meter."""
 
     _run: ProxyRun
     _ports: Ports
@@ -83,8 +83,8 @@ class Supervisor:
     def __init__(
         self, settings: Settings, reload: Callable[[], Settings], announce: Callable[[str, str], None]
     ) -> None:
-        """`reload` reads the settings again; `announce` is called with the addresses for clients and of the
-        admin port."""
+        """`reload` reads the settings again. `announce` is called with two addresses when the proxy is ready:
+        that for clients, and that of the admin port."""
         self._settings = settings
         self._reload_settings = reload
         self._announce = announce
@@ -104,7 +104,7 @@ class Supervisor:
         """Lock that is held while a child starts, so that no hot restart replaces the program meanwhile."""
         self._stop_event = asyncio.Event()
         self._change_event = asyncio.Event()
-        """Set when a reload or a hot restart was asked for."""
+        """Set when a signal requests a reload or a hot restart."""
         self._wants_restart = False
         self._failed = False
         """Whether an internal task failed because of a bug; the exit status is then 1."""
@@ -218,7 +218,7 @@ class Supervisor:
         return task
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`, or until the proxy stops and `_stop` cancels `work`. Raises its exception."""
+        """Wait for `work`, but only until the proxy stops (`_stop` cancels it). Raises its exception."""
         task = self._create_task(work)
         stopping = asyncio.ensure_future(self._stop_event.wait())
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -253,7 +253,7 @@ class Supervisor:
         return fresh, all(ready) and len(fresh) == workers
 
     def _set_relays(self, relays: dict[int, Child]) -> dict[int, Child]:
-        """Make these relays the present generation; return the relays of the previous one."""
+        """Make these relays the present generation. Return the relays of the previous generation."""
         self._generation += 1
         before, self._relays = self._relays, relays
         for index, child in relays.items():
@@ -278,7 +278,7 @@ class Supervisor:
             await wait_until_ready(child)
 
     async def _keep_meter(self, child: Child | None) -> None:
-        """Restart the meter whenever it ends; None: start it first."""
+        """Restart the meter `child` whenever it ends. If `child` is None, first start a meter."""
         failures = 0
         while True:
             if child is None:
@@ -385,7 +385,7 @@ class Supervisor:
         return plan.run.meter_setup(plan.settings, plan.ports.admin.fileno())
 
     async def _start_generation(self, plan: _Plan, *, meter: bool) -> _Generation | None:
-        """Start relays for a plan, and before them a new meter if `meter`.
+        """Start relays for a plan and, if `meter` is true, a new meter before them.
 
         If not all of them become ready, end them and return None, so that the old processes continue.
         """
@@ -416,15 +416,15 @@ class Supervisor:
         return None
 
     async def _release_meter(self) -> None:
-        """Stop restarting the present meter, which is to be replaced."""
+        """End the task that restarts the present meter, because a new meter will replace it."""
         if self._meter_keeper is not None:
             async with self._start_lock:  # wait until a meter that is just being started is registered
                 self._meter_keeper.cancel()
             await asyncio.wait([self._meter_keeper])
 
     def _retire_generation(self, fresh: _Generation) -> int:
-        """Make new processes the present ones, and let the old ones end. The plan of the new ones has been
-        applied. Return the number of old relays."""
+        """Make new processes the present ones, and let the old ones end. The caller must have applied the
+        plan of the new processes before. Return the number of old relays."""
         old = self._meter if fresh.meter is not None else None
         if fresh.meter is not None:
             self._meter = fresh.meter
@@ -448,8 +448,8 @@ class Supervisor:
 
     @contextmanager
     def _changed_ports(self) -> Iterator[Ports]:
-        """Yield a copy of the sockets, which the caller can change. At the end, close the new sockets if the
-        copy was not applied."""
+        """Yield a copy of the sockets, which the caller can change. If the copy is not applied
+        (`_apply_plan`), close its new sockets at the end."""
         ports = self._ports.copy()
         try:
             yield ports
@@ -465,7 +465,7 @@ class Supervisor:
         before.close_except(plan.ports)
 
     def _update_meter(self) -> None:
-        """Send the meter those present settings that a running meter can apply, if they have changed."""
+        """If settings that a running meter can apply have changed, send them to the present meter."""
         meter = self._meter
         if meter is None or meter.settings is None:
             return

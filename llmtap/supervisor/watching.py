@@ -44,7 +44,7 @@ from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.relay import RelaySetup
 
 STOP_S: Final = 8.0
-"""Time that a child has to end before it is killed."""
+"""Time after SIGTERM at which a child that still runs is killed."""
 _METER: Final = "meter"
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
@@ -100,7 +100,7 @@ def _pair_problems(settings: Settings) -> Iterator[ConfigError]:
 
 
 def _relay_of(settings: Settings) -> tuple[str, RelayOptions] | None:
-    """Return side and options of the relay, if one side of a gateway is a relay."""
+    """Return side and options of the relay, if a relay runs on one side of a gateway; else None."""
     pair = settings.pair
     if pair.upstream:
         return BACK, back_relay_options(settings)
@@ -121,10 +121,10 @@ def packet_problems(settings: Settings) -> Iterator[ConfigError]:
 
 def watch(settings: Settings, announce: Callable[[str, str], None]) -> int:
     """Run until SIGTERM, Ctrl-C or a hang-up of the terminal; return the exit status. `announce` is called
-    with the address of the relay (empty without a relay) and that of the admin port.
+    with the address of the relay (empty without a relay) and the address of the admin port.
 
-    The caller has checked the settings, except those of the meter, which are checked here, after privileges
-    were given up. Raises ConfigError.
+    The caller must have checked the settings, except those of the meter: these are checked here, because only
+    then the privileges have been given up. Raises ConfigError.
     """
     options = settings.watch
     if settings.meter.socket is not None:
@@ -164,7 +164,7 @@ def _options_by_side(settings: Settings) -> list[tuple[str, WatchOptions]]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """Packet sockets of one watcher, and the descriptors of its adapters' clocks."""
+    """Packet sockets of one watcher, and the descriptors of the clocks of its network adapters."""
 
     side: str
     options: WatchOptions
@@ -248,7 +248,7 @@ class _Processes:
         self._start_count = 0
         """Number of watchers and relays started so far, for unique names."""
         self._children: dict[str, Child] = {}
-        """The present children by name: `meter`, the side of a watcher, or `relay-` and the relay's index."""
+        """By name, the present children. A watcher has its side as name, a relay `relay-INDEX`."""
 
     async def run(self, announce: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
 """`llmtap top`: the terminal application (textual) with header, tabs, table and keys.
 
 `TopApp` shows the tables of `views.py` in a `TextTable`, filled from the answers that `Feed` (`client.py`)
-polls. `HelpScreen` and `EventScreen` (the events of one exchange) are screens on top of it. A word repeats
-everything that is shown by colour; textual handles NO_COLOR.
+polls. `HelpScreen` and `EventScreen` (the events of one exchange) are screens on top of it. Everything
+that is shown by a colour is also shown by a word; textual handles NO_COLOR.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ ROWS_MAX: Final = 200
 
 
 class TextTable(DataTable[Text]):
-    """Table with an order and a filter that the user chooses; both stay when the table changes.
+    """Table whose order and filter the user chooses. Both stay when the figures change.
 
     A cursor on the first row stays on the first row, which is the newest; any other cursor stays on its row.
     """
@@ -302,11 +302,11 @@ class TopApp(App[None]):
         self._options = options
         self.view = VIEWS[0]
         self._wake_event = asyncio.Event()
-        """Set to end the wait for the next request."""
+        """Set to send the next request at once, without the rest of the wait."""
         self._wants_refresh = True
         """Whether the user requested new figures, which `_poll_views` then requests even during a pause."""
         self._loaded_view: View | None = None
-        """View of the latest answer; until it is the open view, the table can be empty."""
+        """View of the latest answer. While another view is open, that view's table can still be empty."""
         self._sort_orders: dict[str, tuple[str | None, bool]] = {}
         self._admin: Admin | None = None
         self._feed: Feed | None = None

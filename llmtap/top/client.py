@@ -51,7 +51,7 @@ PROXY_HINT: Final = (
 
 
 class Trouble(LlmtapError):
-    """The server gave no usable answer. The message has the reason; `hint`: what the user can do, or None."""
+    """The server gave no usable answer, for the reason in the message. `hint`: possible remedy, or None."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -176,7 +176,7 @@ TOKEN_ENV: Final = "LLMTAP_ADMIN_TOKEN"
 WINDOWS: Final = ("10s", "1m", "5m", "1h", "all")
 """Rolling windows of the meter. `all` is the time since its start."""
 INTERVAL_NS_MIN: Final = 200_000_000
-"""Minimum interval between requests: a reader cannot see faster changes, and each costs the meter time."""
+"""Minimum interval between requests: each costs the meter time, and a user cannot see faster changes."""
 INTERVAL_NS_MAX: Final = 3_600 * NS_PER_S
 TOKEN_BYTES_MAX: Final = 4_096
 
@@ -241,7 +241,7 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
 def read_token(
     environ: Mapping[str, str] = os.environ, *, name: str | None = None, file: Path | None = None
 ) -> str | None:
-    """Return the token from the file, else from the environment variable; None if there is neither.
+    """Return the token from the file or, without a file, from the environment variable; None without both.
 
     `name`: variable that the user named; None: the default variable, which can be unset. Raises ConfigError;
     its message never contains the token.
@@ -292,9 +292,9 @@ def _is_url(text: str) -> bool:
 RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
 """Pauses before the next attempts after an error. The final pause repeats."""
 STALE_NS: Final = 3 * NS_PER_S
-"""Age from which figures are marked STALE; three intervals, if that is longer."""
+"""Age from which figures are marked STALE: this time, or three intervals between requests if longer."""
 PAGES_MAX: Final = 16
-"""Maximum number of pages of the API that are read for the events of one exchange."""
+"""Maximum number of answers (pages) of the API that are requested for the events of one exchange."""
 
 
 class FeedLink(StrEnum):
@@ -371,7 +371,7 @@ class Feed:
         return whole
 
     async def first_token(self, id_: str) -> Document | None:
-        """Return the parts of the wait for the first token (`metrics/phases.py`) as `exchange` does."""
+        """Return the parts of an exchange's wait for the first token; None if the meter has it no longer."""
         answer: Document | None = (await self._admin.get("first_token", id=id_)).get("first_token")
         return answer
 

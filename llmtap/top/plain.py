@@ -19,16 +19,16 @@ from llmtap.top.table import ViewTable, facts, firing_sentences, flow_lines, vis
 from llmtap.top.views import VIEWS, Document, Documents
 
 ROWS_MAX: Final = 20
-"""Maximum number of rows of a table; the view on llmtap itself is always complete."""
+"""Maximum number of rows of a printed table, except for the view on llmtap itself, which is complete."""
 PIPED_CELLS: Final = 240
-"""Width of the header if the output is not a terminal."""
+"""Width (number of characters) of the header's lines if the output is not a terminal."""
 _COLUMN_GAP: Final = 2
 _LABELS: Final = "tenant,model,arm"
-"""Labels by which the summary is split: those of all views."""
+"""Labels by which the requested summary is split, so that it has the data of all views."""
 
 
 async def probe(options: TopOptions, admin: Admin) -> Document:
-    """Return a summary, to check the address and the token. Raises ConfigError with a hint."""
+    """Check the address and the token: return a summary, or raise ConfigError with a hint."""
     try:
         return await admin.summary(options.window, _LABELS)
     except Denied as exc:

@@ -25,12 +25,12 @@ from llmtap.top.table import (
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 """Characters of a sparkline, from few tokens to many."""
 SILENT: Final = "·"
-"""Character of a sparkline for a part of the time without tokens."""
+"""Character of a sparkline for a part of the time in which no tokens arrived."""
 SPARK_CELLS: Final = 24
 
 
 def _sparkline_cell(stream: Any) -> Cell:
-    """Return a sparkline of the tokens of a stream over the window that the answer names."""
+    """Return a sparkline of the tokens of a stream over the answer's window (its latest seconds)."""
     age, window = stream.get("age"), stream.get("window")
     if age is None or window is None:
         return Cell("")
@@ -38,9 +38,9 @@ def _sparkline_cell(stream: Any) -> Cell:
 
 
 def sparkline(timeline: Sequence[Any], cells: int, since: float, until: float) -> str:
-    """Draw the number of tokens in each of `cells` equal parts of the time from `since` to `until`.
+    """Draw the time from `since` to `until` in `cells` equal parts, each as a bar of its number of tokens.
 
-    The height is relative to the largest part. `timeline` has pairs `[t, tokens]`, with t in seconds.
+    The highest bar is that of the most tokens. `timeline` has pairs `[t, tokens]`, with t in seconds.
     """
     sums = [0.0] * cells
     for t, tokens in timeline:
@@ -79,7 +79,7 @@ _WAITS: Final = {"first_token": "first token", "next_token": "next token"}
 
 
 def _past_cell(stream: Any) -> Cell:
-    """Return the number of finished streams of the model that continued after a silence of this length."""
+    """Return how many of the model's finished streams went on after a silence of at least this length."""
     n, resumed, share = (at(stream, "past", name) for name in ("n", "resumed", "share"))
     if not n:
         return Cell(NOTHING)

@@ -24,7 +24,7 @@ NAME_CHARS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Text of a cell, and the value by which its column is sorted and searched; None if unknown."""
+    """Cell of a table: its text, and the value (None if unknown) for sorting and searching its column."""
 
     text: str
     value: float | str | None = None
@@ -77,7 +77,7 @@ def _sort_key(value: float | str | None) -> tuple[float, str]:
 
 
 def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
-    """Return the rows with this text in a cell. Names that are shown cut are searched in full."""
+    """Return the rows with `text` in any cell. Names that are shown shortened are searched in full."""
     wanted = text.casefold()
     return [row for row in rows if any(wanted in cell.casefold() for cell in _searched_texts(row))]
 
@@ -90,7 +90,7 @@ def _searched_texts(row: Row) -> Iterator[str]:
 
 
 def unique_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the first row of each key."""
+    """Return the first row of each key; drop other rows with the same key."""
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(row.key, row)
@@ -137,7 +137,7 @@ def figure_cell(figures: object, statistic: str) -> Cell:
 
 
 UNCOUNTED: Final = {"not_judged": "not judged", "own_faults": "left out (faults of llmtap)"}
-"""Texts for exchanges that do not count for the attainment, by the name of their count in the JSON."""
+"""By name of a count in the JSON: text for its exchanges, which do not count for the attainment."""
 
 
 def column_of(
@@ -159,7 +159,7 @@ _SENTENCE_CHARS: Final = 600
 
 
 def facts(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts of the header: figures with number of samples, window, option or parameters."""
+    """Yield the texts of the header: each figure with its number of samples, window or parameters."""
     if "n" not in summary:
         return
     seconds = at(summary, "window", "seconds")
@@ -217,14 +217,14 @@ def flow_lines(facts_: Iterable[str], width: int) -> list[str]:
 
 _WINDOW_S: Final = {"5m": 300, "30m": 1800, "1h": 3600, "6h": 21_600}
 _COMPLETE_SHARE: Final = 0.9
-"""Fraction of its length from which a window counts as complete: below 1, because windows move in steps."""
+"""Share of its length that a complete window must cover: below 1, because windows move in steps."""
 
 
 def alarms(
     summary: Mapping[str, Any],
 ) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any], str, str]]:
-    """Yield each burn-rate alarm: its owner (a class of tenants, or a tenant and its class), the class with
-    the windows of the owner, the alarm, and texts on its burn rates in both windows."""
+    """Yield for each burn-rate alarm: name of its owner (a class, or a tenant and its class), data of the
+    class with the owner's windows, the alarm, and two texts: the burn rates in its long and short window."""
     for name, slo in (at(summary, "slo") or {}).items():
         for alarm in at(slo, "alarms") or ():
             tenant = alarm.get("tenant")
@@ -234,7 +234,7 @@ def alarms(
 
 
 def _burn_rate_text(slo: object, name: str) -> str:
-    """Return the burn rate of a window, with the time that it covers."""
+    """Return a text with the burn rate of the window `name`, and the time that it covers."""
     rate, seconds = at(slo, "windows", name, "burn_rate"), at(slo, "windows", name, "seconds")
     measured = isinstance(seconds, int | float) and seconds < _COMPLETE_SHARE * _WINDOW_S.get(name, 0)
     span = f"the {seconds:.0f} s measured" if measured else name

@@ -57,7 +57,7 @@ class Documents:
     summary: Document = field(default_factory=dict)
     """Answer of `/api/v1/summary`."""
     details: dict[str, Document] = field(default_factory=dict)
-    """Documents other than the summary, by path."""
+    """By path: answer of the API. The summary is not among these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class View:
     title: str
     table: Callable[[Documents], ViewTable]
     by: str = "none"
-    """Labels by which the summary is split, for the parameter `by` of the API."""
+    """Labels by which the summary must be split: value of the parameter `by` of the API."""
     path: str | None = None
     """Path of a document that the view needs in addition to the summary."""
     query: Mapping[str, str] = field(default_factory=dict)
@@ -356,7 +356,7 @@ OUTPUT_CLASSES: Final = frozenset({"content", "tool_call", "reasoning", "refusal
 
 
 def reader_ns_per_token(summary: Mapping[str, Any]) -> int:
-    """Return the time in ns that the meter's reader needs for a token; that of 20 tokens/s if unknown."""
+    """Return the time in ns that the meter's assumed reader needs for a token; default: 20 tokens/s."""
     speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
     return round(1e9 / speed) if speed else READER_NS_PER_TOKEN
 
@@ -405,10 +405,10 @@ def event_table(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTa
 
 
 def _due_times_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
-    """Return the time (ns after the first token) at which the reader needs each event with output.
+    """Return for each event with output when the reader needs it, in ns after the first token.
 
-    It follows from the number of tokens before the event, which is declared, or estimated from the mean
-    tokens per event. The total of a provider also counts reasoning, which is subtracted if it was not sent.
+    This follows from the number of tokens before the event: as the server declares it, or estimated from the
+    mean tokens per event. For the mean, reasoning that was not sent is subtracted from the provider's total.
     """
     sizes = [event["tokens"] for event in output]
     if sizes and None not in sizes and any(sizes):

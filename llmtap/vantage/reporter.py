@@ -63,7 +63,7 @@ def begin_child(kind: type[S]) -> S:
 
 
 def on_orphaned(loop: asyncio.AbstractEventLoop, setup: ChildSetup, end: Callable[[], None]) -> None:
-    """Call `end` when stdin closes, because the supervisor is gone."""
+    """Arrange that `end` is called when stdin closes, because the supervisor is then gone."""
 
     def on_supervisor_lost() -> None:
         loop.remove_reader(sys.stdin.fileno())
@@ -79,8 +79,8 @@ class Reporter:
     Args:
         clock_name: `kernel`, `mono` or `packet`: source of the timestamps of reads.
         vantage: kind of vantage, as in Hello.
-        live_counts: returns the fields of RelayStatus that this kind of vantage reads when it reports.
-        on_word: called with the control words that the meter sends.
+        live_counts: returns the fields of RelayStatus whose values are determined only at a report.
+        on_word: called with each control word that the meter sends (a switch of the experiment).
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class Reporter:
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._new_anchor_frame)
         self.arrivals: dict[Any, int] = {}
         self.counts = RelayStatus()
-        """Counters since the start; `status` completes them."""
+        """Counters since the start. `status` adds the other fields of a report to them."""
         self.draining = False
         self.side = ""
         """Side of the gateway, as in `Hello.side`."""
         self.switch = 0
-        """Latest switch word of the meter."""
+        """Latest switch word that the meter sent; 0: none. A restarted meter learns it from the relay."""
         self.turns = 0
         """Rounds of the event loop, counted by probes while exchanges run."""
         self._loop = loop
@@ -149,7 +149,7 @@ class Reporter:
         self.tap.status(self.status())
 
     def status(self) -> RelayStatus:
-        """Return gauges, and counters since the start. CPU and memory are the whole process's."""
+        """Return the status: gauges, and counters since the start. CPU and memory: of the whole process."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         tap = self.tap
         return msgspec.structs.replace(
@@ -174,7 +174,7 @@ class Reporter:
     # ---------------------------------------------------------------- the loop's lag
 
     def start_probe(self) -> None:
-        """Probe the loop's lag in PROBE_NS, and again while exchanges run."""
+        """Probe the loop's lag after PROBE_NS, and again every PROBE_NS while exchanges run."""
         if self._probe is None:
             self._probe_due_ns = self.now_ns() + PROBE_NS
             self._probe = self._loop.call_later(PROBE_NS / 1e9, self._on_probe)
@@ -220,8 +220,8 @@ class Reporter:
         )
 
     def _new_anchor_frame(self) -> Frame | None:
-        """Return the frame of a new clock anchor, or None if the anchor is the same. It must precede the
-        frames to which the anchor applies."""
+        """Return a frame with the clock anchor if it has changed, else None. The caller must send it before
+        the frames to which the new anchor applies."""
         timebase = self.timebase
         timebase.check()
         anchor, reported = timebase.anchor, self._reported_anchor

@@ -43,16 +43,16 @@ CONDITIONS: Final = frozenset({"condition"})
 SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
 _BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
 DATA_SETS: Final = {name: PUBLISHED[name].title for name in ("conversation", "code-completion")}
-"""Title of the data set of each workload of 4.3.2 that is defined by a data set."""
+"""By name of the workload: title of its data set. Only these two workloads of IETF 4.3.2 are data sets."""
 MODEL_LOAD: Final = "Cold start: model load (4.5.3)"
 """Label of the line about the model load in the configuration of a report."""
 NO_LOADS: Final = "the report has no loads"
 NO_OPEN: Final = "no load of this test is an open loop"
 NO_CLOSED: Final = "no load of this test is a closed loop"
 _CAPACITY_SEARCH: Final = "capacity/"
-"""Prefix of the names of loads that only search for the capacity."""
+"""Prefix of the names of loads that only search for the capacity; checks of the test's loads skip them."""
 _DURATION_SHARE_MIN: Final = 0.99
-"""Required share of a duration. It is below 1, because a Poisson process rarely has an arrival at the end."""
+"""A load passes if it lasts this share of the required duration: random arrivals end before the exact end."""
 _PROTOCOLS: Final = {"http": "SSE", "https": "SSE", "ws": "WebSocket", "wss": "WebSocket", "grpc": "gRPC"}
 _IDS: Final = {"content.kind": "ids", "sharing": None}
 _LONG: Final = {"content.kind": "document", "output.tokens": 256, "sharing": None}
@@ -92,8 +92,8 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
         **_LONG,
     },
 }
-"""Properties of each workload of 4.3.2. The draft defines the Long Context workload twice: `long-context`
-follows A.5, and `long-context-uniform` follows 4.3.2.5."""
+"""By name: properties of each workload of IETF 4.3.2. The draft defines the Long Context workload twice:
+`long-context` follows A.5, and `long-context-uniform` follows 4.3.2.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ StepFilter = Callable[[Step], bool]
 @dataclass(frozen=True, slots=True)
 class Requirement:
     id: str
-    """`4.2.5-2`: second key word of 4.2.5. `4.2.6-1c`: third item (c) of the list after the first key word of
-    4.2.6. `5.3.2-p1`: first requirement of 5.3.2 without a key word."""
+    """Section of the IETF draft, and place in it. `4.2.5-2`: second key word. `4.2.6-1c`: third item (c) of
+    the list after the first key word. `5.3.2-p1`: first requirement without a key word."""
     section: str
     level: Level
     says: str
@@ -160,7 +160,7 @@ def not_met(evidence: str) -> ComplianceVerdict:
 
 
 def verdict(is_met: object, evidence: str, *, if_not_met: str = "") -> ComplianceVerdict:
-    """Return the verdict met or not met. `if_not_met`: evidence for not met; empty: `evidence`."""
+    """Return the verdict "met" or "not met". `if_not_met`: evidence if not met; if empty, `evidence`."""
     return met(evidence) if is_met else not_met(if_not_met or evidence)
 
 
@@ -174,9 +174,9 @@ def cannot_tell(evidence: str) -> ComplianceVerdict:
 
 
 def worst_verdict(verdicts: Sequence[ComplianceVerdict], if_empty: str) -> ComplianceVerdict:
-    """Return the gravest of the verdicts; its evidence also has the number of verdicts of the same status.
+    """Return the gravest of the verdicts, and add to its evidence the number of verdicts with its status.
 
-    `if_empty`: without verdicts, the result is the verdict cannot tell with this evidence.
+    `if_empty`: evidence of the result "cannot tell", which is returned if there are no verdicts.
     """
     if not verdicts:
         return cannot_tell(if_empty)
@@ -294,7 +294,7 @@ def workload_name(step: Step) -> str | None:
 
 
 def workload_differences(report: Report, step: Step) -> list[str]:
-    """Return the differences between the workload of a load and the workload of the same name in 4.3.2."""
+    """Return how the workload of a load differs from the one with the same name in IETF 4.3.2, as texts."""
     description, name = workload(step), str(workload_name(step))
     if name not in _STANDARD:
         return [f"{name} is none of the workloads of 4.3.2"]
@@ -321,7 +321,7 @@ def table(report: Report, number: int) -> Mapping[str, Any] | None:
 
 
 def table_value(report_table: Mapping[str, Any] | None, label: str) -> str | None:
-    """Return the value in the row with this label of a table of two columns, or None."""
+    """Return the second cell of the row whose first cell is `label`; None if it is empty or missing."""
     for cells in () if report_table is None else report_table["rows"]:
         if len(cells) > 1 and _is_same_label(label, cells[0]):
             return None if cells[1].strip() in ("", "-") else cells[1]
@@ -329,7 +329,7 @@ def table_value(report_table: Mapping[str, Any] | None, label: str) -> str | Non
 
 
 def _is_same_label(wanted: str, own: str) -> bool:
-    """Compare a label of the draft with one of the report, which can end with a unit such as ` (ms)`."""
+    """Return whether a label of the report is the draft's label, possibly with a unit such as ` (ms)`."""
 
     def plain(label: str) -> str:
         return label.replace("\u2019", "'").strip().lower()
@@ -377,9 +377,9 @@ def duration_text(seconds: float) -> str:
 def judge_loads(
     report: Report, judge: LoadJudge, step_filter: StepFilter = any_step, if_none: str = NO_LOADS
 ) -> ComplianceVerdict:
-    """Return the gravest verdict over the filtered loads; its evidence has the load's name.
+    """Judge each load that the filter selects, and return the gravest verdict with the name of its load.
 
-    `if_none`: if the filter selects none of the loads, the verdict is not applicable with this evidence.
+    `if_none`: evidence of the verdict "not applicable", which is returned if the filter selects no load.
     """
     loads = steps(report)
     chosen = [step for step in loads if step_filter(step)]
@@ -396,7 +396,7 @@ def judge_loads(
 
 
 def each_load(step_filter: StepFilter = any_step, if_none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
-    """Return a decorator for functions that judge one load: it makes a check of all filtered loads."""
+    """Return a decorator that makes a check of all loads in the filter from a function that judges one."""
     return lambda judge: lambda report: judge_loads(report, judge, step_filter, if_none)
 
 
@@ -421,9 +421,9 @@ def has_value(
 
 
 def judges_value_at(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
-    """Return a decorator for functions that judge a value: it makes a check of the report's value at `path`.
+    """Return a decorator that makes a check of the report's value at `path` from a function that judges it.
 
-    Without a value, the verdict is cannot tell, with the evidence `missing`.
+    If the report has no value there, the verdict is "cannot tell" with the evidence `missing`.
     """
 
     def decorate(judge: Callable[[Any], ComplianceVerdict]) -> Check:
@@ -447,7 +447,7 @@ def is_declared(path: str, what: str) -> Check:
 
 
 def only_for_boundary(boundary: str) -> Callable[[Check], Check]:
-    """Return a decorator that limits a check to systems with this boundary."""
+    """Return a decorator that makes a check not applicable to systems with another `sut.boundary`."""
 
     def decorate(check: Check) -> Check:
         def checked(report: Report) -> ComplianceVerdict:
@@ -481,7 +481,7 @@ def lasts_at_least(needed: float, step_filter: StepFilter | None = None) -> Chec
 
 
 def has_requests(needed: int, what: str = "", step_filter: StepFilter = is_measured) -> Check:
-    """Return a check that each load has at least `needed` requests. `what`: end of the evidence."""
+    """Return a check that each load has at least `needed` requests. `what`: text appended to the evidence."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
@@ -506,7 +506,7 @@ def has_levels(wanted: Sequence[int], of: str) -> Check:
 
 
 def judge_levels(levels: Sequence[float], wanted: Sequence[int], of: str = "") -> ComplianceVerdict:
-    """Judge whether `levels` contains all percentages in `wanted`. `of`: end of the evidence."""
+    """Judge whether `levels` contains all percentages in `wanted`. `of`: text appended to the evidence."""
     evidence = f"{', '.join(f'{own:g} %' for own in levels)}{of}"
     lacking = [f"{level} %" for level in wanted if not any(abs(own - level) < 0.5 for own in levels)]
     return verdict(not lacking, evidence, if_not_met=f"{evidence}; without {', '.join(lacking)}")

@@ -86,7 +86,7 @@ def _reports_of(report: Report) -> Sequence[Report]:
 
 
 def _reports_by_system(report: Report) -> list[Sequence[Report]]:
-    """Return a list of reports for each system: in the list of all reports, they follow one another."""
+    """Return a list of reports for each system, cut from the list of all reports, which is in this order."""
     ends = [0, *accumulate(one["runs"] for one in at(report, "comparison.systems") or ())]
     return [_reports_of(report)[begin:end] for begin, end in pairwise(ends)]
 
@@ -133,7 +133,7 @@ def _judge_same_requests(report: Report) -> ComplianceVerdict:
 def _check_equal_values(path: str, what: str, *, needed: bool = True) -> Check:
     """Return a check that all reports have an equal value at `path`.
 
-    `what`: name of the value in the evidence. `needed`: the verdict is cannot tell if a report has no value.
+    `what`: name of the value in the evidence. `needed`: the verdict is "cannot tell" if a value is missing.
     """
 
     def check(report: Report) -> ComplianceVerdict:
@@ -169,7 +169,7 @@ def _judge_equal_hardware(report: Report) -> ComplianceVerdict:
 
 
 def _check_normalised(name: str, what: str) -> Check:
-    """Return a check that each system reports a normalised figure if the hardware of the systems differs.
+    """Return a check that systems with different hardware report a figure per GPU or per unit of money.
 
     `name`: member of `comparison.normalised`. `what`: unit of the figure in the evidence.
     """
@@ -239,7 +239,7 @@ def _judge_specification(report: Report) -> ComplianceVerdict:
 
 
 def _judge_duration(report: Report) -> ComplianceVerdict:
-    """Judge whether the parameter `duration` is equal, or in a test without it, the number of requests."""
+    """Judge whether all reports have an equal `duration`, or in a test without it, as many requests."""
     by_duration = _check_equal_values("params.duration", "duration (s)", needed=False)(report)
     if by_duration.status != "met" or at(_reports_of(report)[0], "params.duration") is not None:
         return by_duration
@@ -354,7 +354,7 @@ class Matrix:
 
     @property
     def blocking_ids(self) -> tuple[str, ...]:
-        """Ids of the unsatisfied requirements that prevent the next better level of compliance."""
+        """Ids of the unsatisfied requirements that prevent a better level of compliance."""
         needed = self._unsatisfied(MUSTS | CONDITIONS)
         return tuple(one.requirement.id for one in needed or self._unsatisfied(SHOULDS))
 

@@ -57,15 +57,15 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 _KS_RATIO_MAX: Final = 1.1
-"""Maximum ratio of two Kolmogorov-Smirnov distances from the exponential distribution: distance of the sent
-gaps / distance of the planned gaps."""
+"""Arrivals are Poisson if the gaps as sent are at most this factor farther from the exponential distribution
+(Kolmogorov-Smirnov distance) than the gaps as planned."""
 _LATENESS_FINDINGS: Final = frozenset({"dispatch_lateness", "rate"})
-"""Codes of the findings in a load's verdict that mean late requests, or a lower rate than planned."""
+"""Codes of findings in a load's verdict: `dispatch_lateness`: late requests; `rate`: lower than planned."""
 _WAIT_SHARE_MIN: Final = 0.1
-"""Smallest lateness, as a share of a response's duration, at which requests count as delayed by responses."""
+"""Smallest lateness, as a share of a response's duration, that shows that requests waited for responses."""
 _REQUESTS_MIN: Final = 100
 _TOKENS_MIN: Final = 10_000
-"""Minimum number of output tokens of a warm-up, required in addition to `_REQUESTS_MIN` (4.5.1)."""
+"""Minimum number of output tokens of a warm-up, required in addition to `_REQUESTS_MIN` (IETF 4.5.1)."""
 _VARIATION_MAX: Final = 0.10
 _REFERENCE: Final = "cl100k_base"
 _NTP_MAX_S: Final = 0.010
@@ -122,7 +122,7 @@ def _judge_open_loop(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _judge_poisson_possible(report: Report) -> ComplianceVerdict:
-    """Judge the load with the median distance: one load in twenty exceeds its 95 % limit by chance."""
+    """Judge only the load with the median distance: of twenty loads, one exceeds the 95 % limit by chance."""
     loads = [step for step in steps(report) if arrivals_of(step) == "poisson"]
     if not loads:
         return not_applicable("no load of this test has Poisson arrivals")
@@ -166,7 +166,7 @@ def _in_flight(step: Step) -> float | None:
 
 @each_load(is_open, NO_OPEN)
 def _judge_dispatch_lateness(report: Report, step: Step) -> ComplianceVerdict:
-    """Judge the dispatch lateness relative to the duration of a response."""
+    """Judge whether requests wait for responses: compare the dispatch lateness with a response's duration."""
     late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
     if late is None:
         return cannot_tell("how late requests left is not reported")
@@ -205,7 +205,7 @@ def _check_in_capture(what: str, *paths: str, of: str = "") -> Check:
 
 
 def _judge_all_abilities(report: Report) -> ComplianceVerdict:
-    """Judge the introduction of 4.2 by all requirements of its subsections."""
+    """Judge the introduction of IETF 4.2: it is met if no MUST of the subsections is violated."""
     rows = [one for one in ROWS if one.section.startswith("4.2.") and one.level in MUSTS]
     verdicts = {one.id: one.check(report) for one in rows}
     against = [id for id, one in verdicts.items() if one.status == "not met"]
@@ -231,7 +231,7 @@ def _judge_custom_workload(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def judge_full_specification(report: Report, step: Step) -> ComplianceVerdict:
-    """Judge whether lengths, contents and shared prefixes of a load's workload are all reported (4.3.1)."""
+    """Judge whether a workload's lengths, contents and shared prefixes are all reported (IETF 4.3.1)."""
     worst_part = worst_verdict(
         [part(report, step) for part in (_judge_input, _judge_output, _judge_contents, _judge_sharing)], ""
     )
@@ -445,7 +445,7 @@ def _judge_drain(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _judge_filled_cache(report: Report) -> ComplianceVerdict:
-    """Judge whether all loads with a filled cache got their prefixes first, or all report cached tokens."""
+    """Judge whether the cache was filled: all loads sent prefixes first, or all report cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
         return cannot_tell("the report has no load with a filled cache")
@@ -550,7 +550,7 @@ def _judge_chunk_handling(report: Report, step: Step) -> ComplianceVerdict:
 def _judge_itl_option(report: Report) -> ComplianceVerdict:
     """Judge the declared ITL option: `A`, `A (direct)`, `B` or `C`, or several such as `A + C`.
 
-    A variant that the draft does not define, such as `B-even`, is not met.
+    The verdict on a variant that the draft does not define, such as `B-even`, is "not met".
     """
     declared_option = report.get("itl_option")
     options = [one.strip().removesuffix(" (direct)") for one in str(declared_option or "").split("+")]
@@ -662,7 +662,7 @@ def _judge_rtt_subtraction(report: Report) -> ComplianceVerdict:
 
 
 def _find_line(report: Report, *words: str) -> str | None:
-    """Return the first line of the configuration, or note, that contains one of these words."""
+    """Return the first configuration line or note that contains one of these words; None without a match."""
     lines = [
         *(f"{label}: {value}" for label, value in (report.get("configuration") or {}).items()),
         *(report.get("notes") or ()),
@@ -704,7 +704,7 @@ def _judge_refusals(report: Report) -> ComplianceVerdict:
 
 
 def _check_filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status) -> Check:
-    """Return a check of the declared input and output filters. The arguments are its status in each case."""
+    """Return a check of the declared input and output filters. Each argument is its status in one case."""
 
     def check(report: Report) -> ComplianceVerdict:
         state = _filter_states(report)

@@ -74,7 +74,7 @@ _CONFIGURATIONS_MIN: Final = 4
 
 
 _check_workload: Final = each_load()(judge_full_specification)
-"""Check that the workload of each load is one of 4.3.2, or fully specified."""
+"""Check that the workload of each load is one of IETF 4.3.2, or fully specified."""
 
 
 _check_load_model: Final = has_value("result.load.mode", "{} loop", "the load model is not reported")
@@ -214,7 +214,7 @@ def _judge_ttft_charts(report: Report) -> ComplianceVerdict:
 def _check_parameters(step_filter: StepFilter | None, if_none: str, *names: str) -> Check:
     """Return a check that the setup parameters `names` have values.
 
-    `step_filter`: the check applies only if it selects a load of the test; `if_none`: evidence otherwise.
+    `step_filter`: the check applies only if this selects a load; `if_none`: evidence if it selects none.
     """
 
     def check(report: Report) -> ComplianceVerdict:
@@ -312,7 +312,7 @@ def _judge_response_lengths(report: Report) -> ComplianceVerdict:
 
 @each_load(is_measured)
 def _judge_gaps_without_ttft(report: Report, step: Step) -> ComplianceVerdict:
-    """Judge whether TTFT is in no ITL: a response of n chunks must have n - 1 gaps at most."""
+    """Judge whether no ITL includes TTFT: a response of n chunks then has at most n - 1 gaps."""
     gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
     first = at(step, "result.metrics.ttft_any.n")
     if not gaps or not chunks or not first:
@@ -367,7 +367,7 @@ def _classes(report: Report) -> Mapping[str, Any]:
 
 
 def _judge_skewed_workload(report: Report) -> ComplianceVerdict:
-    """Judge the loads that mix all classes: a load of one class alone (5.6.3) is a part of the workload."""
+    """Judge the loads with all classes. A load of one class (IETF 5.6.3) is only a part of the workload."""
     result = workload_is("synthetic-skewed", step_filter=_is_mixed_load)(report)
     if result.status != "not met" or not _classes(report):
         return result
@@ -404,7 +404,7 @@ def _judge_cache_off_and_on(report: Report) -> ComplianceVerdict:
 
 
 def _judge_identical_requests(report: Report) -> ComplianceVerdict:
-    """Judge whether both loads of a repeat, cache off (`0/off`) and on (`0/cold`), have equal requests."""
+    """Judge whether the two loads of each repeat have equal requests: `0/off` (cache off), `0/cold` (on)."""
     by_repeat: dict[str, dict[str, str]] = {}
     for step in measured_steps(report):
         repeat, _, state = name_of(step).rpartition("/")

@@ -34,8 +34,8 @@ _COLUMNS: Final = (
     "prompt_tokens",
     "output_tokens",
 )
-"""Columns of the CSV file. The first five are those of the multi-bin paper, 3.2; from the other two `llmtap
-sim run` recognises which tokens count as the length."""
+"""Columns of the CSV file. The first five are those of the multi-bin paper, 3.2. The other two show `llmtap
+sim run` which tokens count as the length."""
 
 
 class GridCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     median_s: float | None = None
     mean_s: float | None = None
     std_s: float | None = None
-    """Sample standard deviation; None for one batch."""
+    """Sample standard deviation; None if only one batch was measured."""
     min_s: float | None = None
     max_s: float | None = None
     uncertainty_s: float | None = None
@@ -71,7 +71,7 @@ class MeasuredGrid:
     cells: Sequence[GridCell]
     fit: BatchFit | None
     problem: str | None
-    """Why there is no fit."""
+    """Why there is no fit; None if there is one."""
 
     def to_csv(self) -> str:
         """Return the valid cells as the CSV that `llmtap sim run --latency` reads."""

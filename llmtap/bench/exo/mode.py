@@ -61,7 +61,7 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.requests import Requests
 
 CONCURRENCY_MAX: Final = 1_000
-"""Maximum concurrency: the number of connections that a replay opens before its start."""
+"""Maximum concurrency: a replay opens at most this number of connections before it starts to send."""
 TOKENS_MAX: Final = 10_000_000
 """Maximum length of a prompt or a response, to catch typing errors."""
 _ATOM_TEST_COUNT: Final = 8
@@ -80,9 +80,9 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     """Number of unmeasured requests with the first `pp` and `tg`, sent one at a time before all batches."""
     use_prefix_cache: bool = False
     distinct_prompts: bool = False
-    """Give each request of a batch its own prompt, even if a field of the request switches the prefix cache
-    off. False: if such a field exists, the requests of a batch share one prompt (exo-bench, "Concurrency").
-    With `use_prefix_cache`, they always share one prompt."""
+    """Give each request of a batch its own prompt, even if a request field switches the prefix cache off.
+    False: if the server has such a field, requests of a batch share one prompt (exo-bench, "Concurrency").
+    Without effect if `use_prefix_cache` is True: then the requests of a batch always share one prompt."""
 
     def check(self) -> None:
         """Raise ConfigError, which names the option, if a value is missing or outside its limits."""
@@ -405,7 +405,7 @@ class ExoBench:
 
 
 def _construction_notes(runs: Sequence[ExoRun]) -> Iterator[str]:
-    """Yield a note on how prompts get their lengths, and how many have exactly the requested length."""
+    """Yield a note on how prompts get their lengths, and on how many have exactly the requested length."""
     if runs:
         exact = sum(run.pp_tokens == run.pp for run in runs)
         yield (

@@ -42,7 +42,7 @@ PREVIEW_CHARS: Final = 200
 
 
 class Timing(NamedTuple):
-    """Prefill and generation time of one request, each None if it is unknown, and the clock (`by`)."""
+    """Prefill and generation time of one request (None: unknown), and whose clock measured them (`by`)."""
 
     by: Literal["server", "client"]
     prefill_s: float | None
@@ -50,7 +50,7 @@ class Timing(NamedTuple):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill and generation rate (tokens/s), tokens and memory of one run, named as in exo-bench."""
+    """Rates (tokens/s), numbers of tokens, and memory of one run, with the field names of exo-bench."""
 
     prompt_tps: float | None
     generation_tps: float | None
@@ -165,7 +165,7 @@ def generation_tps(tokens: int | None, seconds: float | None) -> float | None:
 
 
 def timing_of(x: Exchange) -> Timing:
-    """Return the times that the server reports, else those that the client measured.
+    """Return the times that the server reports or, if they are incomplete, those that the client measured.
 
     The server must report both times, or only the generation time for a response without streaming.
     """
@@ -231,7 +231,7 @@ _BASES: Final[Mapping[str, tuple[str, ...]]] = {
     "generation": ("tpot", "tokens"),
     "wall": ("e2e",),
 }
-"""By column of the table: the figures, as named in a load's verdict, from which the client computes it."""
+"""By column of the table: names (as in a load's verdict) of the figures from which the client computes it."""
 
 
 def invalid_columns(batch: ExoBatch, timing: Timing) -> list[str]:

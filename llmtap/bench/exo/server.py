@@ -55,7 +55,7 @@ _NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
     "pcpuUsage": ("performance_cores", MonitorSeries("as reported")),
     "ecpuUsage": ("efficiency_cores", MonitorSeries("as reported")),
 }
-"""Members of a node in `nodeSystem`, with their name and unit in the result."""
+"""By member of a node in exo's `nodeSystem`: its name and unit in the result."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Placement(msgspec.Struct, frozen=True):
 class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     url: str
-    """URL of the server; without `/v1` at its end if the endpoint is not below that path."""
+    """URL of the server, without `/v1` at its end if the endpoint's path does not begin with `/v1`."""
     model: str
     endpoint: str = "chat.completions"
     stream: bool = True
@@ -77,7 +77,7 @@ class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, msgspec.Raw] = {}
     """JSON fields that each request body needs on this server."""
     eos_banned_by: str | None = None
-    """Request fields or endpoint that make the server ignore EOS; None if llmtap knows none."""
+    """Names of the request fields, or of the endpoint, that make the server ignore EOS; None: unknown."""
     has_cache_switch: bool = False
     """Whether a field of the request switches the prefix cache on or off."""
     owner: str | None = None
@@ -212,7 +212,7 @@ class NodeMetrics:
         self, clock: Clock, url: str, headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None
     ) -> None:
         self.columns: dict[str, Columns] = {}
-        """Samples by node id."""
+        """By id of the node: its samples."""
         self.failed = 0
         """Number of failed requests for samples."""
         self._clock = clock
@@ -299,9 +299,9 @@ class Power:
 class TotalEnergy(msgspec.Struct, frozen=True, kw_only=True):
     joules: float
     inference_seconds: float
-    """Part of the windows that power samples cover."""
+    """Total time of the windows for which there are power samples."""
     seconds_missing: float
-    """Part of the windows without power samples."""
+    """Total time of the windows for which there are no power samples."""
     average_power_w: float | None
 
 
@@ -361,7 +361,7 @@ class ExoCluster:
         self._root = root
 
     async def place(self, model: str, placement_filter: PlacementFilter) -> PlacedInstance:
-        """Create an instance and wait until it is ready. Raises ConfigError if no placement fits."""
+        """Create an instance and wait until it is ready. Raises ConfigError if no placement matches."""
         response = await self._request("GET", "/instance/previews", params={"model_id": model})
         previews = [
             preview for preview in (response or {}).get("previews") or () if placement_filter.matches(preview)

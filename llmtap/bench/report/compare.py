@@ -47,7 +47,7 @@ from llmtap.metrics.statistics import is_enough, percentile
 from llmtap.report.values import MARK
 
 _AtLevel = Callable[..., Comparison | None]
-"""Function that compares one figure; its argument `level` is the confidence level of the interval."""
+"""Function that compares one figure again; its argument `level` is the interval's confidence level."""
 _GAPS: Final = "gaps"
 _FIGURES: Final = {
     "TTFT P50": ("ttft_ns", 0.5),
@@ -59,7 +59,7 @@ _FIGURES: Final = {
     "E2E P50": ("e2e_ns", 0.5),
     "E2E P99": ("e2e_ns", 0.99),
 }
-"""Figures of every load, by name: column of the requests (or all gaps between chunks), and quantile."""
+"""By name of a figure that every load has: its column in the table of requests, or `_GAPS`; its quantile."""
 _RATE: Final = "output rate, mean of runs"
 _TTFT: Final = ("TTFT P50", "TTFT P99")
 _KEYS: Final[Mapping[str, Sequence[str]]] = {
@@ -85,7 +85,7 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
     ),
     "capacity": (("max_concurrency", "maximum concurrency", "requests"),),
 }
-"""Figures of a whole test: name in its measurements, title and unit. Higher values are better."""
+"""By test: main figures of the whole test (name in its measurements, title, unit). Higher is better."""
 
 DISTRIBUTIONS_MAX: Final = 6
 _ABSENT: Final = "-"
@@ -112,7 +112,7 @@ class System:
 
 
 def compare_results(base: Path, others: Sequence[Path]) -> ResultsComparison:
-    """Compare results folders with the first folder.
+    """Compare each of `others` with `base`; all are results folders of `llmtap bench`.
 
     Raises ConfigError if a folder is no results folder, is given twice or lacks data, or if the folders have
     no test in common.
@@ -223,7 +223,7 @@ def compare(base: System, *others: System) -> TestComparison:
 
 
 def _with_common_seeds(systems: Sequence[System]) -> tuple[list[System], list[str]]:
-    """Return the systems with only the runs whose seed all systems have (6.1), and notes on the other runs.
+    """Return the systems, reduced to runs whose seed all systems have (IETF 6.1), and notes on other runs.
 
     If fewer than three seeds are common to all systems, return all runs, without notes.
     """
@@ -258,7 +258,7 @@ def _different_params(base: System, other: System) -> list[str]:
 
 
 def _load_difference_text(base: System, other: System, step: str) -> str | None:
-    """Return as text how the requests of a load or their send times differ between two systems, or None."""
+    """Return a text if the requests of a load or their times differ between two systems, else None."""
     runs = None if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1
     ours, theirs = (
         {
@@ -276,7 +276,7 @@ def _load_difference_text(base: System, other: System, step: str) -> str | None:
 
 
 def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Iterator[BurstySystem]:
-    """Yield each system whose chunks come in bursts compared with the other, and the loads with bursts."""
+    """Yield each system whose chunks come in larger bursts than the other's, with the loads concerned."""
     for system, reference in ((base, other), (other, base)):
         numbers = {
             step: (_chunks_at_a_time(system, step), _chunks_at_a_time(reference, step)) for step in shared
@@ -389,7 +389,7 @@ def _make_row(
 
 
 def _judge_figures(figures: Sequence[tuple[FigureComparison, _AtLevel]]) -> None:
-    """Correct the p-values of the rows, widen the intervals of main figures, and set share and finding."""
+    """Correct the figures' p-values, widen the intervals of main figures, and set `share` and `finding`."""
     for key in (True, False):
         family = [(row, row.p, at_level) for row, at_level in figures if row.key is key]
         tested = [(row, p, at_level) for row, p, at_level in family if p is not None]
@@ -424,7 +424,7 @@ def _normalised_throughput(system: System) -> NormalisedThroughput:
 
 
 def _output_tps(step: Measurement) -> float:
-    """Return the output rate: tokens of complete responses / time from the start to the last response."""
+    """Return the tokens of responses that ended well / seconds from the load's start to the last response."""
     tokens: Sequence[int] = step.successful_rows().column("output_tokens").drop_null().to_pylist()
     return sum(tokens) / step.seconds if step.seconds else 0.0
 

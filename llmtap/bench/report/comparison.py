@@ -35,11 +35,11 @@ class FigureComparison(msgspec.Struct, kw_only=True):
     samples: str
     """Samples that are compared: `runs` or `requests`."""
     doubtful: bool
-    """Whether a system has fewer samples than the figure needs (5.1.4.3)."""
+    """Whether a system has fewer samples than the figure needs (IETF 5.1.4.3)."""
     level: float = LEVEL
     """Confidence level of the interval from `low` to `high`."""
     n: int | UnsetType = UNSET
-    """Number of samples of the base; `m`: of the other system."""
+    """Number of samples of the base (`n`), and of the other system (`m`)."""
     m: int | UnsetType = UNSET
     a: float | None = None
     b: float | None = None
@@ -62,7 +62,7 @@ class FigureComparison(msgspec.Struct, kw_only=True):
 
 
 class BurstySystem(msgspec.Struct, frozen=True):
-    """A system whose chunks come in bursts compared with another; figures of `metrics` are not tested."""
+    """A system whose chunks come in larger bursts than another's, so the figures `metrics` are not tested."""
 
     system: str
     against: str
@@ -75,7 +75,7 @@ class BurstySystem(msgspec.Struct, frozen=True):
 
 
 class ComparedSystem(msgspec.Struct, frozen=True):
-    """Settings of a system, number and seeds of its runs, and whether all of these are valid."""
+    """Settings of a system, number and seeds of its runs, and whether all its runs are valid."""
 
     label: str
     runs: int
@@ -87,7 +87,7 @@ class ComparedSystem(msgspec.Struct, frozen=True):
 
 
 class NormalisedThroughput(msgspec.Struct, frozen=True):
-    """Output tokens per GPU-second and per unit of money (6.2); None if GPUs or price are not declared."""
+    """Output tokens per GPU-second and per unit of money (IETF 6.2); None if GPUs or price are unknown."""
 
     label: str
     output_tps_max: float
@@ -125,7 +125,7 @@ class ResultsFolder(msgspec.Struct, frozen=True):
 
 
 class LeftOutTest(msgspec.Struct, frozen=True):
-    """A test that not all folders contain."""
+    """A test that is not compared, because not all folders contain it."""
 
     test: str
     only: list[str]

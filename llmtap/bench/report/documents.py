@@ -19,7 +19,7 @@ from llmtap.report.gates import RequirementRow
 
 
 class BenchStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A load of a test."""
+    """One load of a test, with its result."""
 
     name: str
     arm: str = ""
@@ -49,7 +49,7 @@ class LoadTasks(msgspec.Struct, frozen=True):
 
 
 class BenchFinding(msgspec.Struct, frozen=True):
-    """Finding of the load `step`: its code (`what`), such as `dispatch_lateness`, and sentence (`says`)."""
+    """Finding of the load `step`: its code (`what`), such as `dispatch_lateness`, and its text (`says`)."""
 
     step: str
     what: str
@@ -59,7 +59,7 @@ class BenchFinding(msgspec.Struct, frozen=True):
 
 
 class BenchFigure(msgspec.Struct, kw_only=True):
-    """Validity of a figure of a test over all loads."""
+    """Validity of one of a test's figures over all loads."""
 
     title: str
     state: str
@@ -71,7 +71,7 @@ class BenchFigure(msgspec.Struct, kw_only=True):
     n: int
     """Number of loads that have the figure."""
     loads: dict[str, list[str]]
-    """Names of the loads in which the figure is not valid or doubtful, by state."""
+    """By state (not valid, doubtful): names of the loads in which the figure has this state."""
 
 
 class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
     grade: str = ""
     """`valid`, `caution` or `not valid`."""
     failed: bool = False
-    """Whether a load itself failed, so that no figure counts."""
+    """Whether a load failed (requests failed unexpectedly, or none ended well), so that no figure counts."""
     missed: list[str] = []
     """Sentences about the objectives that no load met."""
     figures: dict[str, BenchFigure] = {}
@@ -92,7 +92,7 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
     cautions: list[BenchFinding] = []
     """Findings that make a figure doubtful, or concern a figure that is not requested."""
     failures: list[BenchFinding] = []
-    """Findings that requests failed."""
+    """Findings about failed requests."""
     unchecked: list[BenchFinding] = []
     """Checks of the validity that were not possible, with the reasons."""
 
@@ -109,7 +109,7 @@ class BenchRepeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a run of a test."""
+    """Report of one run of a test."""
 
     test: str
     section: str
@@ -119,7 +119,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     params: Mapping[str, Any]
     sut: Sut
     target: Mapping[str, Any]
-    """Settings of the target, like `arms` without secrets (`without_secrets`)."""
+    """Settings of the target. These and `arms` contain no secrets (`without_secrets`)."""
     arms: Mapping[str, Mapping[str, Any]]
     seed: int
     warmup: str
@@ -223,6 +223,6 @@ class BenchDocument(BenchSetup, frozen=True, kw_only=True):
     not_run: list[NotRun]
     verdict: DocumentVerdict
     stopped: bool | UnsetType = UNSET
-    """Whether a signal stopped the benchmark; absent in the document of a stored benchmark."""
+    """Whether a signal stopped the benchmark; absent if the document was read from a results folder."""
     requirements: list[RequirementRow] | UnsetType = UNSET
     """Judged requirements (`--require`); absent if there are none."""

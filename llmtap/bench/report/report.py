@@ -37,7 +37,7 @@ from llmtap.version import __version__
 
 
 def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
-    """Return charts of the two streams with the median and with the longest user idle latency.
+    """Return charts of two streams: of the median and of the longest user idle latency.
 
     Each chunk is drawn with the mean number of tokens per chunk of its response.
     """
@@ -59,7 +59,7 @@ def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> l
 
 
 def reading_times_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
-    """Return when a reader begins each event: it has arrived, and the previous event has been read.
+    """Return when a user begins to read each event: when it has arrived and the one before has been read.
 
     `per_event_ns`: time to read an event.
     """
@@ -328,7 +328,7 @@ def _short_result(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _itl_option(result: TestResult, steps: Sequence[BenchStep]) -> str | None:
-    """Return the ITL option of a test by the letters of 4.6.3.
+    """Return the ITL option of a test, as named in 4.6.3 of the IETF draft (A, B, C).
 
     By default it is A (time between chunks), which every streamed response has; None without such times.
     """
@@ -360,7 +360,7 @@ def _tpot_notes(steps: Sequence[BenchStep]) -> list[str]:
 
 
 def _exact_requests(steps: Sequence[BenchStep]) -> str | None:
-    """Return as text where the exact requests are stored (4.3.3), or None if no load has stored requests."""
+    """Return a text on where the exact requests are stored (IETF 4.3.3), or None if none are stored."""
     files = [step.requests for step in steps if step.requests is not None]
     if not files:
         return None

@@ -42,7 +42,7 @@ from llmtap.report.values import milliseconds, number
 
 
 def main_load(report: Report) -> Step | None:
-    """Return the load that represents a test, or None without loads. Default: the load with most requests."""
+    """Return the load that represents a test; by default, the one with most requests. None without loads."""
     loads = measured_steps(report)
     main = next((load for load in loads if name_of(load) == report.get("main")), None)
     without_arm = [load for load in loads if not load.get("arm")] or loads
@@ -57,7 +57,7 @@ _MainLoad = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 class Rate(NamedTuple):
-    """Rate of output tokens per second, and the text on its validity (`validity_suffix`)."""
+    """Rate in output tokens per second, and a text on its validity (see `validity_suffix`)."""
 
     tps: float
     mark: str
@@ -130,7 +130,7 @@ def _main_load(document: Mapping[str, Any]) -> _MainLoad | None:
 
 
 def _latencies_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
-    """Return the latencies of a main load as in its test's tables, and a text on the requests that count."""
+    """Return the latencies of a main load as its test's tables show them, and which requests they cover."""
     level_name, arm = name_of(step).partition("/")[0], str(step.get("arm"))
     for level in at(report, "measurements.levels") or ():
         if level.get("step") == name_of(step) and "window" in level:
@@ -142,7 +142,7 @@ def _latencies_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
 
 
 def throughputs(document: Mapping[str, Any]) -> tuple[Rate | None, Rate | None]:
-    """Return the highest output rate of all sustained levels, and of those with TTFT P99 < 500 ms (C.1).
+    """Return two maxima of the output rate (IETF C.1): of all sustained levels, and with TTFT P99 < 500 ms.
 
     Both rates are from the same test, so that the second is never above the first.
     """

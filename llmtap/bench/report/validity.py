@@ -30,7 +30,7 @@ from llmtap.report.values import at, count_with_noun, number
 FAILED: Final = "failed"
 """Code of the finding that a load has failed requests."""
 COMPLETED_MIN: Final = 0.9
-"""Smallest share of the sent requests that must complete in the time of a sustained level (5.2.3.1)."""
+"""Share of the sent requests that must complete in a level; else it is not sustained (IETF 5.2.3.1)."""
 _WORST: Final = (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
 _SHARES: Final = ("p50", "p95", "p99")
 _MAXIMA: Final = {
@@ -87,7 +87,7 @@ def verdict_of_test(
 
 
 def _finding_kind(finding: _Json, test: BenchTest[Any]) -> str:
-    """Return the list of a `ReportVerdict` to which a finding of a load belongs."""
+    """Return the name of the list in `ReportVerdict` to which a finding of a load belongs."""
     if finding["what"] == FAILED:
         return "failures"
     invalidated = finding.get("spoils")
@@ -168,9 +168,9 @@ def _with_run(report: BenchReport | BenchRepeat, name: str) -> str:
 
 
 def contradictions(measurements: _Json) -> Iterator[tuple[str, str, str]]:
-    """Yield a kind, a figure and a text for each pair of figures of a test that cannot both be right.
+    """Yield kind, name of a figure and text for each two figures of a test that cannot both be right.
 
-    Kind `contradiction`: the definitions exclude such a pair, so one of the figures is wrong. Kind
+    Kind `contradiction`: the definitions exclude the two values, so one of the figures is wrong. Kind
     `too_short`: the level is too short to show which figure is right, so the sustainable load is doubtful.
     """
     levels = [level for level in measurements.get("levels") or () if isinstance(level, Mapping)]

@@ -29,11 +29,11 @@ Cell = Callable[[Any], str]
 INTERVAL_NOTE: Final = "in brackets after a figure: its interval of 95 %, where it has one"
 _LEVEL: Final = 0.95
 RUNS_MIN: Final = 3
-"""Minimum number of independent runs for a claim about a difference (6.3)."""
+"""Minimum number of independent runs for a claim about a difference (IETF 6.3)."""
 _PLACES_MAX: Final = 2
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
-"""Number of highest values that are all drawn. Of up to 100,000 samples, they include all above P99.9."""
+"""Number of highest values that a distribution chart always shows: in 100,000 samples, all above P99.9."""
 
 
 class IntervalFigure(Struct, frozen=True, kw_only=True):
@@ -51,9 +51,9 @@ class IntervalFigure(Struct, frozen=True, kw_only=True):
     p_adjusted: float | UnsetType = UNSET
     """p-value adjusted for all tests of the same metric (Holm)."""
     reading: str | UnsetType = UNSET
-    """Meaning in which the figure uses a term that the draft does not define."""
+    """Meaning that the figure gives to a term which the draft does not define, such as `per_request`."""
     r2_log: float | UnsetType = UNSET
-    """R^2 of the fit of the logarithms, for the exponent of a power law."""
+    """If the figure is the exponent of a power law: R^2 of the line that was fitted to the logarithms."""
 
 
 def interval_figure(interval: Interval) -> IntervalFigure:
@@ -68,7 +68,7 @@ def interval_figure(interval: Interval) -> IntervalFigure:
 
 
 class LatencyRow(Struct, frozen=True, kw_only=True):
-    """Statistics of a metric. A percentile that was not requested is absent; None: there are no values."""
+    """Statistics of a metric. A percentile is absent if it was not requested, and None without values."""
 
     n: int
     mean: float | None
@@ -80,7 +80,7 @@ class LatencyRow(Struct, frozen=True, kw_only=True):
     p99: IntervalFigure | UnsetType | None = UNSET
     p999: IntervalFigure | UnsetType | None = UNSET
     marks: list[str]
-    """Names of the percentiles with too few values (5.1.4.3)."""
+    """Names of the percentiles with too few values (IETF 5.1.4.3)."""
 
     def percentile(self, name: str) -> IntervalFigure | None:
         """Return the figure of a percentile, by its name: `p50`."""
@@ -129,7 +129,7 @@ def _make_row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Int
 def paired_values(
     measurements: Iterable[tuple[Measurement, Measurement]], column: str
 ) -> tuple[list[float], list[float]]:
-    """Return the values of a column in the first and in the second measurements of all pairs, matched by row.
+    """Return two lists of equal length: a column's values in the first and in the second of each pair.
 
     Only rows that completed in both measurements of a pair are used. Values are in seconds if the column's
     name ends in `_ns`.
@@ -144,7 +144,7 @@ def paired_values(
 
 
 def mean_over_repeats(values: Sequence[float]) -> IntervalFigure | None:
-    """Return the mean of one difference per repeat, with Student's interval and p-value.
+    """Return the mean of differences, one from each repeat, with Student's interval and p-value.
 
     None if there are fewer than three repeats.
     """
@@ -168,7 +168,7 @@ def mean_over_repeats(values: Sequence[float]) -> IntervalFigure | None:
 def quantile_ratio(
     base: Sequence[float], other: Sequence[float], p: float, *, paired: bool
 ) -> IntervalFigure | None:
-    """Return the ratio other / base of the p-quantiles, with its interval; None if a value is not above 0."""
+    """Return p-quantile of `other` / p-quantile of `base`, with interval; None if a value is not above 0."""
     if not base or not other or min(base) <= 0 or min(other) <= 0:
         return None
     first, second = percentile(sorted(base), p), percentile(sorted(other), p)
@@ -259,9 +259,9 @@ def attribute_cell(name: str, form: str = "") -> Cell:
 
 
 def legend(rows: Iterable[object], *metrics: str, share: str | None = None) -> list[str]:
-    """Return the notes below a table: on intervals and, if the metrics have too few samples, on the mark.
+    """Return the notes below a table: on intervals, and on the mark of figures with too few samples, if any.
 
-    `share`: consider only this percentile of the metrics, such as `p99`.
+    `share`: the only percentile that the table shows, such as `p99`; default: all percentiles of `metrics`.
     """
     marks = {mark for row in rows for metric in metrics for mark in getattr(row, metric).marks}
     return [INTERVAL_NOTE] + [FEW] * (bool(marks) if share is None else share in marks)
@@ -316,7 +316,7 @@ def line_series(
 
 
 def load_lines(load: Load, measured: Measurement) -> dict[str, str]:
-    """Return the configuration lines on workload, load model, requests and duration of a load (5.1.5.1)."""
+    """Return a load's configuration lines: workload, load model, requests, duration (IETF 5.1.5.1)."""
     description = load.plan.describe()
     workload: Any = description.get("workload") or {}
     arrivals: Any = description.get("arrivals") or {}

@@ -3,8 +3,8 @@
 `level_load` makes the load of a level, with a seed of its own so that a prefix cache has no hits, and
 `measure_closed` sends a closed loop. `Bounds` judges a level; further functions make its JSON, tables and
 charts. Tests that set loads as shares of the capacity take it from the parameter `max_rate` or from the
-throughput test's result with the same workload (`known_capacity`). Otherwise they measure it: the concurrency
-of closed loops is doubled until the output rate no longer grows (`find_capacity`). `RateSearch` chooses the
+throughput test's result with the same workload (`known_capacity`). Otherwise they measure it: they double the
+concurrency of closed loops until the output rate no longer grows (`find_capacity`). `RateSearch` chooses the
 levels of a search for the highest level that passes ("holds"): it doubles the level until one fails, then
 bisects. Its choice depends only on the verdicts, so an interrupted search can be resumed.
 
@@ -36,16 +36,16 @@ from llmtap.units import Duration, to_seconds
 
 COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 FAILED_MAX: Final = 0.01
-"""Largest allowed share of failed requests if there is a bound on a P99."""
+"""Largest allowed share of failed requests if there is a bound on a P99; with more, no bound is met."""
 ROWS_SPARE: Final = 1.5
 """Safety factor on the number of requests of a closed loop that is estimated from the previous level."""
 ROWS_PER_SLOT_S: Final = 5.0
-"""Assumed number of requests per slot and second while no response time is known (200 ms each)."""
+"""Assumed number of requests per slot and second (200 ms each) until a level has shown the real number."""
 DURATION_SHARE_MIN: Final = 0.95
-"""Smallest share of the planned duration for which the requests of a closed loop must last."""
+"""Smallest share of the planned duration for which a closed loop must last; else it is sent again, longer."""
 ROWS_MAX: Final = 100_000
-"""Largest number of requests of a closed loop. Without it, a server that refuses at once would get an
-unlimited number."""
+"""Largest number of requests of a closed loop. Without this limit, a server that refuses each request at
+once would get an unlimited number."""
 _NO_MEMORY: Final = re.compile(
     r"out[ -]of[ -]memory|\boom\b|memoryallocation|alloc_failed|insufficient memory", re.IGNORECASE
 )
@@ -83,7 +83,7 @@ class BoundsReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds that a level must meet: P99s, the share of requests within objectives, and smooth goodput."""
+    """Bounds that a level must meet: on P99s, the share of requests within objectives, and smooth goodput."""
 
     ttft: Duration | None = None
     """Largest allowed P99 of TTFT."""
@@ -101,7 +101,7 @@ class Bounds:
 
     @property
     def slo(self) -> str | None:
-        """The bounds as objectives of each request, for the result of a load: `ttft:2000ms tpot:50ms`."""
+        """The bounds as objectives that each request is judged by: `ttft:2000ms tpot:50ms`; None without."""
         return self.objectives or " ".join(f"{name}:{ns}ns" for name, ns in self._p99_bounds()) or None
 
     @property
@@ -159,7 +159,7 @@ class Bounds:
 
 
 def verdict_text(steady: SteadyPart, violations: Sequence[str], met: str = "") -> str:
-    """Format the violated bounds (`met` if none is violated), and the number of requests not judged."""
+    """Return the violated bounds as text, or `met` if none is, and the number of requests not judged."""
     return "; ".join(
         filter(None, (*(violations or (met,)), not_judged_text({"not_judged": steady.not_judged})))
     )
@@ -182,7 +182,7 @@ async def measure_closed(
     slo: str | None = None,
     output_tokens: int | None = None,
 ) -> tuple[Measurement, SteadyPart, bool]:
-    """Send a closed loop. If its requests ended too soon and hardly any failed, repeat it as `NAME-longer`.
+    """Send a closed loop. If too few requests were planned for its duration, repeat it as `NAME-longer`.
 
     `previous_level`: see `rows_for`. Returns the measurement (the second one, if the loop was repeated), its
     steady part, and whether its requests ended too soon.
@@ -240,7 +240,7 @@ def saturation_signs(steady: SteadyPart) -> list[str]:
 
 
 def saturation_level(attempt: LevelAttempt) -> SaturationLevel:
-    """Return a level for the rules of `metrics/saturation.py`. Its latency is TTFT; infinite if unknown."""
+    """Convert a level for the rules of `metrics/saturation.py`, with TTFT as latency; infinite if unknown."""
     steady, infinite = attempt.steady_part, float("inf")
     p50, p99 = (infinite if (ttft := steady.latency("ttft_ns", p)) is None else ttft for p in (0.50, 0.99))
     return SaturationLevel(attempt.level, steady.output_tps or 0.0, p50, p99, steady.success_share)
@@ -426,11 +426,11 @@ def remaining_text(attempts: int, duration_s: float) -> str:
 
 
 WARM_TOKENS: Final = 100
-"""Output tokens of each request of a warm-up. With 100 requests, these are the 10,000 tokens of 4.5.1."""
+"""Output tokens of each request of a warm-up: with 100 requests, the 10,000 tokens of IETF 4.5.1."""
 ANSWERS_MIN: Final = 3
 SLOTS_FIRST: Final = 8
 ROUNDS: Final = 6
-"""Number of requests per slot at each level of the search for the capacity."""
+"""Number of requests that the search for the capacity sends per slot, at each level."""
 GAIN_MIN: Final = 0.05
 """Smallest relative gain of the output rate, after doubling the concurrency, that continues the search."""
 
@@ -538,9 +538,9 @@ def is_sustained(level: Mapping[str, Any]) -> bool:
 
 
 def completion_ratio_if_overloaded(measured: Measurement) -> float | None:
-    """Return completions / arrivals of an open loop above saturation (5.2.3.1); None below saturation.
+    """Return completions / arrivals of an open loop above saturation (IETF 5.2.3.1); None for loads below it.
 
-    Also None if the load is too short for a judgement: shorter than three responses without a queue.
+    Also None if the load was too short: shorter than three times the duration of a response without a queue.
     """
     steady, table = steady_part_of(measured), measured.successful_rows()
     if not (steady.falls_short and steady.queue_grows):
@@ -622,7 +622,7 @@ class RateSearch:
 
     @property
     def _floor(self) -> int:
-        """Highest level known to hold, or the level below the lowest possible one."""
+        """Highest level that passed so far; if none did, `low` - 1, which stands for a level that passes."""
         return self.low - 1 if self.best is None else self.best
 
     @property

@@ -2,7 +2,7 @@
 
 A `MeasurementRecorder` gets each exchange while the load runs (`session.py`). The table (`Measurement`) is
 stored as Parquet, and every figure of a test is computed from it. The steady part (`steady_part_of`) begins
-after a tenth of the time, ends when the last request was sent or at the planned end, and is divided into five
+after a tenth of the load's time, ends when the last request was sent or at the planned end, and has five
 equal divisions. The tokens of a response are assumed to be spread evenly between its first token and its end.
 A difference between divisions counts if it exceeds two standard deviations; these are computed as if arrivals
 and completions were independent.
@@ -140,7 +140,7 @@ class MeasurementRecorder:
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add(self, row: int, x: Exchange) -> None:
-        """Add the exchange of a row of the plan."""
+        """Add an exchange to the table. `row`: index of its request in the load's plan."""
         m, t, tokens, began_ns = measure(x, self.reader), x.timeline, x.tokens, self.began_ns
         judgement = None if self.objectives is None else self.objectives.judge(m, x)
         values = {
@@ -186,19 +186,19 @@ def _server_time_ns(x: Exchange, name: str) -> float | None:
 
 
 RAMP_UP: Final = 0.1
-"""Share of a load's time that is excluded at its beginning (5.2.3.2)."""
+"""Share of a load's time that is excluded at its beginning (IETF 5.2.3.2)."""
 PARTS: Final = 5
 """Number of equal divisions of the steady part: few, so that each division has many requests, but enough to
 show whether a queue grows."""
 DEVIATIONS: Final = 2.0
-"""Number of standard deviations that the growth of a queue, or the missing completions, must exceed."""
+"""Number of standard deviations above which a growing queue, or missing completions, are no chance effect."""
 STABLE_DEVIATIONS: Final = 3.0
-"""Number of standard deviations by which the throughput of a stable load's halves can differ. If it were two,
-chance would end one in three searches of ten levels."""
+"""Number of standard deviations by which the throughputs of the two halves of a stable load can differ. If it
+were two, chance would end one in three searches of ten levels."""
 EARLY_MIN: Final = 5
-"""Smallest number of responses from which a median is computed."""
+"""Smallest number of responses for the median duration of a response without a queue."""
 CHANGE_MAX: Final = 0.1
-"""Share of the throughput by which a stable load's halves can differ, even if chance does not explain it."""
+"""Share of the throughput by which the halves of a stable load can differ even if it is not by chance."""
 _Values = NDArray[Any]
 
 
@@ -209,14 +209,14 @@ class SteadyPart:
     from_s: float
     to_s: float
     sent_requests: Measurement
-    """The load's measurement, only with the requests that were sent in this part."""
+    """The load's measurement, reduced to the requests that were sent in this part."""
     arrivals: int
-    """Number of these requests."""
+    """Number of requests sent in this part."""
     completed: int
     """Number of complete responses that ended in this part."""
     expected: int
-    """Number of requests that would complete in this part without a queue: requests that were sent earlier
-    than this part by the duration of a response."""
+    """Number of requests that would complete in this part if there were no queue: the requests sent in a
+    time window of the same length that begins earlier by the duration of a response."""
     output_tokens: float | None
     """Tokens generated in this part for complete responses; None without token counts."""
     input_tokens: int | None
@@ -230,9 +230,9 @@ class SteadyPart:
     halves: tuple[float, float]
     """Number of tokens (without token counts: of responses) in the first and in the second half."""
     halves_deviation: float
-    """Standard deviation of the difference between the halves, for independent requests."""
+    """Standard deviation of the difference between `halves`, computed as if requests were independent."""
     held_tokens: float | None
-    """Time average of the tokens in flight: prompts and the generated part of responses."""
+    """Mean number of tokens in flight over the time: tokens of prompts and those generated so far."""
 
     @property
     def seconds(self) -> float:
@@ -304,14 +304,14 @@ class SteadyPart:
 
     @property
     def falls_short(self) -> bool:
-        """Whether fewer than 90 % of the arrivals complete, and chance does not explain it."""
+        """Whether fewer than 90 % of the arrivals complete, which chance alone does not explain."""
         level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered_share)
         by_chance = DEVIATIONS * sqrt(self.in_flight_begin + self.in_flight_end)
         return incomplete([level]) is not None and self.expected - self.completed > by_chance
 
     @property
     def throughput_is_stable(self) -> bool:
-        """Whether both halves have the same throughput, apart from a tenth of it or from chance."""
+        """Whether the throughputs of both halves differ by at most a tenth, or by no more than chance."""
         first, second = self.halves
         allowed = max(CHANGE_MAX * (first + second) / 2, STABLE_DEVIATIONS * self.halves_deviation)
         return abs(second - first) <= allowed
@@ -332,8 +332,8 @@ class SteadyPart:
 def steady_part_of(measured: Measurement, duration_s: float | None = None) -> SteadyPart:
     """Return the steady part of a load, without its ramp-up.
 
-    `duration_s`: planned duration. If the load was stopped at its end, the steady part also ends then; else
-    it ends when the last request was sent.
+    `duration_s`: planned duration. If the load was stopped after this time, the steady part ends there too;
+    otherwise it ends when the last request was sent.
     """
     requests = _request_columns(measured.table)
     completed = _RequestColumns(*(column[requests.is_complete] for column in requests))
@@ -380,9 +380,9 @@ def steady_part_of(measured: Measurement, duration_s: float | None = None) -> St
 
 
 def tail_is_heavy(steady: SteadyPart, lowest: SteadyPart) -> bool:
-    """Return whether the P99 of E2E exceeds `TAIL_TIMES` times the P50 of the lowest level (5.2.3.1).
+    """Return whether the P99 of E2E exceeds `TAIL_TIMES` times the P50 of the lowest level (IETF 5.2.3.1).
 
-    False if the lowest level's own P99 exceeds this limit: then the load does not cause the tail.
+    False if the P99 of the lowest level exceeds this limit too: then the tail is not due to the load.
     """
     base_p50, base_p99 = (lowest.latency("e2e_ns", p) for p in (0.50, 0.99))
     p50, p99 = (steady.latency("e2e_ns", p) for p in (0.50, 0.99))
@@ -420,7 +420,7 @@ def _request_columns(table: pa.Table) -> _RequestColumns:
 def _unqueued_duration_s(completed: _RequestColumns, ramp_up_s: float) -> float:
     """Return the duration of a response without a queue: the median over the ramp-up.
 
-    If the ramp-up has fewer than `EARLY_MIN` responses, it is the median of the load's first `EARLY_MIN`.
+    If the ramp-up has fewer than `EARLY_MIN` responses, use the first `EARLY_MIN` responses of the load.
     """
     durations_s = completed.end_s - completed.sent_s
     early = durations_s[completed.sent_s < ramp_up_s]
@@ -445,7 +445,7 @@ def _generated_share(requests: _RequestColumns, from_s: float, to_s: float) -> _
 
 
 def _held_tokens(completed: _RequestColumns, from_s: float, to_s: float) -> float:
-    """Return the time average of tokens in flight: prompts, and the generated part of responses."""
+    """Return the mean number of tokens in flight between two times (`SteadyPart.held_tokens`)."""
     if to_s <= from_s:
         return 0.0
     prompts = np.nan_to_num(completed.input) * _overlap_seconds(

@@ -15,12 +15,12 @@ from statistics import fmean, median
 from typing import Final, NamedTuple
 
 SLOTS_DEFAULT: Final = 16
-"""Assumed concurrency at the capacity of a server, until a load has shown it."""
+"""Concurrency at which a server is assumed to reach its capacity, until a load has shown the real one."""
 REPORT_DEFAULT_S: Final = 5.0
 """Assumed seconds of the self-test and the report after a test, until a first test has ended."""
 POWER_SATURATED: Final = 0.3
-"""Power of the concurrency with which the completion rate must grow; if it grows with a smaller power, the
-server is saturated. With this power, twice the concurrency raises the rate by a quarter."""
+"""A server counts as saturated if its completion rate grows more slowly than (concurrency ** this power): if
+twice the concurrency raises the rate by less than a quarter."""
 NEAR_CAPACITY: Final = 0.95
 """Smallest share of the capacity that counts as the rate of a saturated server."""
 
@@ -45,11 +45,11 @@ class ExpectedLoad(NamedTuple):
     """Rate as a share of the capacity, if `rate_rps` is not known yet."""
     slots: float | None = None
     search: str = ""
-    """Name of the search that decides whether this load is sent."""
+    """Name of the search that decides whether this load is sent; empty: the load does not depend on one."""
 
 
 def open_loops(requests: int, shares: Iterable[float], capacity_rps: float | None) -> list[ExpectedLoad]:
-    """Return the open loops of `requests` requests at these shares of the capacity; None: not known yet."""
+    """Return an open loop of `requests` requests for each share of the capacity (None: not known yet)."""
     return [
         ExpectedLoad(requests, rate_rps=None if capacity_rps is None else share * capacity_rps, share=share)
         for share in shares
@@ -76,7 +76,7 @@ class ExpectedLoads:
 
 
 def doublings(first: int, slots_max: int, saturation_slots: float | None) -> list[int]:
-    """Return the concurrencies that a search tries: it doubles `first` until the rate no longer grows."""
+    """Return the concurrencies that a search is expected to try: it doubles `first` until saturation."""
     levels = [min(first, slots_max)]
     while levels[-1] < min(slots_max, 2 * (saturation_slots or SLOTS_DEFAULT)):
         levels.append(min(2 * levels[-1], slots_max))
@@ -109,7 +109,7 @@ class Pace:
 
     _warmups_s: list[float] = field(default_factory=list)
     _overheads_s: dict[RequestKind, list[float]] = field(default_factory=dict)
-    """For each load: time of its preparation, which is its duration minus the time to its last response."""
+    """By kind of request: for each load, the time of preparation before it and of work after its end."""
     _loads: dict[RequestKind, list[MeasuredLoad]] = field(default_factory=dict)
     _reports_s: list[float] = field(default_factory=list)
     """For each test: duration of the self-test and the report, after the last load."""
@@ -155,7 +155,7 @@ class Pace:
         )
 
     def saturation_slots(self, kind: RequestKind) -> float | None:
-        """Return the lowest concurrency with the rate of `capacity_rps`; None if unknown."""
+        """Return the lowest concurrency at which the server reaches `capacity_rps`; None if unknown."""
         points, capacity = self._points(kind), self.capacity_rps(kind)
         if capacity is None:
             return None
@@ -217,7 +217,7 @@ def _with_tokens(load: MeasuredLoad, kind: RequestKind) -> MeasuredLoad:
 
 
 def _is_saturated(points: Sequence[_Point]) -> bool:
-    """Return whether the rate hardly grew while the concurrency doubled, or more, to its highest value."""
+    """Return whether the rate hardly grew from half the highest concurrency, or less, to the highest."""
     last = points[-1].concurrency
     lower = [one for one in points if one.concurrency <= last / 2]
     if not lower:

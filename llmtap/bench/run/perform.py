@@ -79,7 +79,7 @@ ORDER: Final = (
 )
 """Order of the tests. Throughput comes first, because the loads of most tests are a share of its result."""
 RUN_SEED_STEP: Final = 1_000_000
-"""Difference between the seeds of two runs. Loads of a run use the seeds between these."""
+"""Difference between the seeds of two successive runs. Loads of a run use the seeds in between."""
 _FILE_KEYS: Final = {
     "--endpoint": "target.endpoint",
     "--tokenizer": "target.tokenizer",
@@ -90,7 +90,7 @@ _FILE_KEYS: Final = {
     "--server": "target.server",
     "--metrics": "target.metrics",
 }
-"""Options that errors of the load generator name, and the key of the bench file with the same meaning."""
+"""By option that an error of the load generator names: the key of the bench file with the same meaning."""
 _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
     "Load": attribute_cell("name"),
     "Requests": attribute_cell("n", ","),
@@ -105,7 +105,7 @@ class _StoppedLoad(Latencies, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Bench:
-    """A run of one or more tests. `stop` can be called from a signal handler at any time."""
+    """Runs of one or more tests on one system. `stop` can be called from a signal handler at any time."""
 
     file: BenchFile
     folder: Folder
@@ -131,14 +131,14 @@ class Bench:
     _model_load: ModelLoad | None = None
     _stopped: bool = False
     pace: Pace = field(default_factory=Pace)
-    """Measured durations, to estimate the remaining time. Alternating runs of two systems share it."""
+    """Measured durations, to estimate the remaining time. Two systems measured in turn share one `Pace`."""
     runs_after: int = 0
     """Number of runs of the same tests that other `Bench` objects perform after this one."""
     _queue: list[tuple[BenchTest[Any], int]] = field(default_factory=list)
     """The current test with the number of its run, and the tests that follow."""
     _tests: Sequence[BenchTest[Any]] = ()
     _excluded: set[str] = field(default_factory=set)
-    """Names of tests that cannot run, whatever other tests measure."""
+    """Names of tests that cannot run, even after other tests have measured missing values."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -151,7 +151,7 @@ class Bench:
         Raises:
             ConfigError: no test can run, or the folder has results with other parameters.
             Interrupted: the run was stopped before anything was measured. If it is stopped later, `run`
-                returns the document, with `stopped`.
+                returns the document with `stopped` set.
         """
         path = self.folder.path
         others = {entry.name for entry in path.iterdir()} - {SERVER_LOG} if path.is_dir() else ()
@@ -270,7 +270,7 @@ class Bench:
     async def _connection_errors(self, tests: Sequence[BenchTest[Any]]) -> dict[str, ConfigError]:
         """Return the error of each test whose server cannot be reached, by name of the test.
 
-        Tests with earlier results, or with arms that a command (`apply`) switches, are not checked.
+        Not checked: tests with earlier results, and tests with arms that a command (`apply`) can start.
         """
         by_url: dict[str, ConfigError | None] = {}
         errors: dict[str, ConfigError] = {}
@@ -481,7 +481,7 @@ def _check_workload_and_arrivals(test: BenchTest[Any], params: msgspec.Struct) -
 
 
 def _check_test(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> None:
-    """Call the check of a test. Its errors about a parameter get the place and a hint of the command."""
+    """Call the check of a test. To its errors about a parameter, add where and how the user sets it."""
     if test.check is None:
         return
     try:

@@ -76,7 +76,7 @@ class Folder:
         return Folder(self.path / name)
 
     def run(self, number: int) -> "Folder":
-        """Return the folder of a run of this test; the first run uses the test's own folder."""
+        """Return the folder of a run (numbered from 1) of this test; run 1 uses the test's own folder."""
         return self if number == 1 else self.subfolder(f"run-{number}")
 
     def runs(self) -> list[int]:
@@ -86,7 +86,7 @@ class Folder:
         return sorted(n for n in numbers if (self.run(n).path / RESULT).is_file())
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write JSON atomically. Raises ConfigError if the folder cannot be made."""
+        """Write a JSON file atomically. Raises ConfigError if its folder cannot be created."""
         temporary = self.path / f"{name}.new"
         try:
             temporary.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Folder:
         os.replace(temporary, self.path / name)
 
     def read(self, name: str, kind: type[S]) -> S:
-        """Return the content of an existing file. Raises ConfigError if it is not a result of llmtap."""
+        """Return the content of a file that exists, as `kind`. Raises ConfigError if it has another form."""
         try:
             return msgspec.convert(self.read_json(name), kind)
         except msgspec.ValidationError as exc:
@@ -105,7 +105,7 @@ class Folder:
             raise ConfigError(str(self.path / name), f"is not a result of llmtap: {exc}", hint) from None
 
     def read_json(self, name: str) -> Any:
-        """Return the content of a file, or None without a file. Raises ConfigError if it cannot be read."""
+        """Return a JSON file's content, or None if it is missing. Raises ConfigError if it is not JSON."""
         try:
             return decode_json((self.path / name).read_bytes())
         except FileNotFoundError:
@@ -135,9 +135,9 @@ class Folder:
 
 
 SPARE_SHARE = 1.25
-"""Factor on the expected number of arrivals: a Poisson process can have more arrivals than expected."""
+"""A load has this many times the expected number of arrivals, because a Poisson process can have more."""
 SPARE = 50
-"""Number of further requests, for short loads, whose number of arrivals varies more."""
+"""Number of requests added after `SPARE_SHARE`, for short loads: their number of arrivals varies more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class OpenLoop(NamedTuple):
 
 
 WORDS: Final = TokenCounting()
-"""Counting by llmtap's own tokenizer of words."""
+"""Token counting with llmtap's own tokenizer, which counts words; used if the user names no tokenizer."""
 
 
 def make_load(
@@ -243,13 +243,13 @@ def _mean_output_tokens(workload: str) -> float | None:
 
 REQUESTS_FILE: Final = "requests.jsonl.gz"
 BYTES_MAX: Final = 64 << 20
-"""Maximum total size of a load's bodies that are stored; 1,000 requests of 500 tokens have about 3 MB."""
+"""Maximum total size of stored request bodies of a load; 1,000 requests of 500 tokens have about 3 MB."""
 _GZIP_LEVEL: Final = 3
 """Compression level. It is low, because prompts of random words shrink to about a third at any level."""
 
 
 class StoredRequests(msgspec.Struct, frozen=True):
-    """Requests of a load: their number (`rows`), the total size of their bodies, and the file with these."""
+    """Requests of a load: their number (`rows`), the total size (`bytes`) of their bodies, and their file."""
 
     file: str | None
     """Name of the file; None if the bodies are larger than `BYTES_MAX`."""
@@ -297,12 +297,12 @@ def _bodies(prepared: PreparedBodies) -> Iterator[tuple[int, bytes]]:
 
 
 class Interrupted(LlmtapError):
-    """The user stopped the test. Complete loads are in the results folder; the same command resumes it."""
+    """The user stopped the test. Its complete loads are stored; the same command measures only the others."""
 
 
 class SessionWatcher(ProgressListener, Protocol):
     def step(self, name: str, message: str, seconds: float | None = None) -> None:
-        """Report the start of a load or another step, which takes about `seconds`; `message` describes it."""
+        """Report the start of a load or another step. `message`: its description; `seconds`: its duration."""
         ...
 
     def report_remaining(self, text: str) -> None:
@@ -348,11 +348,11 @@ class BenchSession:
     time_left_s: Callable[[], float | None] = lambda: None
     """Function that returns the estimated remaining time of all tests; None while it is not known."""
     _round_trips_s: dict[str, float | None] = field(default_factory=dict)
-    """Network round trip in seconds by address, measured before the test's first load to it (4.7.3)."""
+    """Network round trip in seconds by address, measured before the test's first load to it (IETF 4.7.3)."""
     _warm_arms: set[str] = field(default_factory=set)
     """Arms that were warmed up after the latest switch of the server to another arm."""
     _active_arm: str | None = None
-    """Arm to which a command (`apply`) switched the server."""
+    """Arm to which a command (`apply`) switched the server; None: no command was run yet."""
     _replay: Replay | None = None
     _stopped: bool = False
 
@@ -376,7 +376,7 @@ class BenchSession:
             self._replay.stop()
 
     def _is_stopped(self) -> bool:
-        """Return `_stopped`. mypy would assume in `measure` that the attribute is still False."""
+        """Return `_stopped`; a method, because mypy would assume in `measure` that it is still False."""
         return self._stopped
 
     async def check_reachable(self, arm: str = BASELINE) -> None:
@@ -404,7 +404,7 @@ class BenchSession:
             name: name of the load; a path with `/` if a test has many loads.
             arm: configuration of the target (`[arms.NAME]`); empty: the target without changes.
             slo: objectives of the goodput in the result.
-            warm_by: load from which the warm-up takes its lengths (5.9.3); None: this load.
+            warm_by: load from which the warm-up takes its lengths (IETF 5.9.3); None: this load.
             prime: load that is sent first, to fill a prefix cache (5.7.3); its result is discarded.
 
         Raises:
@@ -517,7 +517,7 @@ class BenchSession:
         return self.arms[arm]
 
     async def _switch_arm(self, arm: str, overlay: TargetArm) -> None:
-        """Switch the server to an arm by its command, if it has one. Raises ConfigError if it fails."""
+        """Run the arm's command (`apply`), if any, to switch the server. Raises ConfigError if it fails."""
         if not overlay.apply or self._active_arm == arm:
             return
         self.watcher.step(arm, "switching the SUT over")
@@ -569,7 +569,7 @@ class BenchSession:
         return Replay(load.plan, plan, self.watcher)
 
     def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
-        """Return a digest of all settings that affect the measurement. Declarations (`[sut]`) do not."""
+        """Return a digest of all settings that affect the measurement, so not of declarations (`[sut]`)."""
         targets = msgspec.json.encode([self.target, overlay])
         parts = (load.fingerprint(), arm, slo, self.warmup, targets, self.reader)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -601,7 +601,7 @@ def _load_text(load: Load) -> str:
 
 
 def _duration_s(load: Load) -> float | None:
-    """Return the planned seconds until the last request of a load is sent, or None."""
+    """Return the planned seconds until the last request is sent; None for a closed loop without duration."""
     if load.duration_ns is not None:
         return load.duration_ns / NS_PER_S
     arrivals = load.plan.requests.arrival_ns

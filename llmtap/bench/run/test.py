@@ -78,16 +78,16 @@ class TestResult:
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
-    """Lines of the configuration summary (5.1.5.1) of this test."""
+    """Lines of the configuration summary (IETF 5.1.5.1) of this test."""
     notes: list[str] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
-    """Deviations from the draft's procedure, with the reasons (C.1 Notes, C.2 part 5)."""
+    """Deviations from the draft's procedure, with the reasons (IETF C.1 Notes, C.2 part 5)."""
     main: str = ""
-    """Name of the load that represents the test in the minimum report (C.1)."""
+    """Name of the load that represents the test in the minimum report (IETF C.1)."""
     missed_objectives: list[str] = field(default_factory=list)
     """Sentences about the objectives that no load met."""
     itl_option: str | None = None
-    """ITL option of this test (4.6.3), such as `A` or `A + C`; None: the option follows from the loads."""
+    """ITL option of this test (IETF 4.6.3), such as `A` or `A + C`; None: it follows from the loads."""
     headline: list[str] = field(default_factory=list)
     """Sentences with the main result, for the top of reports; empty: the page shows the cells of tables."""
 
@@ -109,11 +109,11 @@ class BenchTest(Generic[P]):
     figures: tuple[str, ...]
     """Figures that the test reports, by their names in the verdicts of loads (`load/replay/verdict.py`)."""
     expected: Callable[[Any, P], ExpectedLoads]
-    """Function that returns the loads the test is expected to send, to estimate the duration."""
+    """Function that returns the loads that the test is expected to send, to estimate its duration."""
     overloads: bool = False
     """Whether the test goes to the limits of the server, where requests are expected to fail."""
     quick: Mapping[str, Any] = field(default_factory=dict)
-    """Default values of parameters that `--quick` changes."""
+    """By parameter: its default value with `--quick`, where this differs."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that a quick run does not meet."""
     check: Callable[[Any, P], None] | None = None
@@ -121,7 +121,7 @@ class BenchTest(Generic[P]):
     arms: tuple[str, ...] = ()
     """Names of required configurations (`[arms.NAME]` of the bench file); `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
-    """Names of further configurations, of which at least one is required."""
+    """Names of further configurations; at least one of them is required."""
 
     @property
     def section(self) -> str:
@@ -144,8 +144,8 @@ TESTS: Final = {
     "long-context": ("5.9", "Long Context Scaling"),
     "guardrail-overhead": ("5.10", "Guardrail Overhead"),
 }
-"""Section and title in the draft, by name of the test. The test's module has this name, with `_`, and
-contains `TEST`."""
+"""By name of the test: section and title in the IETF draft. The test's module has this name, with `_` for
+`-`, and declares the test as `TEST`."""
 
 
 def test_named(name: str) -> "BenchTest[Any]":

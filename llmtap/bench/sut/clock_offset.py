@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 TIMEOUT_S: Final = 2.0
-"""Time after which a program is killed, because it waits for a daemon."""
+"""Time after which a program is killed, because it probably waits for a daemon that does not answer."""
 _STA_UNSYNC: Final = 0x0040
 _STA_NANO: Final = 0x2000
 _TIME_ERROR: Final = 5
@@ -90,7 +90,7 @@ async def _output_of(*command: str) -> str | None:
 
 
 def parse_chronyc(output: str) -> ClockOffset | None:
-    """Parse `chronyc -n tracking`: lines of a name and a value."""
+    """Parse the output of `chronyc -n tracking`: lines with a name and a value. None if not synchronised."""
     lines = _values_by_name(output)
     values = [_NUMBER.match(lines.get(name, "")) for name in ("System time", "Root delay", "Root dispersion")]
     if None in values or lines.get("Leap status") == "Not synchronised":
@@ -112,7 +112,7 @@ def _values_by_name(output: str) -> dict[str, str]:
 
 
 def parse_ntpq(output: str) -> ClockOffset | None:
-    """Parse `ntpq -pn`: the line of the system peer begins with `*`, or `o` for a pulse per second."""
+    """Parse the output of `ntpq -pn`: only the line of the server in use, which begins with `*` or `o`."""
     for line in output.splitlines():
         cells = line[1:].split()
         if line[:1] in ("*", "o") and len(cells) >= 10:
@@ -128,7 +128,7 @@ def parse_ntpq(output: str) -> ClockOffset | None:
 
 
 def parse_timedatectl(output: str) -> ClockOffset | None:
-    """Parse `timedatectl timesync-status`. It has no offset before the NTP server has answered."""
+    """Parse the output of `timedatectl timesync-status`. None if the NTP server has not answered yet."""
     lines = _values_by_name(output)
     offset, distance = (_span_s(lines.get(name, "")) for name in ("Offset", "Root distance"))
     if offset is None or distance is None:
@@ -160,7 +160,7 @@ _PROGRAMS: Final[Mapping[tuple[str, ...], Callable[[str], ClockOffset | None]]] 
 
 
 class Timex(ctypes.Structure):
-    """`struct timex` of Linux: the fields up to `status`, which this module reads, and space for the rest."""
+    """`struct timex` of Linux: the fields up to `status`, which this module reads, and room for the rest."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -174,7 +174,7 @@ class Timex(ctypes.Structure):
 
 
 def kernel_offset(state: int, timex: Timex) -> ClockOffset | None:
-    """Return the offset of `adjtimex`, whose result is `state`; None if the clock is not synchronised."""
+    """Return the offset from a call of `adjtimex`, which returned `state`; None if not synchronised."""
     if state < 0 or state == _TIME_ERROR or timex.status & _STA_UNSYNC:
         return None
     # `timex.offset` is the correction that the kernel still has to make; the clock's offset is its negative.

@@ -45,13 +45,13 @@ from llmtap.workload.prompts.text import VOCABULARY
 CHAT: Final = "chat.completions"
 TIMEOUT_S: Final = 10
 PROBE_TIMEOUT_S: Final = 120
-"""Time limit of the probe. It is long, because some servers load the model at the first request."""
+"""Time limit of the probe, a short request. It is long, because some servers load the model at the first."""
 PROBE_TOKENS: Final = 32
 BODY_BYTES_MAX: Final = 16 << 20
 TRIPS: Final = 5
-"""Number of connections opened to measure the round trip; the fastest handshake counts."""
+"""Number of connections opened to measure the round trip; only the fastest handshake counts."""
 SINGLE_SHARE: Final = 0.9
-"""Share of single-token chunks above which they dominate (IETF B.2.1)."""
+"""Share of single-token chunks above which the stream counts as one of single tokens (IETF B.2.1)."""
 PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
 _CACHE: Final = re.compile(
     r'^(?:vllm|sglang):cache_config_info\{.*enable_prefix_caching="(True|False)"', re.MULTILINE
@@ -70,7 +70,7 @@ _SIMULATED: Final[Mapping[str, Any]] = {
     "sut.guardrails.input_filter": False,
     "sut.guardrails.output_filter": False,
 }
-"""Values of bench-file keys for the simulated engine, which need not be detected."""
+"""Values of bench-file keys for llmtap's simulated engine; they are known, so they are not detected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class _Detector:
             self.detected.add_fact("sut.prefix_cache", match[1] == "True", "cache_config_info in /metrics")
 
     async def choose_endpoint(self) -> None:
-        """Choose completions for an engine, whose workload is token ids; else chat completions."""
+        """Choose completions for a model engine, whose workload is token ids (chat takes text); else chat."""
         if self.detected.value("sut.boundary") == "model engine" and await self._probe("completions"):
             source = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
             self.detected.add_fact("target.endpoint", "completions", source)
@@ -300,7 +300,7 @@ class _Detector:
 
 
 async def _detect_place(detected: Detected, host: str, port: int) -> None:
-    """Detect where the load generator runs (4.7), and the hardware of its machine."""
+    """Detect where the load generator runs (IETF 4.7), and the hardware of its machine."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -395,7 +395,7 @@ _EXAMPLES: Final = {
     "target.processes": 1,
     "target.endpoint": "chat.completions",
 }
-"""Example values of keys, for those that were not detected."""
+"""By key: example value for the comment in the bench file if the value was not detected."""
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "target": BenchTarget,
     "sut": Sut,

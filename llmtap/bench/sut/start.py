@@ -1,10 +1,10 @@
 """Start the server under test by its command, measure its model load (IETF draft, 4.5.3), and stop it.
 
 `bench/run/perform.py` runs all tests inside the context `running_server`, if the bench file has `sut.start`.
-The times in the `ModelLoad` count from just before the process is created: until its port accepts a
+A `ModelLoad` has three times, which begin just before the process is created: until its port accepts a
 connection, until `GET /v1/models` is answered without a server error, and until the first token of the first
-request that succeeds. Polling adds up to `POLL_S` to the first two times. If a request failed before the one
-that succeeded, waiting adds up to `RETRY_S` to the last time.
+request that succeeds. The first two can be up to `POLL_S` too long, because the server is polled. The third
+can be up to `RETRY_S` too long if earlier requests failed, because of the pause after a failure.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ async def running_server(
 ) -> AsyncIterator[ModelLoad]:
     """Start the server, measure its model load, and stop it at the end of the context.
 
-    It is stopped by SIGTERM, and then its process group by SIGKILL. The server's output goes to `log`.
+    The server is stopped by SIGTERM, and then its process group by SIGKILL. Its output goes to `log`.
     `check` is called while waiting; it raises an exception to end the wait. Raises ConfigError if the server
     cannot be started, ends, or does not answer in time.
     """
@@ -135,7 +135,7 @@ def model_load_text(load: ModelLoad) -> str:
 
 
 async def _listed_models(target: BenchTarget) -> list[str] | None:
-    """Return the models that the server lists; None while it does not answer without a server error."""
+    """Return the models that the server lists; None if it does not answer, or answers with a server error."""
     try:
         async with (
             aiohttp.ClientSession(
@@ -151,7 +151,7 @@ async def _listed_models(target: BenchTarget) -> list[str] | None:
 
 
 async def _first_answer(target: BenchTarget, models: list[str], check: Callable[[], None]) -> Exchange:
-    """Send one request from this process, and return its exchange. `check` can raise to end the wait."""
+    """Send one request, and return its exchange, failed or not. `check` can raise to end the wait."""
     loop = asyncio.get_running_loop()
     fields = [*read_headers([], None, target.key_env), *target.headers.items()]
     headers = [(name.encode(), value.encode()) for name, value in fields]

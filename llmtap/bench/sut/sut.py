@@ -33,7 +33,7 @@ Boundary = Literal["model engine", "application gateway", "compound system"]
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """Accelerators and their price (`[sut.hardware]`)."""
+    """Accelerators of the SUT, and their price (`[sut.hardware]`)."""
 
     accelerator: Annotated[str | None, opt("type, such as H100 SXM, or none (5.1.2.3)")] = None
     count: Annotated[Annotated[int, Meta(ge=0)] | None, opt("number of accelerators")] = None
@@ -46,7 +46,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are counted (IETF 4.4)."""
+    """Tokenizer that the declared token counts refer to (`[sut.tokenizer]`; IETF draft, 4.4)."""
 
     name: Annotated[str | None, opt("name and version of the tokenizer (4.4.1)")] = None
     vocabulary: Annotated[Annotated[int, Meta(ge=1)] | None, opt("vocabulary size")] = None
@@ -60,7 +60,7 @@ class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Guardrails(msgspec.Struct, frozen=True, kw_only=True):
-    """Safety systems (IETF 4.8.1)."""
+    """Filters and other safety systems of the SUT (`[sut.guardrails]`; IETF draft, 4.8.1)."""
 
     input_filter: Annotated[bool | None, opt("whether prompts are filtered (4.8.1)")] = None
     output_filter: Annotated[bool | None, opt("whether responses are filtered (4.8.1)")] = None
@@ -68,7 +68,7 @@ class Guardrails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SutClock(msgspec.Struct, frozen=True, kw_only=True):
-    """Placement of the load generator, and clock synchronisation (IETF 4.7)."""
+    """Placement of the load generator, and clock synchronisation (`[sut.clock]`; IETF draft, 4.7)."""
 
     placement: Annotated[
         Literal["same machine", "remote"] | None, opt("place of load generator and SUT (4.7)")
@@ -78,7 +78,7 @@ class SutClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sut(msgspec.Struct, frozen=True, kw_only=True):
-    """System under test (`[sut]`). None: not declared.
+    """Description of the system under test (`[sut]`). A field is None if it is not declared.
 
     This struct and its members ignore unknown fields, because they also read results of newer versions.
     Unknown keys of a bench file are refused by `OptionTables`.
@@ -117,7 +117,7 @@ class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def has_switch(self) -> bool:
-        """Whether a command switches the server to this arm: then requests cannot alternate between arms."""
+        """Whether a command switches the server to this arm. Then requests cannot alternate between arms."""
         return bool(self.apply)
 
 
@@ -185,7 +185,7 @@ class _TestParams(Mapping[str, type[msgspec.Struct]]):
 
 
 class _Arms(Mapping[str, type[TargetArm]]):
-    """Type of each arm, by the names that tests use; the modules of the tests are imported on demand."""
+    """By name of an arm that a test uses: the struct of its keys. Modules of tests are imported on demand."""
 
     def __getitem__(self, name: str) -> type[TargetArm]:
         if name not in iter(self):
@@ -221,7 +221,7 @@ class BenchFile:
     arms: Mapping[str, TargetArm] = field(default_factory=dict)
     tests: Mapping[str, msgspec.Struct] = field(default_factory=dict)
     names_set: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Names of the parameters that the user set, by test; the others have their defaults."""
+    """By test: names of the parameters that the user set; all other parameters have their defaults."""
 
     def params_of(self, test: BenchTest[S], *, quick: bool) -> S:
         """Return the parameters of a test: the values that the user set, and defaults for all others."""
@@ -235,10 +235,10 @@ class BenchFile:
 def load_bench(
     file: Path | None, *, target: str | None = None, sets: Sequence[str] = (), tests: Sequence[str] = ()
 ) -> BenchFile:
-    """Read the file, and apply the flags. Raises ConfigError, which names the key and where it was set.
+    """Read the bench file, and apply the flags. Raises ConfigError that names the key and where it was set.
 
-    `sets`: values of `--set`. `NAME=VALUE` sets a parameter of each of `tests` that has it, `TEST.NAME=VALUE`
-    of one test, and other keys set values of other tables, such as `sut.hardware.count=8`.
+    `sets`: values of `--set`. `NAME=VALUE` sets a parameter in each of `tests` that has it, `TEST.NAME=VALUE`
+    in one test. Other keys set values of other tables of the file, such as `sut.hardware.count=8`.
     """
     tables = OptionTables(_SCHEMA, strict=True)
     if file is not None:
@@ -282,7 +282,7 @@ def params_document(params: msgspec.Struct) -> dict[str, Any]:
 
 
 def _keys_set_by(key: str, tests: Sequence[str]) -> list[str]:
-    """Return the keys of the bench file that a name of `--set` means.
+    """Return the keys of the bench file that `--set KEY=VALUE` sets.
 
     The name `rate`, for example, means this parameter of each of `tests` that has it.
     """

@@ -1,7 +1,7 @@
 """Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
 `run` sends closed loops without a ramp-up, doubles and then bisects the concurrency, and returns Table 7, the
-maximum with its throughput, and charts. The SLO is a P99 of TTFT, a share of completions, and no
+maximum with its throughput, and charts. The SLO has three parts: P99 of TTFT, share of completions, and no
 out-of-memory errors. A level lasts for 100 completions per slot or 60 s, whichever is longer. The number of
 requests is estimated from the previous level; a level that ended too soon is sent again with more requests.
 """
@@ -86,7 +86,7 @@ class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int | None
     """Highest concurrency that meets the criteria; None if not even one request at a time meets them."""
     limit: int | None
-    """Lowest concurrency that was found not to meet the criteria."""
+    """Lowest concurrency that was found not to meet the criteria; None if all met them."""
     workload: str
     output_tokens: int | None
     criteria: CapacityCriteria
@@ -97,7 +97,7 @@ class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(session: BenchSession, params: CapacityParams) -> None:
-    """Raise ConfigError if the threshold of TTFT is missing, or the levels are too short for 5.5.3."""
+    """Raise ConfigError if the threshold of TTFT is missing, or the levels are too short for IETF 5.5.3."""
     if params.ttft_p99 is None:
         raise ConfigError(
             "ttft_p99",
@@ -116,7 +116,7 @@ def check(session: BenchSession, params: CapacityParams) -> None:
 
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:
-    """Search for the highest concurrency that meets the success criteria (5.5.3), and return it."""
+    """Search for the highest concurrency that meets the success criteria (IETF 5.5.3), and return it."""
     search = _new_search(params)
     attempts: list[LevelAttempt] = []
     while (slots := search.next_level) is not None:
@@ -161,7 +161,7 @@ async def _attempt_level(
 
 
 def _is_too_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
-    """Return whether a level that holds has too few completions per slot, or ended too soon (5.5.3)."""
+    """Return whether a level meets the criteria but has too few requests, or time, for IETF 5.5.3."""
     too_few = attempt.measurement.n < params.per_slot * attempt.level
     return attempt.holds and (too_few or attempt.steady_part.to_s < to_seconds(params.duration))
 

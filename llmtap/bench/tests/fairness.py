@@ -45,7 +45,7 @@ from llmtap.workload.prompts.prose import ProseWords
 
 RESAMPLES: Final = 2_000
 _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
-"""Offset of the seed by kind of load: a prefix cache could contain prompts that two loads have in common."""
+"""By kind of load: offset of its seed, so that a prefix cache never contains a later load's prompts."""
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +81,7 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check(session: BenchSession, params: FairnessParams) -> None:
-    """Raise ConfigError if the classes are wrong, or need too many requests of Synthetic-Skewed."""
+    """Raise ConfigError if the classes are wrong, or one is so rare that the mix needs too many requests."""
     mixes.check_classes(params.classes)
     _mix(session, params)
 
@@ -90,7 +90,7 @@ class StarvationFigure(figures.IntervalFigure, frozen=True, kw_only=True):
     """Share of the requests that wait much longer than the median."""
 
     starved: int
-    """Number of these requests."""
+    """Number of requests whose wait exceeds `threshold`."""
     median: float
     threshold: float
     """Wait above which a request counts as starved: `medians` x `median`."""
@@ -114,7 +114,7 @@ class ClassAlone(Latencies, frozen=True, kw_only=True):
 
 
 class ClassFigures(Latencies, frozen=True, kw_only=True):
-    """Figures of a class in the mix, and alone."""
+    """Figures of a class in the mix with other classes, and of the same class alone."""
 
     sent: int
     alone: ClassAlone
@@ -126,17 +126,17 @@ class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Jain's index for each meaning of "normalized latency", which the draft does not define."""
 
     headline: figures.IntervalFigure
-    """Index over all requests of TTFT divided by the median TTFT of the request's class alone."""
+    """Index of one value per request: its TTFT in the mix / median TTFT of its class alone."""
     by_class: figures.IntervalFigure
-    """Index over the classes of mean TTFT divided by the median TTFT of the class alone."""
+    """Index of one value per class: mean TTFT in the mix / median TTFT of the class alone."""
     per_class: float | None
     """Value of `by_class`."""
     per_request: float | None
     """Value of `headline`."""
     raw: float | None
-    """Index over all requests of the unchanged TTFT."""
+    """Index of one value per request: its TTFT in the mix, not normalised."""
     slowdown: dict[str, float]
-    """By class: mean TTFT divided by the median TTFT of the class alone."""
+    """By class: mean TTFT in the mix / median TTFT of the class alone."""
     unfair_below: float
 
 
@@ -148,10 +148,10 @@ class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Rate of the mix as a share of the saturation rate."""
     tokens_per_second: float
     isolation: str
-    """Quantity per second that a class alone has in common with the mix: `tokens`."""
+    """Quantity whose rate is the same in the load of a class alone as in the mix: always `tokens`."""
     classes: dict[str, ClassFigures]
     jain: JainFigures | None
-    """None if a class has no TTFT in the mix or alone."""
+    """Jain's indexes; None if a class has no TTFT in the mix or alone."""
 
 
 class _ClassRow(NamedTuple):
@@ -170,7 +170,7 @@ class _Class:
 
 
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:
-    """Send each class alone, then the mix, and return the fairness figures (5.6.3, 5.6.4)."""
+    """Send each class alone, then the mix, and return the fairness figures (IETF 5.6.3, 5.6.4)."""
     mix = _mix(session, params)
     warm = mixes.closed_mix(
         mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], counting=session.target.counting
@@ -280,7 +280,7 @@ def _starvation(ttft: Sequence[float]) -> StarvationFigure | None:
 
 
 def _jain(classes: Sequence[_Class], seed: int) -> JainFigures | None:
-    """Return Jain's index by request and by class; None if a class has no TTFT in the mix or alone."""
+    """Return Jain's index over requests and over classes; None if a class has no TTFT in the mix or alone."""
     latencies = {one.name: one.mixed.values("ttft_ns") for one in classes}
     alone = {one.name: one.alone.values("ttft_ns") for one in classes}
     medians = {name: percentile(values, 0.5) for name, values in alone.items()}
@@ -311,7 +311,7 @@ def _jain(classes: Sequence[_Class], seed: int) -> JainFigures | None:
 def _jain_intervals(
     mixed: Mapping[str, Sequence[float]], alone: Mapping[str, Sequence[float]], seed: int
 ) -> dict[str, tuple[float | None, float | None]]:
-    """Return bootstrap intervals of Jain's index by request and by class."""
+    """Return bootstrap intervals of Jain's index over requests (`per_request`) and classes (`per_class`)."""
     if min(map(len, (*mixed.values(), *alone.values()))) < 2:
         return dict.fromkeys(("per_request", "per_class"), (None, None))
     random = np.random.default_rng(seed)

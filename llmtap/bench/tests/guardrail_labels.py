@@ -1,8 +1,8 @@
-"""False positives and false negatives of the configurations of `guardrail-overhead`.
+"""False positives and false negatives of each guardrail configuration, for the test `guardrail-overhead`.
 
 `send_labelled` sends the requests of a labelled trace once to each configuration, in a closed loop, and
-returns the refusals against their labels (`metrics/refusals.py`). The draft measures with benign content only
-(5.10.2); this part is llmtap's own. The label is not sent.
+compares the refusals with the labels of the requests (`metrics/refusals.py`); labels are not sent. The IETF
+draft uses only benign content (5.10.2), so this part is llmtap's own.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from llmtap.errors import ConfigError
 from llmtap.report.labels import LABELS_TITLE, labels_table
 
 SLOTS: Final = 8
-"""Number of concurrent labelled requests. It is low, so that no filter is overloaded by them."""
+"""Number of concurrent labelled requests. It is low, so that no filter refuses because it is overloaded."""
 
 
 def labelled_load(session: BenchSession, trace: str) -> Load:
@@ -41,7 +41,7 @@ def labelled_load(session: BenchSession, trace: str) -> Load:
 async def send_labelled(
     session: BenchSession, trace: str, arms: Sequence[str], warm_by: Load
 ) -> dict[str, Any]:
-    """Send a trace to each configuration, and return `labels` of each result by name of the configuration."""
+    """Send a trace to each configuration; return by configuration its refusals, compared with the labels."""
     load = labelled_load(session, trace)
     results = {}
     for i, arm in enumerate(arms):
@@ -52,7 +52,7 @@ async def send_labelled(
 
 
 def labelled_table(labels: Mapping[str, Any], names: Mapping[str, str]) -> ReportTable | None:
-    """Return the table of `send_labelled`'s result; `names`: names of the configurations in tables."""
+    """Return the table of a result of `send_labelled`; `names`: by arm, its name in tables. None if empty."""
     table = labels_table({names[arm]: one for arm, one in labels.items()}, "Configuration", LABELS_TITLE)
     if table is None:
         return None

@@ -1,13 +1,13 @@
 """Guardrail Overhead (IETF draft, 5.10): the cost of safety systems in latency and throughput.
 
 Configurations are arms of the bench file: `baseline`, and any of `input_filter`, `output_filter` and `full`.
-At each load and repeat, `run` sends the same rows to all configurations in random order, so that a drift of
-the server adds noise but no bias, and twice to the baseline (A/A). It returns Tables 13 and 14 and charts. An
+At each load and repeat, `run` sends the same rows to all configurations, and twice to the baseline (A/A). The
+order is random, so that a drift of the server adds noise but no bias. It returns Tables 13, 14 and charts. An
 overhead is the mean over repeats of the shift between paired requests (Hodges and Lehmann), with Student's
-interval (6.3). The overhead of a percentile is the difference of the percentiles (5.10.4), with an interval
-from the pairs. p-values are corrected by Holm's method, for each metric over all configurations and loads.
-The parameter `search` adds the maximum throughput of each configuration (Table 14), `labelled` its false
-positives and false negatives (`guardrail_labels.py`).
+interval (6.3). The overhead at a percentile is the difference of both percentiles (5.10.4), with an interval
+from the pairs. Holm's method corrects the p-values of each metric over all configurations and loads. The
+parameter `search` adds the maximum throughput of each configuration (Table 14); the parameter `labelled` adds
+its false positives and false negatives (`guardrail_labels.py`).
 """
 
 from collections import Counter
@@ -53,17 +53,17 @@ ARMS: Final = {
     "output_filter": "Output Filter",
     "full": "Full Filter",
 }
-"""Names in the draft's tables by arm."""
+"""By arm: name in the draft's tables."""
 NAMES: Final = {**ARMS, BASELINE_REPEATED: "Baseline again (A/A)"}
 METRICS: Final = {"ttft": "TTFT", "e2e": "E2E"}
 _SPOKEN: Final = {"ttft": "the time to first token", "e2e": "the time to the end of the answer"}
 Cell = dict[int, Measurement]
-"""Measurements of one configuration at one load, by repeat."""
+"""By repeat: measurement of one configuration at one load."""
 Cells = Mapping[tuple[str, float], Cell]
 _SEED_STEP: Final = 1_000
-"""Difference between the seeds of two repeats. Levels and searches use the seeds between these."""
+"""Difference between the seeds of two successive repeats. Levels and searches use the seeds in between."""
 CACHED_SHARE: Final = 0.01
-"""Largest share of cached input tokens that is ignored. More would favour later configurations."""
+"""Largest share of cached input tokens without a note: a larger one favours configurations measured later."""
 
 Level = Annotated[float, Meta(gt=0, le=100)]
 
@@ -96,9 +96,9 @@ class ArmFigures(Latencies, frozen=True, kw_only=True):
     complete: int
     refused: int
     overhead: dict[str, OverheadFigures] | None
-    """Overhead by metric; None for the baseline."""
+    """By metric: overhead compared with the baseline; None for the baseline itself."""
     overload: list[float]
-    """For each block above saturation: completion rate / arrival rate."""
+    """For each block of requests that was sent faster than the server can answer: completions / arrivals."""
 
 
 class GuardrailLevel(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class GuardrailLevel(msgspec.Struct, frozen=True):
 
 class PeakThroughput(Capacity, frozen=True, kw_only=True):
     reduction: float | None
-    """Relative reduction of the throughput; None for the baseline."""
+    """Share of the baseline's throughput that is lost; None for the baseline itself."""
 
 
 class GuardrailMeasurements(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class GuardrailMeasurements(msgspec.Struct, frozen=True):
     levels: list[GuardrailLevel]
     max_throughput: dict[str, PeakThroughput] | None
     labels: dict[str, Any] | UnsetType = UNSET
-    """Refusals against the labels of requests, by configuration, if a labelled trace was sent."""
+    """By configuration: refusals compared with the labels; absent if no labelled trace was sent."""
 
 
 class _ArmRow(NamedTuple):
@@ -159,7 +159,7 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
-    """Raise ConfigError if the baseline or every filter is missing, or the labelled trace has no labels."""
+    """Raise ConfigError if the arm `baseline` or all filter arms are missing, or a trace has no labels."""
     hint = "add it to the file of --config, with keys that differ from [target] (url, headers, body, apply)"
     filter_arms = "[arms.input_filter], [arms.output_filter] or [arms.full]"
     if BASELINE not in session.arms:
@@ -176,7 +176,7 @@ def check(session: BenchSession, params: GuardrailParams) -> None:
 
 
 async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult:
-    """Send equal blocks of requests to all configurations, and return the overheads (5.10.3, 5.10.4)."""
+    """Send equal blocks of requests to all configurations, and return the overheads (IETF 5.10.3, 5.10.4)."""
     longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
     warm_by = _closed_load(session, longer, slots=8, requests=32, seed=session.seed - 1)
     capacity = known_capacity(
@@ -237,9 +237,9 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
 def order_blocks(
     arms: Sequence[str], levels: Sequence[float], repeats: int, seed: int, *, group_by_arm: bool = False
 ) -> list[tuple[str, float, int]]:
-    """Return all arms at all levels, `repeats` times, in random order, grouped by level.
+    """Return the order of blocks: each arm at each level, `repeats` times, random within a level and repeat.
 
-    `group_by_arm`: group by arm instead, because a command must switch the server to another arm.
+    `group_by_arm`: send all levels of an arm in succession instead, because switching arms needs a command.
     """
     random = Random(f"{seed}/blocks")
     order: list[tuple[str, float, int]] = []
@@ -297,7 +297,7 @@ def guardrail_figures(
     capacity: Capacity,
     peaks: Mapping[str, Capacity] | None,
 ) -> GuardrailMeasurements:
-    """Return the measurements of 5.10.4; `peaks`: maximum throughputs by configuration, if measured."""
+    """Return the measurements of IETF 5.10.4; `peaks`: maximum throughputs by configuration, if measured."""
     overheads = _overheads_of(cells, arms, levels)
     return GuardrailMeasurements(
         capacity,
@@ -323,7 +323,7 @@ def _peak_throughput(peaks: Mapping[str, Capacity], arm: str) -> PeakThroughput:
 def _overheads_of(
     cells: Cells, arms: Sequence[str], levels: Sequence[float]
 ) -> dict[tuple[str, float], dict[str, OverheadFigures]]:
-    """Return the overheads by metric for each arm and level, without the baseline.
+    """Return for each arm except the baseline, and each level, the overheads by metric.
 
     The p-values are adjusted for all tests of the same metric.
     """
@@ -375,7 +375,7 @@ def _arm_figures(cell: Cell, overhead: dict[str, OverheadFigures] | None) -> Arm
 
 
 def _overhead(base: Cell, other: Cell, column: str) -> OverheadFigures:
-    """Return the overhead other - base of a latency column (see `OverheadFigures`)."""
+    """Return the overhead of `other` over `base` in one latency column (see `OverheadFigures`)."""
     blocks_compared = [(base[repeat], other[repeat]) for repeat in sorted(base)]
     ours, theirs = figures.paired_values(blocks_compared, column)
     shift = compare_paired(ours, theirs)
@@ -605,7 +605,7 @@ def _add_notes(
 
 
 def _shortfalls(measurements: GuardrailMeasurements, params: GuardrailParams) -> Iterator[str]:
-    """Yield the deviations from the draft that the measured figures show."""
+    """Yield the deviations from the draft that follow from the parameters and the measured figures."""
     runs_min = figures.RUNS_MIN
     if params.repeats < runs_min:
         yield f"6.3: {params.repeats} independent runs of each configuration and load, {runs_min} wanted"

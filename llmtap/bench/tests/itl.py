@@ -30,11 +30,11 @@ from llmtap.metrics.statistics import deviation, percentile, tail_ratio
 from llmtap.options.fields import opt
 
 OUTPUT_MIN: Final = 50
-"""Smallest number of tokens of a response (5.4.2)."""
+"""Smallest number of tokens of a response that counts; shorter responses are left out (IETF 5.4.2)."""
 REQUESTS_MIN: Final = 100
 SAMPLES_MIN: Final = 5_000
 DIRECT_SHARE: Final = 0.9
-"""Share of chunks with a single token above which gaps between chunks count as ITL (B.2.1)."""
+"""Share of chunks with a single token above which gaps between chunks count as ITL (IETF B.2.1)."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _RESULTS: Final = ("Samples", *_ROWS.values(), "Mean", "Std Dev", "P99/P50 Ratio")
 _HISTOGRAM_TO: Final = 0.995
@@ -92,25 +92,25 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
     """Gaps between tokens at one load."""
 
     level: float
-    """Share of saturation in %."""
+    """Load in % of the saturation rate."""
     rate_rps: float
     requests: int
     answers: int
-    """Number of answers that are long enough (`OUTPUT_MIN`)."""
+    """Number of responses with at least `OUTPUT_MIN` tokens, which the figures include."""
     too_short: int
-    """Number of shorter answers, which no figure includes."""
+    """Number of responses with fewer tokens, which no figure includes."""
     offered_rps: float | None
     option: str
-    """ITL option (4.6.3) by which the gaps were measured."""
+    """ITL option (IETF 4.6.3) by which the gaps were measured."""
     term: str
     """`ITL`, or `TBC` if the gaps are times between chunks."""
     itl: figures.LatencyRow
     std: float | None
     """Standard deviation of all gaps."""
     jitter: figures.LatencyRow
-    """Statistics of the standard deviation of the gaps within an answer."""
+    """Statistics over responses: standard deviation of the gaps within a response."""
     max_pause: figures.LatencyRow
-    """Statistics of the longest gap within an answer."""
+    """Statistics over responses: longest gap within a response."""
     p99_p50: float | None
     """P99 of the gaps / P50 of the gaps."""
     modality: Modality | None
@@ -130,7 +130,7 @@ class ItlMeasurements(msgspec.Struct, frozen=True):
 
 
 def check(session: BenchSession, params: ItlParams) -> None:
-    """Raise ConfigError if the saturation rate is unknown, or responses are too short (5.4.2)."""
+    """Raise ConfigError if the saturation rate is unknown, or responses are too short (IETF 5.4.2)."""
     rate = _capacity(session, params).rps
     shortest = min(_load(session, params, rate).plan.requests.output)
     if shortest < OUTPUT_MIN:
@@ -142,7 +142,7 @@ def check(session: BenchSession, params: ItlParams) -> None:
 
 
 async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
-    """Send a load at each share of saturation, and return the distributions of the gaps (5.4.3, 5.4.4)."""
+    """Send a load at each share of saturation, and return distributions of the gaps (IETF 5.4.3, 5.4.4)."""
     capacity = _capacity(session, params)
     result = test.TestResult()
     levels: list[ItlLevel] = []
@@ -203,7 +203,7 @@ def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
 def _level_figures(
     percentage: float, rate: float, measured: Measurement, option: Literal["auto", "A", "B", "C"]
 ) -> tuple[list[list[float]], ItlLevel]:
-    """Return the gaps of each response that is long enough (`OUTPUT_MIN`), and the figures of a level."""
+    """Return the gaps of each response with at least `OUTPUT_MIN` tokens, and the figures of the level."""
     columns = ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
     columns += ["chunk_tokens"] * (option == "B")
     rows = measured.successful_rows().select(columns).to_pylist()
@@ -283,7 +283,7 @@ def _result_cells(one: ItlLevel) -> list[str]:
 
 
 def _modes_cell(cell: figures.Cell) -> figures.Cell:
-    """Return a function that formats the modes of a level with `cell`; `-` without modes."""
+    """Return a cell function that applies `cell` to the level's `modality`, or returns `-` if it has none."""
     return lambda one: "-" if one.modality is None else cell(one.modality)
 
 

@@ -1,13 +1,13 @@
 """Long Context Scaling (IETF draft, 5.9): TTFT and throughput by prompt length.
 
-`run` sends prompts of each length that share no prefix, until a length gets no answer, and returns Table 12,
+`run` sends prompts of rising length, until a length gets no answer; none share a prefix. It returns Table 12,
 fits of TTFT by length, and charts. The draft does not define the fits. llmtap uses least squares on the mean
-TTFT of each length, and the lengths that the server reports. The criterion to choose the best fit is
-n ln(RSS / n) + p ln n, for n requests, p parameters and RSS, the sum of squared residuals. Of the fits within
-6 of the lowest criterion, the best is the one with the fewest parameters.
+TTFT of each length, and the lengths that the server reports. The fits are compared by the criterion (BIC)
+n ln(RSS / n) + p ln n, for n requests, p parameters and RSS, the sum of squared residuals. Of the fits whose
+criterion is at most 6 above the lowest, the best is the one with the fewest parameters.
 
-The maximum throughput at a length is searched like the capacity of 5.3: the concurrency of closed loops is
-doubled until the rate of responses no longer grows.
+The search for the maximum throughput at a length is the same as for the capacity in 5.3: it doubles the
+concurrency of closed loops until the rate of responses no longer grows.
 
 Source: Kass and Raftery 1995 (a difference of 6 is strong evidence).
 """
@@ -34,24 +34,24 @@ from llmtap.options.fields import opt
 
 LENGTHS: Final = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
 SHORT: Final = 128
-"""Tokens of each prompt of the warm-up (5.9.3 step 1)."""
+"""Tokens of each prompt of the warm-up (IETF 5.9.3 step 1)."""
 SHORT_OUTPUT: Final = 100
 SHORT_REQUESTS: Final = 4
 """Number of different requests of the warm-up, which sends each of them several times."""
 _SHARES: Final = {"p50": 0.50, "p95": 0.95}
 _REQUESTS_PER_SLOT: Final = 3
-"""Number of requests per slot: enough to keep all slots busy for most of the time."""
+"""Number of requests per slot in the search for the throughput: enough to keep all slots mostly busy."""
 _SLOTS_SHIFT: Final = 32
-"""Number of bits by which the concurrency is shifted in a seed, so that it does not overlap the length."""
+"""Number of low bits of a seed for the prompt length; the concurrency is above them, so all seeds differ."""
 _CURVE_POINTS: Final = 60
 BIC_STRONG: Final = 6.0
-"""Reduction of the criterion that justifies one more parameter."""
+"""Reduction of the criterion (see the module) that justifies a fit with more parameters."""
 
 Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
 
 
 class LengthThroughput(msgspec.Struct, frozen=True):
-    """Rates of complete responses over the time from the first request to the last response."""
+    """Rates from the first request to the last response, for complete responses only."""
 
     concurrency: int
     requests_per_s: float
@@ -81,7 +81,7 @@ class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     scaling_exponent: figures.IntervalFigure | None
     best_fit: str | None
     fits: dict[str, dict[str, object]]
-    """Coefficients, R^2 and BIC of each fit, by its name."""
+    """By name of a fit: its coefficients, R^2 and BIC."""
 
 
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +122,7 @@ def check(session: BenchSession, params: LongContextParams) -> None:
 
 
 async def run(session: BenchSession, params: LongContextParams) -> TestResult:
-    """Send prompts of rising length until one gets no answer, and return TTFT by length (5.9.3, 5.9.4)."""
+    """Send prompts of rising length until one gets no answer; return TTFT by length (IETF 5.9.3, 5.9.4)."""
     result = TestResult()
     short = _load(session, params, SHORT, slots=SHORT_REQUESTS, requests=SHORT_REQUESTS, output=SHORT_OUTPUT)
     by_length: list[LengthFigures] = []
@@ -177,7 +177,7 @@ def _slots_of_search(params: LongContextParams) -> list[int]:
 async def _search_throughput(
     session: BenchSession, params: LongContextParams, length: int, first: Measurement, *, warm_by: Load
 ) -> tuple[list[LengthThroughput], bool]:
-    """Double the concurrency until the throughput no longer grows (5.9.4).
+    """Double the concurrency until the throughput no longer grows (IETF 5.9.4).
 
     `first`: measurement at `params.concurrency`. Returns the throughput of each concurrency, beginning with
     `first`, and whether it no longer grew at the highest one.
@@ -271,7 +271,7 @@ class _Fit:
     parameters: int
     """Number of parameters."""
     r2: float
-    """R^2 of the mean TTFT in seconds, not in logarithms."""
+    """R^2 of the fit to the mean TTFT in seconds, also if the fit was made with logarithms."""
     bic: float
     """Criterion by which fits are compared (see the module); lower is better."""
     predict: Callable[[float], float]
@@ -325,7 +325,7 @@ def _scaling_exponent(fits: Sequence[_Fit], lengths: int) -> figures.IntervalFig
 
 
 def _best_fit_text(fits: Sequence[_Fit]) -> str:
-    """Format as in 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
+    """Format as in IETF 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
     best = fits[0]
     text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
     if isinstance(best.model, saturation.LinearFit):

@@ -57,11 +57,11 @@ PROBES: Final = 5
 """Number of requests that are sent one at a time before the first and after the last level."""
 RECOVERY_SHARE_MAX: Final = 0.5
 RECOVERY_MAX_S: Final = 0.05
-"""Allowed increase of the probes' median TTFT in a recovered system: as a share, or in seconds if longer."""
+"""A system has recovered if the probes' median TTFT grew by at most this share, or at most these seconds."""
 FAILURE_SHARE_MAX: Final = 0.01
 THROUGHPUT_FALL_MAX: Final = 0.10
 TTFT_FACTOR_MAX: Final = 2.0
-"""Thresholds of the degradation patterns: share of failures, relative fall of throughput, factor of TTFT."""
+"""Thresholds used in `_degradation_pattern`: share of failures, fall of throughput, factor of TTFT."""
 WARNING: Final = "this pushes the SUT past its memory (7.4): only on an isolated system that can be restarted"
 _NOT_MEASURABLE: Final = "not measurable"
 
@@ -87,7 +87,7 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     """Figures of a level. Unknown values are None."""
 
     percent: int
-    """Requests at a time in % of the capacity."""
+    """Number of concurrent requests in % of the capacity."""
     concurrency: int
     step: str
     requests: int
@@ -97,8 +97,8 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     preemption_events: int | None
     preempted_requests: float | None
     preemption_rate_max: float | None
-    """Largest possible share of preempted requests. The share is smaller if the server counts preemptions,
-    and has preempted a request several times."""
+    """Largest possible share of preempted requests. If the server counts preemptions instead of requests, the
+    real share is smaller whenever it preempted a request several times."""
     preemption_recovery_rate: float | None
     """Share of the preempted requests that the server resumed."""
     preemption_loss_tokens: float | None
@@ -111,7 +111,7 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     drain: float
     """Seconds from the end of the level until its last answer."""
     pattern: str
-    """Most severe degradation compared with the first level."""
+    """Name of the most severe degradation compared with the first level (`_degradation_pattern`)."""
 
     @property
     def name(self) -> str:
@@ -128,7 +128,7 @@ class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     system_lost: str | None
     """When and why the system could no longer be reached."""
     recovered: bool
-    """Whether single requests after the last level complete, and nearly as fast as before the first level."""
+    """Whether single requests complete after the last level, nearly as fast as before the first level."""
     ttft_p50_before: float | None
     ttft_p50_after: float | None
 
@@ -194,7 +194,7 @@ def _capacity(session: BenchSession, params: MemoryPressureParams) -> tuple[int,
 
 
 async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult:
-    """Send more concurrent requests than the capacity, and return how the server degrades (5.8.3, 5.8.4)."""
+    """Send more requests at a time than the capacity; return how the server degrades (IETF 5.8.3, 5.8.4)."""
     pressure = await _apply_pressure(session, params)
     result = TestResult(
         configuration={
@@ -319,7 +319,7 @@ def _level_figures(level: _Level, base: _Level) -> PressureLevel:
 
 
 def _degradation_pattern(level: _Level, base: _Level, failed: float) -> str:
-    """Return the most severe degradation compared with the base level. `failed`: share of failed requests."""
+    """Return the name of a level's worst degradation compared with `base`. `failed`: share of failures."""
     if failed > FAILURE_SHARE_MAX:
         return "requests fail"
     if level is base:

@@ -8,8 +8,8 @@ keeps the ratio and the ranges of the classes; within a range, the lengths follo
 of Synthetic-Skewed. `SkewedClasses` is Synthetic-Skewed; a request belongs to the class whose ranges contain
 its lengths, and most requests belong to no class.
 
-Prefixes: `texts` is the seed of the words, `seed` is the seed of lengths, arrivals and sharing. A row does
-not depend on the number of rows.
+Prefixes: `texts` is the seed of the words, `seed` is the seed of lengths, arrivals and sharing. A longer load
+begins with the same rows as a shorter one.
 
 Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
@@ -60,19 +60,19 @@ from llmtap.workload.requests import Requests
 Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
 _INPUT: Final = LogNormal(mu=5.5, sigma=1.0)
 _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
-"""Log-normal distributions of Synthetic-Skewed (A.2), without its minimum and maximum."""
+"""Log-normal distributions of Synthetic-Skewed (IETF A.2), without its minimum and maximum."""
 _IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
 _STANDARD: Final = NormalDist()
 _SKEWED_REQUESTS_MAX: Final = 1_000_000
-"""Largest allowed number of requests of Synthetic-Skewed that are needed for enough requests of a class. The
-draft's long class has 1.4 % of all requests, so that 500 of its requests need 36,000."""
+"""Largest number of requests of Synthetic-Skewed that can be sent so that each class has enough of them. The
+draft's long class is 1.4 % of all requests, so 500 requests of this class need 36,000 requests."""
 _STEPS: Final = 2_000
 """Number of quantiles from which a mean length is computed. The error is below 0.1 tokens for the draft's
 ranges."""
 
 
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class of requests (5.6.2)."""
+    """A class of requests (IETF 5.6.2)."""
 
     name: Annotated[str, opt("name in small letters", pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     share: Annotated[float, opt("fraction of all requests; the sum is 1", gt=0, le=1)]
@@ -85,7 +85,7 @@ LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=
 
 
 def check_classes(classes: Sequence[RequestClass]) -> None:
-    """Raise ConfigError unless at least two classes have different names and shares that add up to 1."""
+    """Raise ConfigError unless there are two or more classes of different names whose shares add up to 1."""
     if len(classes) < 2:
         raise ConfigError("classes", f"expected at least two classes (IETF draft, 5.6.2), got {len(classes)}")
     names = [one.name for one in classes]
@@ -104,7 +104,7 @@ def check_classes(classes: Sequence[RequestClass]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClassMix(PlannedWorkload):
-    """Workload of requests of several classes, mixed by the shares of the classes (5.6.2)."""
+    """Workload of requests of several classes, mixed by the shares of the classes (IETF 5.6.2)."""
 
     classes: tuple[RequestClass, ...]
     content: ProseWords | RandomIds = field(default_factory=ProseWords)
@@ -144,7 +144,7 @@ class ClassMix(PlannedWorkload):
         )
 
     def class_names(self, seed: int) -> Iterator[str | None]:
-        """Yield the name of each row's class, without end; None for a row of no class."""
+        """Yield the name of each row's class (None: no class), for any number of rows."""
         return (one.name for one in self._draw_classes(seed))
 
     def mean_tokens(self) -> float:
@@ -177,7 +177,7 @@ class ClassMix(PlannedWorkload):
 
 @dataclass(frozen=True, slots=True)
 class SkewedClasses(ClassMix):
-    """Synthetic-Skewed as in 4.3.2.2, with classes for some of its requests (`skewed_classes`)."""
+    """Synthetic-Skewed as in IETF 4.3.2.2, with classes for some of its requests (`skewed_classes`)."""
 
     def only_class(self, name: str) -> ClassMix:
         return ClassMix(self.classes, self.content).only_class(name)
@@ -229,7 +229,7 @@ def skewed_classes(
 
 
 def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
-    """Return the probability that a rounded and clipped length is within a span, which includes its ends."""
+    """Return the probability that a length, rounded and clipped, is in `span`, including both its ends."""
     low, high = max(span[0], lengths.min), min(span[1], lengths.max)
     if low > high:
         return 0.0
@@ -241,7 +241,7 @@ def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
 
 
 def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
-    """Return the quantile `u` of the log-normal lengths within a span, which includes its ends."""
+    """Return the quantile `u` of the log-normal distribution, limited to `span` including both its ends."""
     low, high = span
     mu, sigma = skewed.log_parameters
     first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
@@ -321,7 +321,7 @@ def _replay_plan(
 
 
 PRIMER_TOKENS: Final = 16
-"""Tokens of the message after the prefix, in a request that only fills the cache."""
+"""Number of tokens after the prefix in a request that is only sent to fill the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +348,9 @@ class Prefixes:
         return Load(plan=self._make_plan(parts, self._script(parts, texts), seed, texts), slots=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
-        """Return a load that fills a cache: it sends each prefix of these seeds once, with its own message.
+        """Return a load that fills a cache with the prefixes of these seeds: it sends each of them once.
 
-        Each response has one token.
+        The message after a prefix differs from those of the measured loads. Each response has one token.
         """
         lengths = self.sharing.lengths(seed)
         n = len(lengths)
@@ -398,7 +398,7 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Primer(ConversationScript):
-    """Script with the contexts of `script` but other messages, so that a cache gets only shared prefixes."""
+    """Script with the prefixes of `script` but other messages, so that only prefixes get into the cache."""
 
     script: GeneratedScript
 

@@ -7,11 +7,11 @@ request with the same request in the other arm. Repeats have different requests 
 - Off: the same requests as cold, with the cache off. If both arms share one running server (they differ only
   in headers or body), cold is measured first, so that the requests of off cannot be in its cache; otherwise
   the order is random.
-- Cold: with the cache on, but without the prompts in it: the words of prompts and warm-ups are new each time
+- Cold: the cache is on, but contains none of the prompts, because all words of prompts and warm-ups are new
   (`texts` sets their seed).
-- Warm: with the cache on and other words than cold, after each prefix was sent once.
+- Warm: the cache is on, and each prefix was sent once before. The words differ from those of cold.
 
-If servers report cached tokens, the hit rate is measured, and it is checked that off and cold have no hits.
+If servers report cached tokens, `run` measures the hit rate, and checks that off and cold have no hits.
 """
 
 import secrets
@@ -52,16 +52,16 @@ class StateRows(msgspec.Struct, frozen=True):
 
 
 class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
-    """Reduction of TTFT compared with a disabled cache, as a share."""
+    """Reduction of TTFT by the cache, as a share of TTFT with the cache off."""
 
     p50: figures.IntervalFigure | None
-    """Reduction of the percentile over all pairs of requests."""
+    """Reduction of P50 (below: of P95, P99), computed from the pairs of all repeats together."""
     p95: figures.IntervalFigure | None
     p99: figures.IntervalFigure | None
     by_repeats: figures.IntervalFigure | None
-    """Reduction of P50, as geometric mean over repeats."""
+    """Reduction of P50, as a geometric mean of one value per repeat."""
     pairs: int
-    """Number of pairs of requests."""
+    """Number of requests that completed both with the cache off and on."""
 
 
 class Reductions(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class CacheThroughput(msgspec.Struct, frozen=True):
 
 
 class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of 5.7.4: the states cold and warm compared with off."""
+    """Measurements of IETF 5.7.4: the states cold and warm compared with off."""
 
     rate_rps: float
     capacity: levels.Capacity | None
@@ -125,7 +125,7 @@ class _EffectRow(NamedTuple):
 
 
 class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.7.2). Sharing and prefix lengths are the workload's by default."""
+    """Setup (IETF 5.7.2). Sharing and prefix lengths are the workload's by default."""
 
     workload: Annotated[
         str, opt("workload: code-completion, conversation, or FILE.toml with generated texts")
@@ -191,7 +191,7 @@ def check(session: BenchSession, params: PrefixCacheParams) -> None:
 
 
 async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResult:
-    """Send the same loads without and with a cache, and return its effect on TTFT (5.7.3, 5.7.4)."""
+    """Send the same loads without and with a cache, and return its effect on TTFT (IETF 5.7.3, 5.7.4)."""
     prefixes = _prefixes(session, params)
     texts = _TextSeeds(session, params.texts)
     warm_by = replace(prefixes, output_tokens=levels.WARM_TOKENS).closed_load(
@@ -250,7 +250,7 @@ def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
 
 
 def _has_separate_caches(session: BenchSession) -> bool:
-    """Return whether the two arms have separate caches: they are two servers, or one that is restarted."""
+    """Return whether the two arms have separate caches: two servers, or one that a command switches."""
     off, on = session.arms[OFF], session.arms[ON]
     if off.has_switch or on.has_switch:
         return True
@@ -258,19 +258,19 @@ def _has_separate_caches(session: BenchSession) -> bool:
 
 
 class _TextSeeds:
-    """Seeds of the words of each load: a new seed for a load to send, the stored one for a measured load."""
+    """Seeds of the words of each load: a load measured before keeps its seed, other loads get a new one."""
 
     def __init__(self, session: BenchSession, first_seed: int | None) -> None:
-        """`first_seed`: seed of the first load, which the parameter `texts` sets; None: random seeds."""
+        """`first_seed`: seed of the first load (parameter `texts`), + 1 for each later load; None: random."""
         self._folder = session.folder
         self._first_seed = first_seed
         self._seeds: dict[str, int] = self._folder.read_json(TEXTS_FILE) or {}
         self.seed_by_step: dict[str, int] = {}
 
     def seed_for(self, step: str, shape: Load) -> int:
-        """Return the seed of a load. An interrupted load gets a new seed: a cache can have its prompts.
+        """Return the seed of a load. An interrupted load gets a new one: a cache can have its prompts.
 
-        `shape`: load with the same lengths and arrivals, by which a measured load is recognised.
+        `shape`: load with the same lengths and arrivals; a stored seed is used only if these are unchanged.
         """
         if step not in self.seed_by_step:
             key = f"{step} {shape.fingerprint()}"
@@ -391,7 +391,7 @@ def _reduction(runs: Sequence[PrefixRun], state: str) -> TtftReduction:
 
 
 def _reduction_of_ratio(ratio: figures.IntervalFigure | None) -> figures.IntervalFigure | None:
-    """Convert the ratio on / off to the reduction (off - on) / off."""
+    """Convert the ratio of times with cache on / off to the reduction (off - on) / off, with its interval."""
     if ratio is None:
         return None
     ends = (ratio.value, ratio.high, ratio.low)
@@ -414,7 +414,7 @@ def _hit_rate(runs: Sequence[PrefixRun], state: str) -> HitRate | None:
 
 
 def hot_prefix_count(runs: Sequence[PrefixRun]) -> int:
-    """Return the number of prefixes that were mostly cached at their first request of a cold run.
+    """Return the number of prefixes that were mostly cached when a cold run sent them for the first time.
 
     A number above 0 means that the cache was not empty.
     """

@@ -98,25 +98,25 @@ class SearchResult:
 
     search: RateSearch
     step: float
-    """Load of one step of the search: rate or concurrency."""
+    """Increment of the search, as rate or concurrency: `search` counts levels in multiples of it."""
     attempts: list[LevelAttempt] = field(default_factory=list)
     ended_early: list[str] = field(default_factory=list)
     """Names of loads whose requests ended before the planned duration."""
 
     @property
     def best(self) -> LevelAttempt | None:
-        """Attempt at the highest level that holds; None if no level holds."""
+        """Attempt at the highest level that was sustained; None if none was."""
         level = None if self.search.best is None else self.search.best * self.step
         return next((t for t in reversed(self.attempts) if t.holds and t.level == level), None)
 
     @property
     def limit(self) -> float | None:
-        """Load of the lowest level that does not hold."""
+        """Rate or concurrency of the lowest level that was not sustained; None if all were."""
         return None if self.search.limit is None else self.search.limit * self.step
 
 
 def check(session: BenchSession, params: ThroughputParams) -> None:
-    """Raise ConfigError if levels are too short, the SLO is wrong, or range and increment do not fit."""
+    """Raise ConfigError if levels are too short, the SLO is wrong, or the range contradicts the increment."""
     check_duration(session, params.duration, DURATION_MIN, "5.2.2.1")
     if params.slo is not None:
         Objectives.parse(params.slo, "slo")
@@ -148,7 +148,7 @@ def _new_search(params: ThroughputParams) -> SearchResult:
 
 
 async def search_limit(session: BenchSession, params: ThroughputParams) -> SearchResult:
-    """Send loads (names such as `search/16rps`) until the limit is known to within one increment."""
+    """Send loads (named `search/16rps`, for example) until the limit is known to within one increment."""
     result = _new_search(params)
     search, seconds = result.search, to_seconds(params.duration)
     while (index := search.next_level) is not None:
@@ -207,7 +207,7 @@ class ThroughputLevel(LevelFigures, frozen=True, kw_only=True):
 
 
 class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Maxima over all sustained levels, and figures of the highest one; None if no level is sustained."""
+    """Maxima over all sustained levels, and figures of the highest level; None if no level is sustained."""
 
     load_model: str
     constraint: BoundsReport | None
@@ -236,7 +236,7 @@ class _LevelRow(NamedTuple):
 
 
 async def run(session: BenchSession, params: ThroughputParams) -> test.TestResult:
-    """Search for the highest sustained load, and return it with its rates and latencies (5.2.3, 5.2.4)."""
+    """Search for the highest sustained load; return it with rates and latencies (IETF 5.2.3, 5.2.4)."""
     search = await search_limit(session, params)
     best, measurements = search.best, _measurements(session, params, search)
     result = test.TestResult(
@@ -445,7 +445,7 @@ def _expected_loads(session: BenchSession, params: ThroughputParams) -> Expected
 def _expected_levels(
     session: BenchSession, params: ThroughputParams, state: SearchResult
 ) -> list[ExpectedLoad]:
-    """Return the levels that the search is expected to send after this state."""
+    """Return the levels that the search is still expected to send, from its state so far."""
     pace, kind = session.pace, session.kind
     seconds, is_open = to_seconds(params.duration), params.mode == "open"
     highest = capacity = pace.capacity_rps(kind)

@@ -74,7 +74,7 @@ class TradeoffLevel(LevelFigures, frozen=True, kw_only=True):
 
 
 class TradeoffMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of the curve as rates, by the rules in `_point_rows`; None: no level meets the rule."""
+    """Points of the curve as rates, by the rules in `_point_rows`; None if no level meets a point's rule."""
 
     capacity_rps: float
     capacity_source: str
@@ -89,7 +89,7 @@ class TradeoffMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(session: BenchSession, params: TradeoffParams) -> None:
-    """Raise ConfigError if the levels or their duration do not meet 5.3.2."""
+    """Raise ConfigError if the levels or their duration do not meet IETF 5.3.2."""
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
     levels = params.levels
     if len(levels) < LEVELS_MIN and not session.quick:
@@ -114,7 +114,7 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
 
 
 async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
-    """Send a load at each percentage of the capacity, and return the curve (5.3.3, 5.3.4)."""
+    """Send a load at each percentage of the capacity, and return the curve (IETF 5.3.3, 5.3.4)."""
     capacity = await _capacity(session, params)
     attempts = []
     for done, percent in enumerate(params.levels):
@@ -171,7 +171,7 @@ MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
-    """Return the capacity (5.3.3, 1): set by the user, or measured by the throughput test or closed loops."""
+    """Return the capacity (IETF 5.3.3, 1) that the user set, or that a test or closed loops measured."""
     known = known_capacity(session, params.max_rate, params.workload)
     if known is not None:
         return known

@@ -22,7 +22,7 @@ from llmtap.metrics.statistics import percentile
 from llmtap.options.fields import opt
 
 EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
-"""Lower edges of the input lengths that 5.1.4.2 recommends; the last range has no end."""
+"""Ranges of input lengths that IETF 5.1.4.2 recommends: the first length of each; the last has no end."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _HISTOGRAM_TO: Final = 0.995
 _HISTOGRAMS: Final = {
@@ -37,7 +37,7 @@ SHARE: Final = 0.5
 
 
 class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.1.2). Default load: half of the throughput test's sustainable load."""
+    """Setup (IETF 5.1.2). Default load: half of the throughput test's sustainable load."""
 
     workload: test.Workload = "synthetic-uniform"
     requests: Annotated[int, opt("number; P99 needs 1,000, P99.9 needs 10,000", ge=1)] = 10_000
@@ -59,14 +59,14 @@ class InputRange(figures.LatencyRow, frozen=True, kw_only=True):
 
 
 class AnyTokenRow(figures.LatencyRow, frozen=True, kw_only=True):
-    """Time to any token."""
+    """Time to the first token of any kind, such as reasoning."""
 
     answers_with_others_first: int
     """Number of answers with tokens of another kind before the first content token."""
 
 
 class ServerMean(msgspec.Struct, frozen=True):
-    """Number of values of a time that the server measures, and its mean in seconds."""
+    """Number and mean (in seconds) of the values of one time that the server measured."""
 
     n: int
     mean: float
@@ -80,7 +80,7 @@ class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     ttft_by_input: list[InputRange] | None
     """TTFT by range of input lengths; None if all inputs have one length."""
     ttft_any: AnyTokenRow | None
-    """Time to any token; None if content always came first (5.1.3.1)."""
+    """Time to the first token of any kind; None if it was always content (IETF 5.1.3.1)."""
     server_queue: figures.LatencyRow | None
     """Wait in the server's queue, a part of TTFT that the server reports; None if it does not report it."""
     server_prefill: figures.LatencyRow | None
@@ -90,7 +90,7 @@ class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     tpot: figures.LatencyRow
     e2e: figures.LatencyRow
     uncertainty_max: float | None
-    """Largest uncertainty of the times of a response."""
+    """Largest uncertainty, over all responses, of a response's times, in seconds."""
 
 
 class _Component(NamedTuple):
@@ -121,7 +121,7 @@ def check(session: BenchSession, params: TtftParams) -> None:
 
 
 async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
-    """Send one load, and return the distribution of TTFT (5.1.3, 5.1.4)."""
+    """Send one load, and return the distribution of TTFT (IETF 5.1.3, 5.1.4)."""
     load = _load(session, params)
     measured = await session.measure("load", load)
     ttft = measured.values("ttft_ns")
@@ -179,7 +179,7 @@ def _expected_loads(session: BenchSession, params: TtftParams) -> ExpectedLoads:
 
 
 def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
-    """Return TTFT by range of input lengths (5.1.4.2); None if all inputs have one length."""
+    """Return TTFT by range of input lengths (IETF 5.1.4.2); None if all inputs have one length."""
     planned = load.plan.requests.input
     samples: dict[int, list[float]] = {}
     lengths = set()
@@ -203,7 +203,7 @@ def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
 
 
 def _any_token(measured: Measurement) -> AnyTokenRow | None:
-    """Return the time to any token, or None if content always came first (5.1.3.1)."""
+    """Return the time to the first token of any kind; None if it was always content (IETF 5.1.3.1)."""
     table = measured.successful_rows()
     # `earlier` is null for responses without content, which `only_other` covers.
     earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])
@@ -222,7 +222,7 @@ def _server_part(measured: Measurement, column: str) -> figures.LatencyRow | Non
 
 
 def _server_histograms(measured: Measurement) -> dict[str, ServerMean]:
-    """Return the mean of the values that the load added to each of the server's histograms, by name.
+    """Return by name of a server histogram: number and mean of the values that were added during the load.
 
     Percentiles would not be exact: the lowest edge of vLLM's histograms of these times is 0.3 s.
     """

@@ -8,7 +8,7 @@ by the lengths of tokens or by the times of keystrokes.
   half the largest power of two that is not above the value. A value grows by at most 50 % or one step, and
   between a size and its double there are at most two rounded values.
 - Events of one class in the same step of time become one event, whose size is the sum of theirs.
-- Columns that would show these values exactly (counts of events and reads, usage, server times) are null.
+- Columns that would show such values exactly (counts of events and reads, usage, server times) are null.
 
 `capture/columns.py` declares the coarse content of a column. `benchmarks/privacy` tests it by attacks.
 """
@@ -22,16 +22,16 @@ import pyarrow.compute as pc
 from llmtap.capture.columns import COLUMNS, Coarse
 
 STEPS: Final = {"arrival_us": 1_000_000, "time_us": 100_000, "bytes": 1_024, "tokens": 16}
-"""Steps of rounding, also in the metadata of a file. Steps of sizes and token counts are powers of two."""
+"""Steps of rounding; a file's metadata has them, too. Steps of sizes and token counts are powers of two."""
 
 _SIZE_MAX: Final = 1 << 60
-"""Larger sizes are cut to this one, so that rounding up cannot exceed 64 bits."""
+"""Maximum size. Larger sizes are replaced by it, so that rounding up cannot exceed 64 bits."""
 _BLANK: Final = 1
 """Bit of `event_flags`: the event has only blank text."""
 
 
 def coarsen(columns: dict[str, pa.Array]) -> None:
-    """Replace columns of new rows, which have the values of the level `shape`, by coarse columns."""
+    """Replace the columns of new rows, which have the exact values of the level `shape`, by coarse ones."""
     step = STEPS["time_us"]
     for column in COLUMNS:
         name = column.name
@@ -52,7 +52,7 @@ def coarsen(columns: dict[str, pa.Array]) -> None:
 
 
 def floor_divide(values: pa.Array, step: int) -> pa.Array:
-    """Divide integers and round down. (The division of Arrow rounds towards 0.)"""
+    """Divide integers and round down. Arrow alone would round negative values up, towards 0."""
     quotients = pc.divide(values, step)
     least = pc.min(values).as_py()
     if least is not None and least < 0:

@@ -43,19 +43,19 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 BODY_BYTES_MAX: Final = 8 << 20
-"""Maximum size of a JSON body that is redacted. The observer keeps no more of a request."""
+"""Maximum size of a JSON body that is redacted; equal to the part of a request that the observer keeps."""
 _MEDIA_CHARS_MIN: Final = 4096
-"""Minimum length of base64 that is treated as a file. A shorter base64 text is an icon or a short text."""
+"""Minimum length of base64 text that is removed as media. A shorter one is an icon or a short text."""
 
 _CHARS_MIN: Final = 6
-"""Length of the shortest hit of a built-in rule: `a@b.cd`."""
+"""Length of the shortest possible hit of a built-in rule, `a@b.cd`. Shorter texts are not searched."""
 
 _decode: Final = bounded_decoder()
 
 _Span = tuple[int, int]
 """Start and end of a hit in the text."""
 _Rule = Callable[[str], tuple[str, int]]
-"""Returns the redacted text and the number of hits."""
+"""Function that redacts a text, and returns it with the number of hits."""
 
 
 class Redactor:
@@ -98,7 +98,7 @@ class Redactor:
 
 
 class _JsonRedactor:
-    """Redacts all parts of one JSON value, and counts the hits."""
+    """Redactor of all strings and names in one JSON value, with a count of the hits."""
 
     __slots__ = ("_redact_secret_names", "_rule", "hits")
 
@@ -232,7 +232,7 @@ def _group_finder(pattern: str) -> Callable[[str], Iterator[_Span]]:
 
 
 def _pem_spans(text: str) -> Iterator[_Span]:
-    """Yield the spans of private keys in PEM. A key without an end line extends to the end of the text."""
+    """Yield the spans of private keys in PEM. A key whose end line is missing extends to the text's end."""
     end = 0
     for m in _pem_begin(text):
         if m.start() < end:
@@ -266,7 +266,7 @@ _KEYS: Final = (
     ("=", _group_finder(_in_query)),
     ("", _group_finder(rf"(?<![A-Za-z0-9])({KEY_PATTERN})")),
 )
-"""Patterns of secrets, each with a substring in lower case. Texts without it are not searched."""
+"""Finders of secrets, each with a substring in lower case. Texts without it are not searched, for speed."""
 _assigned = re.compile(
     r"(?i)(pass(?:word|wd|phrase|code)|pwd|secret|(?:api|access|secret|private|auth|account)[_-]?key"
     rf"|token|credentials?)((?:{_quote})?)(\s{{0,3}}(?:=>|:=|[:=]|\bis\b)\s{{0,3}})"
@@ -276,7 +276,7 @@ _ASSIGNED_NEEDLES: Final = ("pass", "pwd", "secret", "key", "token", "credential
 _is_model_token = re.compile(
     r"(?i)(?:max|min|num|eos|bos|pad|unk|sep|cls|mask|stop|next|new|special|image|first|last|per)[_ -]?$"
 ).search
-"""Matches a word before "token" which shows that a token of text is meant, such as max_token."""
+"""Matches a word before "token" which shows that this is a token of a model and no secret: max_token."""
 _no_value = re.compile(
     r"(?i)(?:none|null|true|false|undefined|\[(?:key|email|card|phone|redacted|media)\])\W*"
 )

@@ -48,17 +48,17 @@ from llmtap.protocol.http1 import Headers, header_value
 DIGEST_BYTES: Final = 16
 """Length of a conversation's digest. Two of 10^9 conversations agree by chance with probability 10^-21."""
 _ID_BYTES: Final = 8
-"""Length of a block's id, which is stored in a signed 64-bit column. Among 10^8 blocks, two agree by chance
-with a probability of 3 in 10,000."""
+"""Length of a block's id, which is stored in a signed 64-bit column. Among 10^8 blocks, the probability that
+any two agree by chance is 3 in 10,000."""
 _TOKENISE_CHARS_MAX: Final = 1 << 20
-"""Maximum length of a text for the tokenizer. A longer text takes a second or more, and fits no context."""
+"""Maximum length of a text for the tokenizer. A longer one takes a second or more, and fits no model."""
 
 Tokenize = Callable[[str], Sequence[int]]
-"""Returns the token ids of a text."""
+"""Function that returns the token ids of a text."""
 
 
 class Blocks(NamedTuple):
-    """Blocks of one prompt."""
+    """Block ids of one prompt, and its number of tokens."""
 
     ids: "array[int]"
     """Ids of the blocks, in the order of the prompt."""
@@ -67,7 +67,7 @@ class Blocks(NamedTuple):
 
 
 class BlockHasher:
-    """Cuts prompts into blocks and hashes them."""
+    """Cuts prompts into blocks, and hashes the blocks."""
 
     __slots__ = ("_block_bytes", "_salt", "_tokenize", "block_size", "skipped_prompts", "unit")
 
@@ -84,7 +84,7 @@ class BlockHasher:
         self.block_size = block_size
         self.unit = unit
         self.skipped_prompts = 0
-        """Prompts without blocks, because a text was too long for the tokenizer, or the tokenizer failed."""
+        """Number of prompts without blocks, because the tokenizer failed or a text was too long for it."""
         self._salt = salt
         self._tokenize = tokenize if unit == "tokens" else None
         self._block_bytes = block_size * (1 if unit == "bytes" else ID_BYTES)
@@ -150,8 +150,8 @@ class BlockHasher:
 
 
 def conversation_digests(prompt: PromptShape, salt: bytes) -> list[bytes]:
-    """Return a digest of the conversation up to each message. It ignores thinking, because clients leave it
-    out of later requests."""
+    """Return for each message a digest of the conversation up to it. Thinking is left out, because clients do
+    not send it again in later requests."""
     state = blake2b(digest_size=DIGEST_BYTES, key=salt, person=b"llmtap chain")
     digests = []
     for message in prompt.messages:
@@ -180,12 +180,12 @@ _IDLE_NS: Final = 3_600_000_000_000
 """Time after which an exchange is forgotten: one hour. A later request begins a new session, because the
 server no longer has the conversation in its cache."""
 _EXCHANGES_MAX: Final = 100_000
-"""Maximum number of exchanges remembered: an hour of 28 requests a second, in some 60 MB."""
+"""Maximum number of exchanges remembered, in some 60 MB. At 28 requests a second, these are of one hour."""
 _EXCHANGES_PER_KEY_MAX: Final = 256
-"""Maximum number of exchanges remembered for one key, for example if a health probe sends the same request
-all day. A search among them takes 0.1 ms."""
+"""Maximum number of exchanges remembered with one key: a health probe can send the same request all day. With
+this limit, a search among them takes 0.1 ms."""
 _TENANT_BYTES: Final = 8
-"""Length of a tenant's digest, which begins each key."""
+"""Length of a tenant's digest, with which each key begins, so that tenants are never mixed."""
 _SESSION_ID_BYTES: Final = 8
 
 
@@ -194,13 +194,13 @@ class ConversationKeys:
     """Digests by which the conversation of a request is found."""
 
     session_name: bytes | None = None
-    """Digest of the id by which the request names its conversation."""
+    """Digest of the id by which the request names its conversation; None if it names none."""
     starter: bytes | None = None
-    """Digest of the id of the conversation that started this one, for example of a subagent's caller."""
+    """Digest of the id of the conversation that started this one, as the caller of a subagent does."""
     previous_answer: bytes | None = None
-    """Digest of the `previous_response_id`: the messages continue the conversation after that response."""
+    """Digest of the `previous_response_id`, which names the response that the messages continue."""
     conversation: list[bytes] = field(default_factory=list)
-    """Digests of the conversation up to each message; empty if the request has no messages of one."""
+    """Digests of the conversation up to each message; empty if the request is not of a conversation."""
     author: str | None = None
     """`tool` if all messages after the last answer are results of tools, else `human`."""
 
@@ -219,19 +219,19 @@ class _PastExchange:
     ended_wall_ns: int
     """End of the answer by the wall clock, or arrival if the end is unknown."""
     closing_ns: int
-    """Time before the end in which the client possibly had the whole answer already."""
+    """Time from the last token to the end: within it, the client possibly had the whole answer already."""
     succeeded: bool
     """Whether the server answered with a status below 400."""
     follower: bytes | None = None
-    """Digest of the conversation up to this answer in the first request that follows it, if there is one."""
+    """Digest of the conversation up to this answer, as the first request after it sent it; else None."""
 
 
 class Sessions:
-    """Finds the session of each exchange, and remembers exchanges for that.
+    """Finds the session of each exchange, by the exchanges that it remembers.
 
     Args:
         salt: key of all digests.
-        hash_names: the id of an explicit session is a keyed hash of its name, and not random.
+        hash_names: the id of an explicit session is a keyed hash of its name; False: it is random.
         headers, fields: header fields, and body fields (dotted paths), that name a conversation. Body fields
             are used if no header field is present.
         parents: header fields that name the conversation which started this one.
@@ -269,7 +269,7 @@ class Sessions:
         return len(self._order)
 
     def request_keys(self, headers: Headers, prompt: PromptShape | None) -> ConversationKeys:
-        """Return the digests of a complete request, while its text is still available."""
+        """Return the digests of a complete request; call this before the text of the request is discarded."""
         keys = ConversationKeys(
             self._name_digest(headers, prompt), self._field_digest(headers, self._parents)
         )
@@ -356,7 +356,7 @@ class Sessions:
         self._order.append(past)
 
     def _forget(self, until_wall_ns: int) -> None:
-        """Forget exchanges that ended before this time, and the oldest one if the limit is reached."""
+        """Forget exchanges that ended before this time and, if the limit is reached, also the oldest one."""
         while self._order:
             past = self._order[0]
             if len(self._order) < self._exchanges_max and past.ended_wall_ns >= until_wall_ns:
@@ -389,7 +389,7 @@ class Sessions:
         return next((self._digest(value, DIGEST_BYTES) for value in values), None)
 
     def _answer_digest(self, answer_id: bytes) -> bytes:
-        """Return the digest of an answer's id. It differs from that of a conversation with an equal name."""
+        """Return the digest of an answer's id, which differs from that of a conversation with an equal id."""
         return self._digest(b"answer " + answer_id, DIGEST_BYTES)
 
     def _digest(self, data: bytes, size: int) -> bytes:
@@ -415,8 +415,8 @@ def _parent_preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple
 
 
 def _end_ns(x: Exchange) -> int | None:
-    """Return the time when the client had received the answer, or the last part of it before the client
-    disconnected."""
+    """Return the time when the client had received the whole answer, or the last part that it received
+    before it disconnected; None if it is unknown."""
     t = x.timeline
     for end_ns in (t.delivered_ns, t.response_end_ns, t.last_token_ns):
         if end_ns is not None:

@@ -29,7 +29,7 @@ from llmtap.metrics.summary import Summary
 
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _BLOCK_KIND: Final = ["capture", "block_unit", "block_size"]
-"""Columns that must be equal if the block ids of two rows are compared."""
+"""Columns in which two rows must be equal so that their block ids can be compared."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -197,7 +197,7 @@ class CapturedWorkload:
 
 
 def _figures(values: Any, divisor: float = 1) -> dict[str, object]:
-    """Return `n, mean, min, max` and percentiles of the values divided by `divisor`."""
+    """Return `n`, `mean`, `min`, `max` and percentiles of the values, each value divided by `divisor`."""
     n = len(values)
     spread = pc.min_max(values).as_py() if n else {"min": None, "max": None}
     figures = {"mean": pc.mean(values).as_py() if n else None, **spread}
@@ -207,8 +207,8 @@ def _figures(values: Any, divisor: float = 1) -> dict[str, object]:
 
 
 GROUPS_MAX: Final = 1_000
-"""Maximum number of groups of a label, of some KB each. Exchanges with further values are counted in the
-group `other`, because a label such as `session` can have millions of values."""
+"""Maximum number of groups of a label, because a group takes some KB, and a label such as `session` can have
+millions of values. Exchanges with further values are counted in the group `other`."""
 
 
 class _LabelGroups:
@@ -240,7 +240,7 @@ def describe(
 ) -> dict[str, object]:
     """Return a Summary as public JSON, with more members: `capture`, `phases`, `workload` and `silences`.
 
-    Rows that were captured behind a gateway repeat requests, so only the Summaries by `side` count them.
+    Rows captured behind a gateway repeat requests sent to it, so only the Summaries by `side` count them.
 
     Args:
         infos: metadata of the files.

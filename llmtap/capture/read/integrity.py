@@ -26,7 +26,7 @@ from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
 COLUMNS = ("capture", "relay", "seq", "id")
 _LATER_RESPONSE_ID = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"
-"""Matches the id of a session's second or later response. All responses of a session have one number."""
+"""Matches the id of a session's second or later response: all have one number, but are no duplicates."""
 
 
 @dataclass(slots=True)
@@ -36,16 +36,16 @@ class RelayIntegrity:
     relay: str
     """Name of the relay."""
     opened: int
-    """Highest known number of an exchange."""
+    """Highest known number of an exchange of the relay, so the number of exchanges that it began."""
     present: int
-    """Exchanges that have a row."""
+    """Number of exchanges that have a row."""
     duplicates: int
-    """Rows whose number another row has, too."""
+    """Rows that have the same number as another row."""
     missing: int
     running: int
     """Equal to `unsettled` if the capture is not closed, else 0. These exchanges do not count as missing."""
     ranges: list[tuple[int, int]]
-    """First and last number of each range of numbers without rows."""
+    """First and last of each range of missing numbers."""
     dropped: dict[str, int]
     """Exchanges that the relay dropped during the capture, by reason."""
     unsettled: int
@@ -57,14 +57,14 @@ class RelayIntegrity:
     exact: bool
     """Whether the number of missing exchanges is exact: `unsettled` and `since` are 0, no packet was lost."""
     packets: dict[str, int] = field(default_factory=dict)
-    """Only of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
+    """Packets `captured` and `lost`, only of a passive relay. Exchanges in lost packets have no number."""
     watched: dict[str, int] = field(default_factory=dict)
-    """Only of a passive vantage: connections seen, by kind."""
+    """By kind: number of connections seen, only of a passive relay."""
 
 
 @dataclass(slots=True)
 class CaptureIntegrity:
-    """Counts of the exchanges of one capture, which is one start of the proxy."""
+    """Counts of the exchanges of one capture: all files of one start of the proxy."""
 
     capture: str
     relays: list[RelayIntegrity]
@@ -95,8 +95,8 @@ class CaptureIntegrity:
 
     @property
     def unexplained(self) -> int:
-        """Number of missing exchanges that neither the relays' nor the meters' counts explain. It exists only
-        for the whole capture, because meters do not count by relay."""
+        """Number of missing exchanges that neither the relays' nor the meters' counts explain. It is known
+        only for the whole capture, because meters do not count by relay."""
         return max(0, sum(relay.unexplained for relay in self.relays) - sum(self.not_kept.values()))
 
     @property
@@ -148,7 +148,7 @@ class Integrity:
 def check_integrity(
     infos: Iterable[CaptureInfo], batches: Iterable[pa.RecordBatch], broken: Sequence[tuple[str, str]] = ()
 ) -> Integrity:
-    """Return the integrity of files by their metadata and rows (COLUMNS). Memory: 8 bytes per row."""
+    """Return the integrity of files from their metadata and rows (COLUMNS). Memory: 8 bytes per row."""
     infos = list(infos)
     numbers_of: dict[tuple[str, str], list[pa.Array]] = {}
     unnumbered = 0
@@ -215,8 +215,8 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
 
 
 def _ended_in_order(infos: Sequence[CaptureInfo]) -> bool:
-    """Return whether the meter that began last closed the capture. The last file does not show this: after a
-    hot restart, the previous meter can write a file later than the new meter."""
+    """Return whether the meter that began last closed the capture. The latest file alone does not show this:
+    after a hot restart, the previous meter can write a file later than the new meter."""
     files: dict[str, list[tuple[int, bool]]] = {}
     for info in infos:
         files.setdefault(info.ledger.meter, []).append((info.began_ns, info.ledger.closed))
@@ -227,7 +227,7 @@ def _ended_in_order(infos: Sequence[CaptureInfo]) -> bool:
 
 
 def _progress_key(count: RelayCount) -> tuple[int, int, int]:
-    """Return a sort key that grows with time: exchanges begun, settled and dropped."""
+    """Return a key that orders the counts of one relay by time: exchanges begun, settled and dropped."""
     return count.opened, count.opened - count.unsettled, sum(count.dropped.values())
 
 

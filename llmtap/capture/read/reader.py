@@ -36,9 +36,9 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.units import format_bytes
 
 _BATCH_BYTES: Final = 16 << 20
-"""Approximate memory of a batch: rows with bodies are read in batches of fewer rows."""
+"""Approximate memory of a batch. Rows with bodies are large, so their batches have fewer rows."""
 _VALUE_BYTES: Final = 8
-"""Memory of a value, if its row group reports no larger size."""
+"""Assumed memory of a value, unless its row group reports a larger size."""
 _ROWS_MAX: Final = 10_000
 _ROWS_MIN: Final = 64
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
@@ -47,7 +47,7 @@ _SPOOLS: Final = "llmtap-*.spool"
 _SPOOL_FOLDER: Final = ".spool"
 
 _READ_ERRORS: Final = (pa.ArrowException, OSError, UnicodeError)
-"""Exceptions with which Arrow rejects a file: UnicodeDecodeError if the name of a column is not UTF-8."""
+"""Exceptions with which Arrow rejects a file; UnicodeError if the name of a column is not UTF-8."""
 
 Where = str | os.PathLike[str]
 
@@ -74,12 +74,12 @@ class CaptureFile:
 
     @property
     def spool(self) -> bool:
-        """Whether the file is a spool, and not Parquet yet. It may get rows later, which are not returned."""
+        """Whether the file is a spool, not yet Parquet. Rows that it gets after `read` are not returned."""
         return self.contents is not None
 
 
 class _FileEntry(NamedTuple):
-    """A file that has not been opened yet."""
+    """A file that was listed, but not opened yet."""
 
     name: str
     path: str
@@ -97,7 +97,7 @@ class _FileEntry(NamedTuple):
 
     @property
     def sort_key(self) -> tuple[str, ...]:
-        """Key by which a spool gets the place of its Parquet file in the sorted list."""
+        """Key that sorts files by folder and name, and a spool to the place of its later Parquet file."""
         folder = PurePosixPath(self.path).parent
         return str(folder.parent if folder.name == _SPOOL_FOLDER else folder), self.stem, self.path
 
@@ -151,7 +151,7 @@ class Capture:
                 self._skip_broken_file(file.name, f"is damaged: {_first_line(exc)}")
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return all rows as an Arrow table with the metadata of the files."""
+        """Return all rows as an Arrow table, with `info` as metadata. Raises CaptureError."""
         wanted = schema.SCHEMA if columns is None else _schema_of(columns)
         table = pa.Table.from_batches(self.batches(columns), wanted)
         return table.cast(schema.schema_with_info(wanted, self.info))
@@ -167,8 +167,8 @@ class Capture:
         return integrity.check_integrity([file.info for file in self.files], batches, self.broken)
 
     def _spool_batches(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a spool. If it has become a Parquet file, yield the same number of rows of that
-        file. Raises FileNotFoundError if there is neither."""
+        """Yield the rows of a spool. If it has become a Parquet file, yield as many rows of that file as the
+        spool had. Raises FileNotFoundError if both are missing."""
         assert file.contents is not None
         batches = file.contents.batches()
         try:
@@ -277,7 +277,7 @@ def _parquet_of_spool(stem: str, places: Sequence[str]) -> _FileEntry | None:
 
 
 def _no_file_problem(place: str) -> tuple[str, str]:
-    """Return the problem and the hint for a place without files."""
+    """Return the texts of the error for a place without files: the problem, and the hint."""
     if not _URL.match(place) and (Path(place).expanduser() / _SPOOL_FOLDER).is_dir():
         return "has no Parquet file, and its spool is empty", "nothing has been captured there yet"
     if _URL.match(place):
@@ -287,7 +287,7 @@ def _no_file_problem(place: str) -> tuple[str, str]:
 
 
 def _entries_at(place: str, *, spools: bool) -> list[_FileEntry]:
-    """Return the spools (`spools`), or else the other files, at a place."""
+    """Return the spools at a place or, if `spools` is false, the other files."""
     shown = redact_url(place)  # A URL can contain credentials.
     if spools and _URL.match(place) and not place.startswith("file:"):
         return []  # Spools are always local.
@@ -304,7 +304,7 @@ def _entries_at(place: str, *, spools: bool) -> list[_FileEntry]:
 
 
 def _filesystem_of(place: str) -> tuple[Any, str, str]:
-    """Return the file system, the path in it, and the prefix of that path in a URL."""
+    """Return the file system of a place, the path in it, and the text before this path in the place's URL."""
     if not _URL.match(place):
         return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(place)), ""
     try:

@@ -24,7 +24,7 @@ STANDARD_STREAM: Final = "-"
 """File name that stands for standard input or standard output."""
 _BUFFER_BYTES: Final = 1 << 18
 _CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-"""Codecs by the first bytes of a compressed file (RFC 1952, RFC 8878)."""
+"""By the first bytes of a compressed file: its codec (RFC 1952, RFC 8878)."""
 _CODEC_OF_SUFFIX: Final = {".gz": "gzip", ".zst": "zstd"}
 
 Progress = Callable[[int, int | None], None]
@@ -32,7 +32,7 @@ Progress = Callable[[int, int | None], None]
 
 
 class _CountedInput(io.RawIOBase):
-    """Raw input that counts the bytes read, and reports them to `progress`."""
+    """Raw input that counts the bytes read, and calls `progress` with their number."""
 
     def __init__(self, file: BinaryIO, total_bytes: int | None, progress: Progress | None) -> None:
         self._file = file
@@ -126,7 +126,7 @@ def open_input(source: str, head_bytes: int, progress: Progress | None = None) -
 
 
 def _read_up_to(file: Any, n: int) -> bytes:
-    """Read n bytes, or all bytes if there are fewer. One call of `read` is not enough for a pipe."""
+    """Read n bytes, or all if there are fewer, by several calls: a pipe can return fewer bytes per call."""
     data = b""
     while len(data) < n and (more := file.read(n - len(data))):
         data += more

@@ -37,7 +37,7 @@ BACK_OFF_S_MAX: Final = 30.0
 
 @dataclass(slots=True)
 class ClosedSpool:
-    """A spool that gets no more rows."""
+    """A spool that is complete: it gets no more rows, and waits to become a Parquet file."""
 
     path: Path
     size_bytes: int
@@ -71,7 +71,7 @@ class Finisher:
         """`on_delivered(name, bytes)` is called for each delivered file."""
         self.counts = FinisherCounts()
         self.ledger = CaptureLedger()
-        """Ledger of the newest file, without recovered spools, which can be of another capture."""
+        """Ledger of the newest file of this capture; files of recovered spools can be of another capture."""
         self.problem: str | None = None
         """Reason why files cannot be delivered now: one sentence, without secrets. None if they can."""
         self._place = place
@@ -86,7 +86,7 @@ class Finisher:
 
     @property
     def backlog(self) -> tuple[int, int]:
-        """Number and total bytes of closed spools that are not files yet, with the faulty spools."""
+        """Number and total bytes of closed spools that are not files yet, including faulty spools."""
         with self._wake:
             spools = (*self._queue, *self._faulty_spools)
             return len(spools), sum(spool.size_bytes for spool in spools)
@@ -107,7 +107,7 @@ class Finisher:
             self._wake.notify()
 
     def retry_soon(self) -> None:
-        """End the pause before the next attempt."""
+        """End the pause before the next attempt, because the reason of the failure is possibly gone."""
         with self._wake:
             self._must_retry = True
             self._wake.notify()
@@ -253,7 +253,7 @@ def _shows_losses(contents: SpoolContents) -> bool:
 
 
 _OWN_NAME: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4,8}\.parquet")
-"""Matches the name of a file of llmtap: only such files are counted, and deleted at the limit."""
+"""Matches the name of a capture file of llmtap. Only such files count for the limit and are deleted at it."""
 
 
 class LocalFiles:
@@ -274,7 +274,7 @@ class LocalFiles:
         self._tag = f"-{tag}-"
         self._sizes: dict[str, int] = {}
         self._new_files: dict[str, int] = {}
-        """Files added while `list_folder` runs, with their sizes, because the listing can lack them."""
+        """By name: size of each file added while `list_folder` runs, because the listing can lack it."""
         self._lock = threading.Lock()
 
     def list_folder(self) -> None:

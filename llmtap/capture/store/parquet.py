@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
-"""Maximum time without an answer to one request. An upload sends at least two requests."""
+"""Maximum time to wait for the answer to one request. An upload sends two requests or more."""
 _PART_BYTES: Final = 8 << 20
 _REASON_CHARS_MAX: Final = 300
 _URL_WITHOUT_SLASHES: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
@@ -71,7 +71,7 @@ class PlaceError(LlmtapError):
 
 
 class CapturePlace(Protocol):
-    """Place that finished files are delivered to: a local folder or a remote store."""
+    """Place to which finished files are delivered: a local folder or a remote store."""
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class CapturePlace(Protocol):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of a local place, in which files are made; else None."""
+        """Folder of a local place, in which files are made before their delivery; None for a remote place."""
         ...
 
     def put(self, source: Path, name: str) -> None:
@@ -107,7 +107,7 @@ def place_of(to: str) -> CapturePlace:
 
 
 def capture_tag(capture: str) -> str:
-    """Return the part of file names that identifies a capture."""
+    """Return the part of a file name that identifies the capture `capture` (its id)."""
     return re.sub(r"[^A-Za-z0-9_]", "_", capture) or "_"
 
 
@@ -216,7 +216,7 @@ class RemotePlace:
         return size
 
     def _other_store(self, url: str) -> tuple[Callable[[], "FileSystem"], str]:
-        """Return a function that opens the store, and the path in it, as pyarrow reads the URL."""
+        """Return a function that opens the store (pyarrow reads the URL), and the path in the store."""
         from pyarrow.fs import FileSystem
 
         if url.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in url:
@@ -239,8 +239,8 @@ class RemotePlace:
 
 
 def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
-    """Return a function that opens an S3 store with time-outs, and the path in it. Without a network, a store
-    with pyarrow's default time-outs would hang."""
+    """Return a function that opens an S3 store, and the path in it. Time-outs are set, because without a
+    network a store with pyarrow's defaults would hang."""
     from pyarrow import fs
 
     shown = redact_url(url)
@@ -305,7 +305,7 @@ _ZSTD_LEVEL: Final = 3
 
 
 def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write the rows in order, with one row group in memory; return the number of rows. Raises OSError."""
+    """Write the rows in order, and return their number. Memory: one row group. Raises OSError."""
     if isinstance(where, Path):
         with open(where, "wb", opener=open_private) as file:
             return write_parquet(file, info, batches)
@@ -346,7 +346,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _leaf_path(field: pa.Field) -> str:
-    """Return the path of a field's values in Parquet. The values of a list are two levels below the field."""
+    """Return the path of a field's values in Parquet; those of a list are two levels below the field."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 
@@ -356,7 +356,7 @@ FILE_BYTES: Final = 64 << 20
 
 
 def check_place(to: str | Path) -> CapturePlace:
-    """Return a capture's place; create and try a local folder. Raises ConfigError, which names `to`."""
+    """Return the place of a capture. Create a local folder, and try to write to it. Raises ConfigError."""
     shown = redact_url(str(to))
     try:
         place = place_of(str(to))

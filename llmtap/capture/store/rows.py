@@ -45,7 +45,7 @@ _OTHER_ATTRIBUTES: Final = [
     for column in _REQUIRED
     if column.conversion is not Conversion.OFFSET
 ]
-"""Column, part of the Exchange, attribute, and whether the column has a duration in us."""
+"""For each other column: its name, the part of the Exchange, the attribute, and whether it is in us."""
 _OF_SHAPE, _OF_TEXT = (
     {column.name: column.part_and_name[1] for column in COLUMNS if column.part_and_name[0] == part}
     for part in ("shape", "text")
@@ -60,11 +60,11 @@ _NO_SHAPE: Final = exchange.RequestShape()
 _NO_TURN: Final = exchange.Turn("", "", -1)
 _NO_REFUSAL: Final[dict[str, object]] = {}
 _LONG: Final = pa.int64() if array("l").itemsize == 8 else pa.int32()
-"""Arrow's type of the values of array("l")."""
+"""Arrow's type for the values of an array("l"), whose size depends on the platform."""
 _CLASS_NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
 
 _JSON_BYTES_MAX: Final = 64 << 10
-"""Maximum size of a JSON value. A provider's usage has some hundred bytes."""
+"""Maximum size of a JSON value; a larger one becomes null. A provider's usage has only some hundred bytes."""
 _WORD_CHARS_MAX: Final = 64
 _CAN_CONTAIN_TEXT: Final = re.compile(rb'[^!-~]|\\|[^"]{%d}' % (_WORD_CHARS_MAX + 1))
 """Matches compact JSON that can contain text. Numbers and short words have no blank and no escape."""
@@ -75,7 +75,7 @@ _ROLE: Final = re.compile(r"[A-Za-z_-]{1,24}")
 _to_json: Final = msgspec.json.Encoder().encode
 _from_json: Final = msgspec.json.Decoder().decode
 _clean: Final = lru_cache(4_096)(clean_path)
-"""Cleans the paths of exchanges that are not from the observer, which cleans paths itself."""
+"""Function that cleans request paths. The observer has cleaned its own, but other exchanges need it."""
 
 
 def to_batch(
@@ -123,7 +123,7 @@ def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.Rec
 
 
 def _add_times(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> pa.Array:
-    """Add the columns of times, computed as one long column; return the monotonic arrival times."""
+    """Add all columns of times, computed together as one array for speed; return the monotonic arrivals."""
     n = len(xs)
     arrivals_ns, *rest = zip(*map(_time_values, xs), strict=True)
     arrivals, zeros = pa.array(arrivals_ns, pa.int64()), pa.array(bytes(n), pa.int64())
@@ -192,8 +192,8 @@ def _add_request(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> No
 
 
 def _add_turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, found_sessions: bool) -> None:
-    """Add the columns of the turns. Without `found_sessions`, leave out sessions that were found by their
-    messages, because the level `none` stores nothing about messages."""
+    """Add the columns of the turns. If `found_sessions` is false (level `none`, which stores nothing about
+    messages), leave out sessions that were found by their messages."""
     turns = [x.turn or _NO_TURN for x in xs]
     if not found_sessions:
         turns = [turn if turn.source == "explicit" else _NO_TURN for turn in turns]
@@ -276,7 +276,7 @@ def _lists_of_ints(parts: "Sequence[array[int] | None]") -> pa.Array:
 
 
 def _json_text(value: object, *, words: bool = False) -> str | None:
-    """Return the value as JSON, or None if it is not possible. `words`: possible texts become null."""
+    """Return the value as JSON, or None if it is not possible. `words`: keep only strings of one word."""
     if value is None:
         return None
     try:
@@ -292,7 +292,7 @@ def _json_text(value: object, *, words: bool = False) -> str | None:
 
 
 def _without_texts(value: Any, depth: int) -> Any:
-    """Return the value with null in place of all strings that are not single words. Drop such names, too."""
+    """Return the value with null in place of each string that is not one word; drop such member names."""
     if isinstance(value, str):
         return value if _WORD.fullmatch(value) else None
     if not isinstance(value, dict | list):
@@ -317,7 +317,7 @@ def _set_part(x: exchange.Exchange, exchange_id: str) -> None:
 def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
     """Yield the rows of a batch in SCHEMA as Exchanges.
 
-    Their times are ns of the wall clock. The number of a turn is -1 if it is unknown.
+    The times of these Exchanges are ns of the wall clock. The number of a turn is -1 if it is unknown.
     """
     n = batch.num_rows
     columns_of_arrays = {
@@ -395,8 +395,8 @@ def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
 
 
 def _reading_of(reading: str | None, x: exchange.Exchange) -> Reading:
-    """Return how the answer was read. A row of a trace or of an older version lacks the column: the answer
-    was read if the row has a dialect or the time of a token."""
+    """Return how the answer was read. If the row lacks the column (it is of a trace or an older version), the
+    answer counts as read if the row has a dialect or the time of a token."""
     if reading is not None:
         return Reading(reading)
     was_read = x.dialect is not None or x.timeline.first_token_ns is not None
@@ -447,12 +447,12 @@ def _event_logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.
 
 
 def _class_codes(names: pa.Array) -> pa.Array:
-    """Return the codes of event classes. An unknown name, of a newer llmtap, becomes `metadata`."""
+    """Return the codes of event classes. A name that only a newer llmtap knows becomes `metadata`."""
     return pc.fill_null(pc.index_in(names, value_set=_CLASS_NAMES), int(EventClass.METADATA)).cast(pa.uint8())
 
 
 def _lists_as_arrays(column: pa.Array, code: str, convert: Any = None) -> "list[array[int] | None]":
-    """Return a column's lists as arrays of type `code`. `convert`: called once, with all values."""
+    """Return a column's lists as arrays of type `code`. `convert`: function applied to all values first."""
     flat = column.flatten()
     if convert is not None:
         flat = convert(flat)

@@ -43,7 +43,7 @@ _CRC_OFFSET: Final = _HEADER.size - 4
 _PAYLOAD_BYTES_MAX: Final = 1 << 30
 """Maximum payload of a frame, compressed or not. A batch has a few MB, so a longer frame is damaged."""
 _SCAN_BYTES: Final = 1 << 20
-"""Bytes read at once, in the search for the next whole frame and when a spool is copied."""
+"""Number of bytes read at once, to search for the next whole frame or to copy a spool."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 
 
@@ -341,7 +341,7 @@ def _next_frame_offset(file: _SpoolFile, start: int) -> int:
 
 
 def _kind_at(file: _SpoolFile, offset: int) -> int:
-    """Return the kind that the header of a broken frame has, or 0 if there is no header."""
+    """Return the kind in the header of a broken frame, or 0 if the header is also broken."""
     begin = file.read(offset, len(_MAGIC) + 1)
     return begin[-1] if begin.startswith(_MAGIC) and len(begin) > len(_MAGIC) else 0
 
@@ -365,7 +365,7 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
 
 
 LOCK_FILE: Final = "llmtap.lock"
-"""Name of the file in a spool's folder that the writing process locks."""
+"""Name of the file in a spool's folder that the writing process locks, so that no second process writes."""
 _ASIDE_PREFIX: Final = "aside-"
 
 

@@ -42,17 +42,17 @@ log = logging.getLogger(__name__)
 
 FULL_DISK_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 FULL_CHECK_NS: Final = 1_000_000_000
-"""Interval at which the sizes of files are read again while the total size has reached its limit."""
+"""Interval at which file sizes are read again while `total_bytes` is reached, in case files were deleted."""
 MARGIN_BYTES: Final = 128 << 10
-"""Free disk space required beyond the size of a spool: for ledgers, and 15 KB of a Parquet file."""
+"""Free disk space required beyond the size of a spool: for ledgers, and for the Parquet file's own 15 KB."""
 NOTES_BYTES: Final = 32 << 10
-"""Part of `total_bytes` reserved for spools with ledgers only: 6 KB for a head, 3 KB as a Parquet file."""
+"""Part of `total_bytes` reserved for spools with ledgers only: a head has 6 KB, and the Parquet file 3 KB."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
-"""Size at which a spool with ledgers only is replaced."""
+"""Size at which a spool with ledgers only is replaced by a new one, so that it cannot grow without limit."""
 FOLDER_CHECK_NS: Final = 10_000_000_000
-"""Interval at which the sizes of files are read again below the limit."""
+"""Interval at which file sizes are read again while `total_bytes` is not reached."""
 _HEAD_BYTES: Final = 6 << 10
-"""Size of the head of a spool."""
+"""Approximate size of the first frame (head) of a spool, which counts for `total_bytes`."""
 _FRAME_BYTES: Final = 1 << 10
 """Bytes of a batch in addition to its rows: Arrow's description of 100 columns, and a ledger."""
 
@@ -89,8 +89,8 @@ class StoreState:
 
 
 def spool_folder(options: CaptureOptions) -> Path:
-    """Return the folder of the spools: the configured folder, or else a folder in that of the capture. For a
-    remote capture, it is in the user's state folder."""
+    """Return the folder of the spools: the configured one, or else a subfolder of the capture's folder; for a
+    remote capture, a folder in the user's state folder."""
     assert options.to is not None
     if options.spool is not None:
         return Path(options.spool)
@@ -105,8 +105,8 @@ def spool_folder(options: CaptureOptions) -> Path:
 def check_folders(options: CaptureOptions, supervisor: int | None = None, in_use: bool = False) -> None:
     """Raise ConfigError if `Store.open` would raise it, and leave no new folders or files.
 
-    It is no error if a child of the process `supervisor` (default: this process) holds the lock, because the
-    settings are then for a running proxy. With `in_use`, any process can hold it.
+    A child of the process `supervisor` (default: this process) can hold the lock, because the settings are
+    then for a running proxy. With `in_use`, any process can hold it.
     """
     assert options.to is not None
     place, spool = parquet.place_of(options.to), spool_folder(options)
@@ -181,7 +181,7 @@ class Store:
             )
 
     def append(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
-        """Write the rows, and the ledger if it is new; return False if that is not possible now."""
+        """Write the rows, and the ledger if it has changed; return False if this is not possible now."""
         assert self._lock_fd is not None, "the store is not open"
         deleted = self._files.deleted_rows
         if batch.num_rows and not self._has_room(batch):
@@ -198,7 +198,7 @@ class Store:
         return is_stored
 
     def tick(self) -> None:
-        """Rotate an old spool, and look for files that other programs have moved away."""
+        """Close a spool that is old enough, and look for files that other programs have moved away."""
         now_ns = self._clock.mono_ns()
         writer = self._writer
         # While rows cannot be written, do not rotate a spool with ledgers only: its file would have no rows.
@@ -229,7 +229,7 @@ class Store:
         return self._finisher.ledger
 
     def close(self, timeout_s: float) -> None:
-        """Convert all spools to files. The next start recovers spools for which the time did not suffice."""
+        """Convert all spools to files. Spools left after `timeout_s` are recovered at the next start."""
         self.rotate()
         ended = self._finisher.close(timeout_s)
         if unfinished := self._finisher.backlog[0]:
@@ -333,7 +333,7 @@ class Store:
         return _FRAME_BYTES + int(self._packing_ratio * batch.nbytes)
 
     def _begin_spool(self) -> SpoolWriter:
-        """Begin a spool. Raises OSError."""
+        """Create a new spool and return its writer. Raises OSError."""
         self._spool_number += 1
         now_ns = self._clock.wall_ns()
         name = parquet.file_stem(self._capture, now_ns, self._spool_number) + ".spool"
@@ -456,7 +456,7 @@ def _probe_folder(key: str, folder: Path) -> list[Path]:
 
 
 def _lock_folder(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
-    """Lock the folder, and return the descriptor that holds the lock until it is closed.
+    """Lock the folder. Return the file descriptor that holds the lock until the caller closes it.
 
     Return None if a child of the process `supervisor` holds the lock. Raises ConfigError if another llmtap
     holds it.

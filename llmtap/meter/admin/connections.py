@@ -28,7 +28,7 @@ HEAD_S: Final = 20.0
 IDLE_S: Final = 75.0
 """Time without a request after which a connection is closed, as `relay.keepalive_timeout`."""
 SEND_S: Final = 60.0
-"""Time limit of sending one answer. Scrapers give up after 10 s, browsers wait longer."""
+"""Time after which sending an answer is aborted. Scrapers give up after 10 s, browsers wait longer."""
 CLOSE_S: Final = 5.0
 """Time limit for the answers that are still being sent when the meter ends."""
 SLICE_BYTES: Final = 64 << 10
@@ -39,14 +39,14 @@ T = TypeVar("T")
 
 
 class AdminConnection(asyncio.Protocol):
-    """Passes all events to aiohttp's protocol; records what the connection waits for, and since when."""
+    """Protocol that passes all events to that of aiohttp, and records what the connection waits for."""
 
     def __init__(self, protocol: Any, owner: "AdminConnections") -> None:
         self.protocol = protocol
         self._owner = owner
         self._opening_task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
-        """Transport; None before the end of the TLS handshake, and after the end of the connection."""
+        """None before the TLS handshake has ended, and after the connection has ended."""
         self.wait_start_s = owner.now()
         """Start of the present wait: for the end of the handshake, a request, or the rest of its head."""
         self.head_has_begun = False
@@ -139,9 +139,9 @@ class AdminConnections:
         """`limit_counts`: counts how often each limit was reached, by its name."""
         self.limit_counts = limit_counts
         self._open_connections: dict[object, AdminConnection] = {}
-        """Connections by the object of aiohttp that handles them."""
+        """By object of aiohttp that handles a connection: the connection."""
         self._unsent_answers: dict[_UnsentAnswer, None] = {}
-        """Answers that are being sent, the oldest first: a dict, since a set has no order."""
+        """Keys: answers that are being sent, the oldest first. This is a dict because a set has no order."""
         self._timer: asyncio.TimerHandle | None = None
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.connections_max = max(1, min(CONNECTIONS_MAX, files // 2))
@@ -150,7 +150,7 @@ class AdminConnections:
         return asyncio.get_running_loop().time()
 
     def admit(self, connection: AdminConnection) -> bool:
-        """Register a new connection; at the limit, close the longest idle one; return False without one."""
+        """Register a new connection. At the limit, close the longest idle one; return False if none is."""
         if len(self._open_connections) >= self.connections_max:
             idle = [one for one in self._open_connections.values() if not one.open_requests]
             self.limit_counts["connections"] += 1
@@ -271,7 +271,7 @@ class AdminRunner(web.AppRunner):
             sock.close()
 
     def note_shortage(self, error: OSError) -> None:
-        """Count a connection that waits, because the system has no file descriptor or memory for it."""
+        """Count a failed accept: the system has no file descriptor or memory, so a connection waits."""
         self._connections.limit_counts["accept_failed"] += 1
 
     async def cleanup(self) -> None:
@@ -282,8 +282,8 @@ class AdminRunner(web.AppRunner):
 class AdminSite(web.BaseSite):
     """Listening socket of an admin port.
 
-    It replaces the sites of aiohttp. These do the TLS handshake before they make the protocol of a
-    connection, so that idle handshakes could not be limited.
+    It replaces the sites of aiohttp, with which idle TLS handshakes could not be limited: they create the
+    protocol of a connection only after the handshake.
     """
 
     def __init__(self, runner: AdminRunner, sock: socket.socket | tuple[str, int]) -> None:
@@ -320,7 +320,7 @@ class SharedWork:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
-        """Return the result of `begin()()`: `begin` runs on the loop, the function it returns in a thread."""
+        """Return the result of `begin()()`. `begin` runs on the event loop, what it returns in a thread."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.ensure_future(self._run(key, begin))

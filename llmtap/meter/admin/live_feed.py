@@ -23,7 +23,7 @@ from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.latency import Measured
 
 SUBSCRIBERS_MAX: Final = 32
-"""Maximum number of subscribers: each needs a connection and a queue. A proxy in front can serve more."""
+"""Maximum number of subscribers, because each needs a connection and a queue."""
 QUEUE_MAX: Final = 1_000
 """Maximum number of exchanges in the queue of a subscriber: some seconds of a busy gateway."""
 QUEUE_BYTES_MAX: Final = 10 << 20
@@ -31,7 +31,7 @@ BATCH_MAX: Final = 200
 BATCH_BYTES_MAX: Final = 2 << 20
 """Maximum memory of exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
 BATCH_S: Final = 0.05
-"""Exchanges that end within this time are written together, with one call of a thread instead of many."""
+"""Exchanges that end within this time are written together, to save calls of a thread."""
 SUMMARY_S: Final = 1.0
 SUMMARY_WINDOW: Final = next(iter(WINDOWS))
 KEEPALIVE_S: Final = 15.0
@@ -40,7 +40,7 @@ TENURE_S: Final = 60.0
 """Time after which a new subscriber can replace the oldest subscriber, if there are SUBSCRIBERS_MAX. Browsers
 subscribe again by themselves, so no client can occupy all places permanently."""
 STALLED_S: Final = 30.0
-"""Time without progress after which a subscriber that reads nothing is disconnected."""
+"""Time after which a subscriber that has data to read, but reads nothing, is disconnected."""
 DISCONNECT_CHECK_S: Final = 1.0
 """Interval at which a stream without events checks whether its client has disconnected."""
 CLOSING_S: Final = 1.0
@@ -93,7 +93,7 @@ class _Subscriber:
 
 
 class LiveFeed:
-    """Subscribers of one meter, from start to end of the application."""
+    """Sink that sends finished exchanges and summaries to the subscribers of `/api/v1/live`."""
 
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline

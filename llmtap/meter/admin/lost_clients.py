@@ -21,7 +21,7 @@ _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 def direct_lost_clients(
     relay_url: Callable[[], str | None], can_see_address: Callable[[web.Request], bool]
 ) -> Middleware:
-    """Return a middleware that answers requests for models before any other check.
+    """Return a middleware that answers requests for models before other checks, such as that of the token.
 
     Args:
         relay_url: returns the URL where clients connect; None if it is unknown.
@@ -59,6 +59,6 @@ def _answer(address: str | None) -> web.Response:
 
 
 def _reachable_url(address: str, host: str | None) -> str:
-    """Return the URL of the proxy. A host such as 0.0.0.0 is replaced by the host that the client used."""
+    """Return the URL of the proxy for a client: instead of 0.0.0.0, it has the host that the client used."""
     url = URL(address)
     return str(url.with_host(host) if host and url.host in _WILDCARDS else url).rstrip("/")

@@ -36,13 +36,13 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     text: str
     answers: dict[str, Schema]
-    """Schema of the 200 response by content type."""
+    """By content type: schema of the response with status 200."""
     method: str = "get"
     query_parameters: tuple[Parameter, ...] = ()
     path_parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
     errors: dict[int, str] = {}
-    """Descriptions of responses other than 200 and 401, by status."""
+    """By status: description of the response. Without 200 (see `answers`) and 401, which all routes share."""
     is_public: bool = False
     """Whether the route is public, as health checks are: it needs no token, and its errors are not JSON."""
 

@@ -44,7 +44,7 @@ _name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullm
 
 
 def refuse_rebinding() -> Middleware:
-    """Return a middleware that refuses host names other than loopback, against DNS rebinding.
+    """Return a middleware that refuses requests for host names other than loopback, against DNS rebinding.
 
     A request without `Host` passes: it is HTTP/1.0, which no browser sends.
     """
@@ -65,8 +65,8 @@ def refuse_rebinding() -> Middleware:
 def refuse_cross_site() -> Middleware:
     """Return a middleware that refuses requests that a browser marks as sent by a page of another origin.
 
-    Only the dashboard's page can be opened by a link on any page, but not be shown in a frame. Requests of
-    programs have no such mark, and pass.
+    Requests of programs have no such mark, and pass. The dashboard's page passes if a link opens it, but not
+    if another page shows it in a frame.
     """
 
     @web.middleware
@@ -114,7 +114,7 @@ FLUSH_S: Final = 30.0
 """Time limit of a flush, so that an unavailable store cannot block a request permanently."""
 FLUSH_STEP_S: Final = 0.02
 _FORM_TYPES: Final = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""Content types that a page of another origin can send without a preflight request."""
+"""Content types that a page of another origin can send without a preflight request, so they are refused."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -124,7 +124,7 @@ class _SwitchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_experiment_routes(app: web.Application, experiments: Experiments, answer_work: SharedWork) -> None:
-    """Add the routes GET and POST of the experiment.
+    """Add the routes that show the experiment (GET) and switch it on or off (POST).
 
     The middlewares of `admin_app` have already checked the origin of each request, and its token; if no token
     is set, its `Host` must name loopback.
@@ -229,7 +229,7 @@ def _read_page_file(name: str) -> tuple[str, bytes]:
 
 
 def metrics_module() -> bytes:
-    """Return the module of the dashboard that lists the figures of an exchange."""
+    """Return the dashboard's JavaScript module that lists the figures of an exchange."""
     rows = [
         {
             "name": one.name,
@@ -252,7 +252,7 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Default header fields of each answer, so that pages of other origins cannot embed it."""
+"""Header fields of each answer, unless it sets them itself. With them, no other origin can embed it."""
 
 
 CONNECTIONS: Final = web.AppKey("connections", AdminConnections)
@@ -313,7 +313,7 @@ class _Admin:
         return web.Response(status=503, text=reason)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        """Answer with all metrics. Only the compressed text is kept: the text of 2,000 series has 66 MB."""
+        """Answer with all metrics. Keep only the compressed text, because 2,000 series have 66 MB of text."""
         accept = request.headers.get(hdrs.ACCEPT, "")
 
         def begin() -> Callable[[], tuple[bytes, int, str]]:
@@ -335,7 +335,7 @@ class _Admin:
         return await self.connections.send(request, headers, zipped, _unzip_slices(zipped), size)
 
     async def summary(self, request: web.Request) -> web.Response:
-        """Answer with the Summary of `?window=`, split by `?by=`; `?certain=1`: no uncertain exchanges."""
+        """Answer with the Summary of `?window=`, split by `?by=`. `?certain=1` omits uncertain exchanges."""
         window, certain, by = self._read_window(request, "by")
         labels = _series_labels(",".join(BY) if by is None else by)
 
@@ -356,7 +356,7 @@ class _Admin:
         return _json_response(await self.answer_work.get(("histograms", window, certain), begin))
 
     def _read_window(self, request: web.Request, more: str | None = None) -> tuple[str, bool, str | None]:
-        """Return `window`, `certain` and the parameter named `more` (None: absent). Raises BadQuery."""
+        """Return the query parameters `window`, `certain` and `more` (None if absent). Raises BadQuery."""
         fields = read_fields(request.query.items())
         window = _window_name(fields.pop("window", self._pipeline.options.window_name))
         certain = recent_api.read_flag("certain", fields.pop("certain", "0"))
@@ -411,7 +411,7 @@ class _Admin:
         return _json_response(await self.answer_work.get(("pairs", limit), begin))
 
     async def flush(self, request: web.Request) -> web.Response:
-        """Make files of the exchanges captured so far, and wait for them at most FLUSH_S."""
+        """Request that files are made of the exchanges captured so far, and wait at most FLUSH_S for them."""
         if request.content_type in _FORM_TYPES:
             raise web.HTTPUnsupportedMediaType(
                 reason=f"expected a POST without a body, got content of type {request.content_type}"

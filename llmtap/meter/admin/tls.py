@@ -12,7 +12,7 @@ from llmtap.meter.options import MeterOptions
 from llmtap.net.tls import server_context
 
 CHECK_S: Final = 30.0
-"""Interval of the check for new certificates. Half a minute is soon enough: they are renewed days before."""
+"""Interval of the check for new certificates; certificates are usually renewed days before they expire."""
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class AdminTls:
         return cls(options.admin_tls_certificate, options.admin_tls_key)
 
     async def renew(self) -> None:
-        """Load the files again whenever they change; never ends.
+        """Load the files again whenever they change. This coroutine never ends.
 
         If key and certificate do not match (only one file has been written yet), the old pair stays in use,
         and the next check tries again.
@@ -60,7 +60,7 @@ class AdminTls:
         return True
 
     def _read_files_state(self) -> list[tuple[int, int]]:
-        """Return inode and modification time of each file that exists."""
+        """Return inode and modification time of each file that exists: a change shows a new certificate."""
         states = []
         for name in self._files:
             with suppress(OSError):

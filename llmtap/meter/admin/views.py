@@ -30,7 +30,7 @@ _UPSTREAM_METRICS: Final = {
     "upstream_kv_cache_usage_ratio": "kv_use", "upstream_output_tokens": "generation_tokens",
 }  # fmt: skip
 _NO_SILENT_STREAMS: Final = {(kind.value, DEFAULT): 0 for kind in SilenceKind}
-"""Samples for the time without silent streams: without a sample, a dashboard would show "No data"."""
+"""Samples with 0 while no stream is silent: without any sample, a dashboard would show "No data"."""
 PAIRS_DEFAULT: Final = 20
 PAIRS_MAX: Final = 1_000
 """Maximum number of single pairs in an answer of `/api/v1/pairs`."""
@@ -105,7 +105,7 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
 def _add_status(
     values: _Samples, status: Hashable, *labels: str, vantage: str = "", gauges: bool = True
 ) -> None:
-    """Add the values of a status to `values`, with label values that begin with `labels`."""
+    """Add the metrics of a status to `values`. `labels`: the first label values of each sample."""
     for one in fields_of(type(status)):
         metric = one.declaration.metric
         if metric is not None and one.applies_to(vantage) and (gauges or not one.declaration.gauge):
@@ -194,8 +194,8 @@ def summary_of(
 ) -> Callable[[], dict[str, object]]:
     """Return a thread-safe function that makes the summary of a window.
 
-    `window`: name of the window; None: that of the options; `all`: since the start. `by`: labels of
-    `windows.BY` by which it is split. `certain`: without exchanges whose uncertainty is above the limit.
+    `window`: name of the window; None: that of the options; `all`: since the start. `by`: labels (of
+    `windows.BY`) that split the summary. `certain`: leave out exchanges with an uncertainty above the limit.
     """
     frozen = p.windows.freeze(p.options.window_name if window is None else window)
     slos, steps = p.slos.freeze(), p.steps.to_dict()

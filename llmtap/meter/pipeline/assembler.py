@@ -43,21 +43,21 @@ ANCHORS_MAX: Final = 4
 """Maximum number of clock anchors kept. A request needs an older one if the wall clock was set while its head
 was received."""
 LAG_FLOOR_NS: Final = 11_000_000
-"""Minimum uncertainty of an exchange whose relay died without a last status: relays check their lag every 10
-ms with a timer whose resolution is 1 ms."""
+"""Minimum uncertainty of an exchange whose relay died without reporting its lag: relays check their lag every
+10 ms with a timer whose resolution is 1 ms, so a smaller lag is possibly not noticed."""
 CPU_FREE_NS: Final = 5_000_000
-"""CPU time that is not charged to an exchange at each reading of the clock, since the measured time may
+"""CPU time that is not charged to an exchange at each reading of the clock, because the measured time can
 include other frames."""
 CPU_PER_BYTE_NS: Final = 1_000
-"""CPU time allowed for a byte of a frame. Events of a token stream take 20 to 250 ns a byte."""
+"""CPU time per byte of a frame that is not charged to its exchange. Token streams take 20 to 250 ns."""
 CPU_MAX_NS: Final = 1_000_000_000
-"""If an exchange takes more than this and more than CPU_SHARE of its duration, its response is not parsed
-further."""
+"""If parsing an exchange takes more CPU time than this, and more than CPU_SHARE of its duration, the rest of
+its response is not parsed."""
 CPU_SHARE: Final = 1 / 50
-"""Maximum share of CPU time in the duration of an exchange: exchanges may last for hours, and are also
-charged with garbage collections."""
+"""Maximum share of CPU time in the duration of an exchange. CPU_MAX_NS alone would be too little for an
+exchange of hours, which is also charged with garbage collections."""
 _TUNNEL_SLICE_BYTES: Final = 1 << 10
-"""Bytes of a tunnel that are processed at once: decompressed, they may be 250 times as many."""
+"""Bytes of a tunnel that are processed at once. It is small: decompressed, it can be 250 times as many."""
 _TOO_COSTLY: Final = "its parsing took too much CPU time"
 
 _closing_decoder: Final = msgspec.json.Decoder(Closing)
@@ -79,8 +79,8 @@ class Sink(Protocol):
 
 
 class _Anchor(NamedTuple):
-    """Pair of clock readings, valid for times after `since_ns`; `steps`: times that the wall clock was
-    set."""
+    """Readings of both clocks at one moment, valid for times after `since_ns`. `steps`: how often the wall
+    clock was set before."""
 
     mono_ns: int
     wall_ns: int
@@ -98,9 +98,9 @@ class Assembler:
         first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
         self._anchors = deque([first], ANCHORS_MAX)
         self._steps: dict[int, int] = {}
-        """Number of clock steps (`Exchange.anchor`) by exchange, if it is not that of the first anchor."""
+        """By exchange: number of clock steps (`Exchange.anchor`), if it is not that of the first anchor."""
         self._cpu_ns: dict[int, int] = {}
-        """CPU time of open exchanges above the allowance for their bytes (CPU_PER_BYTE_NS), by exchange."""
+        """By open exchange: CPU time above the allowance for its bytes (CPU_PER_BYTE_NS)."""
         self._arms: dict[int, Assigned] = {}
         self._heads: dict[int, bytes] = {}
         self._sessions: dict[int, Session] = {}
@@ -122,11 +122,11 @@ class Assembler:
         return running
 
     def unrecognised(self, frames: PythonFrameBatch) -> Iterator[Frame]:
-        """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
+        """Return the frames of a batch for `digest`, without token events that compiled code processed."""
         return frames.unrecognised(self._open_exchanges)
 
     def digest(self, frames: Iterable[Frame]) -> None:
-        """Process the frames of a batch, in order, at once."""
+        """Process the frames of a batch, in order, without interruption."""
         for _ in self.work(frames):
             pass
 
@@ -174,7 +174,7 @@ class Assembler:
     def _slice(
         self, slices: Iterable[None], frame: Frame, turns: "CooperativeYield | None"
     ) -> Iterator[None]:
-        """Process a frame slice by slice, and charge its exchange with their CPU time."""
+        """Process a frame slice by slice, and charge its exchange with the CPU time of the slices."""
         if turns is None:
             for _ in slices:
                 pass
@@ -213,7 +213,7 @@ class Assembler:
             self._sink.on_error("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
 
     def discard(self) -> None:
-        """Discard all open exchanges: the relay is alive, and counts those that were not acknowledged."""
+        """Discard all open exchanges: the relay is alive, and itself counts those without acknowledgement."""
         self._sink.on_discard(len(self._open_exchanges))
         for observer in self._open_exchanges.values():
             observer.abandon()
@@ -230,7 +230,7 @@ class Assembler:
             table.clear()
 
     def lose(self) -> None:
-        """End all open exchanges as `tap_error`: the relay died."""
+        """End all open exchanges as `tap_error`, because the relay died."""
         reason = DEATHS[self._hello.vantage or RELAY]
         for seq, observer in list(self._open_exchanges.items()):
             try:
@@ -264,7 +264,7 @@ class Assembler:
         self._anchors.append(_Anchor(mono_ns, wall_ns, about.since_ns, about.steps))
 
     def _anchor_at(self, t_ns: int) -> _Anchor:
-        """Return the newest anchor that is valid at `t_ns`; if none is known, the oldest."""
+        """Return the newest anchor that is valid at `t_ns`, or the oldest anchor if none is."""
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
@@ -360,7 +360,7 @@ class Assembler:
     def _close_session(
         self, seq: int, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int
     ) -> bool:
-        """End the responses of a session. Return whether there were any: they then replace the tunnel."""
+        """End the responses of a session. Return whether it had any: they are reported, not the tunnel."""
         session = self._sessions.pop(seq, None)
         if session is None or not session.began:
             return False

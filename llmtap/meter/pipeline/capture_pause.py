@@ -19,9 +19,9 @@ CAUSES: Final = {
         "raise capture.total_bytes, move files from {to} away, or set capture.when_full = 'oldest'",
     ),
 }
-"""Cause and remedy by the reason of a pause."""
+"""By reason of a pause: its cause and its remedy, as texts."""
 RATE_NS_MIN: Final = 5 * NS_PER_S
-"""Length of a pause from which the rate is reliable enough to estimate the time until the memory is full."""
+"""Minimum length of a pause for an estimate of the time until the memory is full; before, it is not exact."""
 
 
 class PauseWatch:
@@ -35,7 +35,7 @@ class PauseWatch:
         self._memory_bytes = memory_bytes
         self._folder_texts = {"spool": spool, "to": to}
         self._start: tuple[int, int, int] | None = None
-        """Time, waiting bytes and dropped exchanges at the start of the pause; None: not paused."""
+        """Time, waiting bytes and number of dropped exchanges at the start of the pause; None: no pause."""
         self.pause: CapturePause | None = None
 
     def update(self, reason: str | None, now_ns: int, *, rows: int, n_bytes: int, dropped: int) -> None:

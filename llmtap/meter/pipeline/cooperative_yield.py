@@ -1,4 +1,4 @@
-"""Interruptions of the meter's work on a batch, for the relays on the same CPU and for the event loop."""
+"""Interrupt the meter's work on a batch, so that relays on the same CPU and the event loop can run."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -7,15 +7,15 @@ from typing import Final
 from llmtap.channel.frames import Frame
 
 TURN_NS: Final = 50_000
-"""Time between two yields: about as long as a relay works on an event, so that its events wait no longer."""
+"""Time between two yields, about as long as a relay works on an event: its events then wait no longer."""
 LONG_YIELD_NS: Final = 2_000_000
 """If a yield takes longer, a process that never sleeps uses the CPU: do not yield again for NO_YIELD_NS."""
 NO_YIELD_NS: Final = 100_000_000
-"""Time without yields after a long yield, or from a batch on that waited for longer than BEHIND_NS."""
+"""Time without yields after a long yield, or after a batch that had waited for longer than BEHIND_NS."""
 BEHIND_NS: Final = 50_000_000
-"""Age of a batch from which the meter is behind: relays send a batch every 10 ms (`llmtap/channel/`)."""
+"""Age of a batch above which the meter is behind. Relays send a batch every 10 ms (`llmtap/channel/`)."""
 LOOP_TURN_NS: Final = 10_000_000
-"""Time of work on a batch before the event loop runs. An answer of the admin port needs about five rounds."""
+"""Time of work on a batch before the event loop runs again. An answer of the admin port takes five rounds."""
 CPU_EVERY_NS: Final = 1_000_000
 """Minimum time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
 

@@ -37,11 +37,11 @@ from llmtap.metrics.refusals import is_refused
 from llmtap.units import NS_PER_S, parse_duration_ns, short_repr
 
 BYTES_MAX: Final = 80 << 20
-"""Memory of all recent exchanges: 2 million events, or 20,000 exchanges without events."""
+"""Maximum memory of all recent exchanges: 2 million events, or 20,000 exchanges without events."""
 LIMIT_DEFAULT: Final = 100
 LIMIT_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 << 20
-"""Size at which an answer ends: the exchange (or slice of events) that reaches it is the last."""
+"""Size at which an answer ends: the exchange, or slice of events, that reaches it is the last in it."""
 EVENTS_SLICE: Final = 1_000
 """Number of events that are converted to JSON at a time: about 60 kB."""
 
@@ -69,7 +69,7 @@ def read_count(field: str, value: str) -> int:
 
 
 def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the fields of a query. Raises BadQuery for a repeated one."""
+    """Return the fields of a query by name. Raises BadQuery if a field is given more than once."""
     fields: dict[str, str] = {}
     for field, value in query:
         if field in fields:
@@ -95,7 +95,7 @@ def read_flag(field: str, value: str) -> bool:
 
 
 def _read_cursor(field: str, value: str) -> tuple[int, int]:
-    """Return `before` and `events_start` (of `Query`) of a cursor.
+    """Return the values of `Query.before` and `Query.events_start` for a cursor.
 
     The cursor is the number `N` of an exchange, or `N.EVENT` for the events of exchange N from EVENT on.
     """
@@ -159,7 +159,7 @@ FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     **dict.fromkeys(("finish_reason", "clock"), read_text),
     "uncertain": read_flag,
 }
-"""Readers of the filters of a query, by the name of the field of an exchange."""
+"""By field of an exchange that a query can filter by: function that parses the filter's value."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,16 +169,16 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     events: bool = False
     """Whether the answer has the events of each exchange."""
     before: int | None = None
-    """Only exchanges with a lower number than this are returned."""
+    """Number of an exchange: only exchanges with a lower number are returned; None: all."""
     events_start: int = 0
-    """First event to return of exchange `before` - 1, if the previous answer had only its earlier events."""
+    """Index of the first event to return of the exchange `before` - 1; an earlier answer had the others."""
     filters: dict[str, object] = {}
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> "Query":
         """Parse `limit`, `events`, `next` (a cursor from an earlier answer) and filters by name.
 
-        `certain=1` leaves out exchanges flagged `uncertain`; `refused` selects by `is_refused`. Raises
+        `certain=1` leaves out exchanges flagged as `uncertain`; `refused` selects by `is_refused`. Raises
         BadQuery for an unknown name or an invalid value.
         """
         limit, events, before, events_start = LIMIT_DEFAULT, False, None, 0
@@ -216,7 +216,7 @@ class RecentExchanges:
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
         self._trace_url = trace_url
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
-        """Entries: number, size in bytes when it was added, exchange, settings of its benefit's reader."""
+        """Entries: number, size in bytes when added, exchange, and settings of the reader (for benefits)."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
@@ -302,7 +302,7 @@ def encode_with_events(
 
 
 def weight_bytes(x: Exchange) -> int:
-    """Return the memory of an exchange, except for bodies, which a capture counts and removes soon."""
+    """Return the memory of an exchange without bodies: a capture counts these, and soon removes them."""
     return memory_bytes(x) - memory_bytes(x.text) - memory_bytes(x.capture_data)
 
 
@@ -312,9 +312,9 @@ WINDOW_DEFAULT_NS: Final = 10 * NS_PER_S
 WINDOW_MAX_S: Final = 60
 POINTS_MAX: Final = 200
 STREAM_EVENTS_MAX: Final = 1_000_000
-"""Events copied for one answer, at 17 bytes each; each stream gets an equal share, its newest events."""
+"""Maximum number of events copied for one answer (17 bytes each). Each stream gets an equal share of it."""
 STREAMS_PER_ROUND: Final = 16
-"""Streams copied between two rounds of the event loop, which take about half a millisecond."""
+"""Number of streams copied between two rounds of the event loop, in about half a millisecond."""
 OpenExchange = tuple[Observer, str | None]
 """Observer of an exchange under way, and its arm."""
 

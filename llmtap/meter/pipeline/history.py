@@ -30,12 +30,12 @@ class HistoryStep(NamedTuple):
 
 
 STEPS: Final = {"10s": HistoryStep(10 * NS_PER_S, 360), "5m": HistoryStep(300 * NS_PER_S, 288)}
-"""Steps by name, the shortest first; each is a multiple of the one before."""
+"""Steps by name, the shortest first. Each length is a multiple of the previous one, so steps can be added."""
 FIGURES: Final = (
     "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "achieved_rps", "goodput_rps", "smooth_goodput_tps",
 )  # fmt: skip
-"""Figures of a point: seconds, exchanges that ended per second, exchanges per second that met their
-objectives, and tokens per second."""
+"""Figures of a point. Latencies are in seconds, `_rps` in exchanges per second (that ended, or that met their
+objectives), `_tps` in tokens per second."""
 _PERCENTILES: Final = (0.5, 0.99)
 _Point = tuple[float | None, ...]
 _UNMEASURED_POINT: Final = (None,) * len(FIGURES)
@@ -54,7 +54,7 @@ class _SavedLevel(Struct, array_like=True):
     """Monotonic time of the end of the latest complete step."""
     points: list[_Point]
     open: _SavedStep
-    """Sums of the step that is not complete."""
+    """Sums of the present step, which is not complete yet."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -119,7 +119,7 @@ class _Step:
 
 
 class _Level:
-    """The points of one kind of step, and the sums of the step that is not complete."""
+    """The points of one kind of step, and the sums of the present step, which is not complete yet."""
 
     def __init__(self, step: HistoryStep, now_ns: int) -> None:
         self.step = step
@@ -128,7 +128,7 @@ class _Level:
         """Index of the open step: its start on the monotonic clock, divided by its length."""
         self.open_step = _Step()
         self._is_whole = now_ns % step.step_ns == 0
-        """Whether the open step is measured from its start. If not, it is not kept."""
+        """Whether the open step was measured from its start. If not, its figures are discarded at its end."""
 
     def advance(self, now_ns: int) -> _Step | None:
         """If the open step is over, close it and return its sums; else return None. The steps between it and
@@ -149,7 +149,7 @@ class _Level:
         return _SavedLevel(self.index * self.step.step_ns, list(self.points), self.open_step.to_saved())
 
     def absorb(self, saved: _SavedLevel, shift_ns: int) -> None:
-        """Add the points of another meter that are older than ours, and its open step to ours."""
+        """Add the points of another meter that are older than the own ones, and the sums of its open step."""
         index = min(round((saved.end_ns + shift_ns) / self.step.step_ns), self.index)
         own, first = list(self.points), self.index - len(self.points)
         older = saved.points[: max(0, len(saved.points) - max(0, index - first))]
@@ -174,7 +174,7 @@ class History:
         next(iter(self._levels.values())).open_step.add(x, m, met)
 
     def export(self) -> Callable[[], bytes]:
-        """Return a thread-safe function that packs the history for another meter."""
+        """Return a thread-safe function that packs the history, so that another meter can continue it."""
         self._advance()
         packed = _encode({name: level.export() for name, level in self._levels.items()})
         return lambda: packed
@@ -196,7 +196,7 @@ class History:
         return []
 
     def to_dict(self, step: str) -> Callable[[], dict[str, object]]:
-        """Return a thread-safe function that makes public JSON of the complete steps of a key of STEPS."""
+        """Return a thread-safe function that makes public JSON of complete steps. `step`: a key of STEPS."""
         self._advance()
         level = self._levels[step]
         points, step_ns = list(level.points), level.step.step_ns

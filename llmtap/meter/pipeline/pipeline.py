@@ -60,7 +60,7 @@ class ExchangePipeline:
     """All state of the meter. One thread writes; readers get copies or values that never change again.
 
     Args:
-        tenants: rules that identify the tenant; `salt`: key of the hashes that stand for API keys.
+        tenants: rules that identify the tenant. salt: key of the hashes that replace API keys.
         slos: validated classes of objectives by name.
         price: prices for the costs in summaries; None if they are unknown.
         count_tokens: counts the tokens of a text where the server does not report them.
@@ -115,14 +115,14 @@ class ExchangePipeline:
             self.silences,
             self.steps,
         ]
-        """Sinks that count requests. They do not get the exchanges between a gateway and its engines, which
-        repeat requests that the front has counted."""
+        """Sinks that count requests. They do not get the exchanges between a gateway and its engines, because
+        these repeat requests that were counted in front of the gateway."""
         if experiment is not None:
             self.front_sinks.append(self.experiments)
         self.sinks: list[ExchangeSink] = [self.recent_exchanges, _ExchangeLog()]
-        """Sinks that get every exchange."""
+        """Sinks that get every exchange as soon as it ends."""
         self.last_sinks = self.sinks
-        """Sinks that get every exchange, but only when its pair is known, if exchanges are paired."""
+        """Sinks that get every exchange: if exchanges are paired, not before its pair is known."""
         self.recorder: Recorder | None = None
         self.pairs: PairBook | None = None
         self.exporters: list[Callable[[], ExporterState]] = []
@@ -133,9 +133,9 @@ class ExchangePipeline:
         self.subscribers = 0
         """Number of subscribers of the live feed."""
         self.admin_limits: Counter[str] = Counter()
-        """Number of times that a limit of the admin port was reached, by limit."""
+        """By limit of the admin port: how often it was reached."""
         self.reading_limits = Counter({limit.value: 0 for limit in ReadingLimit})
-        """Number of answers whose reading reached a limit, by limit."""
+        """By limit of reading: number of answers that reached it, and so were not read completely."""
         self.live_missed = 0
         """Number of exchanges that slow subscribers of the live feed did not get."""
         self.crashes = 0
@@ -146,7 +146,7 @@ class ExchangePipeline:
         self._body_budget = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
 
     def pair_with(self, pairs: "PairBook") -> None:
-        """Pair the exchanges of both sides of a gateway; called before `last_sinks` is changed."""
+        """Pair the exchanges of both sides of a gateway. Call this before `last_sinks` gets any sink."""
         self.pairs = pairs
         self.sinks.append(pairs)
         self.last_sinks = pairs.sinks
@@ -237,7 +237,7 @@ class ExchangePipeline:
         self.experiments.on_assignment(arm.arm, arm.unit, arm.single, own_headers=arm.own_headers)
 
     def on_status(self, relay: str, status: RelayStatus) -> None:
-        """Note the counts that a relay reports twice a second."""
+        """Store the counts that a relay reports twice a second."""
         skipped = self.relays.update(relay, status, self.clock.mono_ns())
         if self.pairs is not None and self.relays.side(relay) is not None:
             self.pairs.advance()
@@ -249,7 +249,7 @@ class ExchangePipeline:
             )
 
     def on_relay_left(self, relay: str, final: RelayStatus) -> None:
-        """Note that a relay disconnected; `final`: counts as of its last frame. It has no open exchanges."""
+        """Record that a relay without open exchanges disconnected. `final`: counts up to its last frame."""
         if self.recorder is not None:
             # Use `final`, which counts up to the last frame. The last status can be half a second older, and
             # would not count the rows written in this time.
@@ -264,7 +264,7 @@ class ExchangePipeline:
             log.warning("event=meter_error kind=%s error=%r further=counted", kind, error, exc_info=where)
 
     def _accepts_label(self, tenant: str) -> bool:
-        """Return whether labels of this tenant count; `tenant`: its name before `labels` bounds it."""
+        """Return whether labels that this tenant sends count. `tenant`: its full name, not a label value."""
         tenants = self.options.label_tenants
         return tenants is None or tenant in tenants
 

@@ -2,8 +2,8 @@
 
 Each connection belongs to one vantage: a relay, a passive vantage, or an app with the middleware (`channel/`
 sends the frames). If a vantage hangs up while exchanges are open, and does not connect again, it has died,
-and its exchanges end as `tap_error`. If it has connected again, it counts these exchanges itself, and they
-are forgotten here. The receiver hangs up on invalid bytes.
+and its exchanges end as `tap_error`. If it has connected again, it counts these exchanges itself, and the
+meter discards them. The receiver closes a connection that sends invalid bytes.
 """
 
 import asyncio
@@ -70,9 +70,9 @@ class _Connection(asyncio.Protocol):
         self._closed_by_meter = self._connection_lost = self._reading_paused = False
         self._unread_data: deque[bytes] = deque()
         self._work: Iterator[None] | None = None
-        """Remaining processing of the bytes read so far; None: all are processed."""
+        """Iterator that processes the bytes read so far; None if all are processed."""
         self.guest = False
-        """Whether the end of the meter does not wait for this vantage, an app or another meter's relay."""
+        """Whether this vantage is an app or another meter's relay: the meter's end does not wait for it."""
         self.lost_event = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -169,7 +169,7 @@ class _Connection(asyncio.Protocol):
             self._leave()
 
     def _leave(self) -> None:
-        """Remove the relay, and end or discard its open exchanges."""
+        """Remove the relay. End its open exchanges if it died, or discard them if it has connected again."""
         self._all_connections.discard(self)
         self.lost_event.set()
         if self._assembler is None:

@@ -1,10 +1,10 @@
 """Record finished exchanges in the capture: the meter's loop queues them, a thread writes them to disk.
 
 `Recorder` is a sink of the pipeline. It adds block hashes, session and redacted text (`capture/privacy`) as
-far as the level allows, and notes the relays' counts; `capture/store` makes the files. The memory of waiting
-exchanges is bounded: above the bound, exchanges are measured but not captured, and counted by reason. While
-the disk accepts writes, an exchange is on it (in the spool) at most `capture.flush` and one turn of the
-thread (0.6 s by default) after its end. Otherwise it waits in memory, and writing is tried again.
+far as the level allows, and stores the relays' counts; `capture/store` makes the files. The memory of waiting
+exchanges is bounded: above the bound, exchanges are measured but not captured, and counted by reason. An
+exchange is on the disk (in the spool) at most `capture.flush` and one turn of the thread (0.6 s by default)
+after its end. If the disk accepts no writes, it waits in memory, and writing is tried again.
 """
 
 import logging
@@ -42,7 +42,7 @@ from llmtap.protocol.http1 import Headers, RequestHead
 ROWS_MAX: Final = 1_000
 """Number of queued rows at which the queue is written at once."""
 TURN_S: Final = 0.1
-"""Interval at which the thread works. A wake-up for each exchange would cost more than the exchange."""
+"""Interval at which the thread works; a wake-up for each exchange would cost more CPU time than its work."""
 LEFT_MAX: Final = 64
 """Maximum number of disconnected relays whose counts each later file repeats, so that readers notice a lost
 file. Without the limit, apps with the middleware that start and end would add relays without end."""
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class _RequestMemory:
-    """Size of the request data that wait for the end of their exchange; event loop and thread change it."""
+    """Total size of request data that wait for the end of their exchange, counted by both threads."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -73,7 +73,7 @@ class _RequestData:
 
     def __init__(self, memory: _RequestMemory, body: bytes | None = None) -> None:
         self.body = body
-        """The body; None if the capture needs no redacted text of it."""
+        """Body of the request; None if the capture stores no text of it."""
         self.keys: ConversationKeys | None = None
         """Keys by which the conversation of the request is found."""
         self._memory = memory
@@ -99,9 +99,9 @@ class Recorder:
     Args:
         info: metadata of its files.
         salt: key of all hashes; it is written nowhere.
-        after: number of the latest relay that was started before the capture; 0: none.
+        after: number (NUMBER in the name) of the latest relay that was started before the capture; 0: none.
         encode: the configured tokenizer, or None.
-        waits: whether another recorder still holds the folder, and will release it soon.
+        waits: whether to wait for the folder, because another recorder still has it and will release it soon.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Recorder:
         self._inbox.append((x, None, b"", n_bytes))
 
     def leave_out(self, reason: str) -> None:
-        """Count an exchange that is not model traffic, so that readers do not count its row as lost."""
+        """Count an exchange that gets no row, because it is not model traffic. Readers then miss no row."""
         self._left_out_by_reason[reason] = self._left_out_by_reason.get(reason, 0) + 1
 
     def note_relay(
@@ -216,7 +216,7 @@ class Recorder:
         packets: dict[str, int] | None = None,
         watched: dict[str, int] | None = None,
     ) -> None:
-        """Note the counts of a relay, by which a reader can find missing rows."""
+        """Store the counts of a relay, by which a reader of the capture can find missing rows."""
         known = self._relays.get(relay)
         if known is not None:
             since, before = known.since, known.before
@@ -233,7 +233,7 @@ class Recorder:
         self._left_relays.pop(relay, None)
 
     def note_relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
-        """Note the last counts of a relay that disconnected and has no open exchanges.
+        """Store the last counts of a relay that disconnected and has no open exchanges.
 
         If there are more than LEFT_MAX such relays, the oldest are forgotten as soon as a file has their
         final counts: readers use the latest counts of each relay from all files.
@@ -267,7 +267,7 @@ class Recorder:
         )
 
     def set_config(self, config: str) -> None:
-        """Use this configuration in the metadata of files that begin from now on."""
+        """Write this fingerprint of the configuration into the metadata of files that begin from now on."""
         self._info = msgspec.structs.replace(self._info, config=config)
         self._store.info = self._info
 
@@ -284,7 +284,7 @@ class Recorder:
         self._must_step_aside = True
 
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
-        """Write waiting rows, and finish the files if there is time; else the next start recovers them.
+        """Write waiting rows, and finish the files within `timeout_s`; the next start recovers all others.
 
         `whole`: whether the relays reported their final counts and the capture will get no more exchanges.
         """
@@ -480,7 +480,7 @@ class Recorder:
             self._owes_counts = not self._store.append(self._empty_batch, ledger)
 
     def _give_up(self) -> None:
-        """Count the rows that could not be written as dropped, so that the last ledger reports them."""
+        """Count as dropped the rows that could not be written, so that the last ledger reports them."""
         reason = self._store.problem or "closing"
         while self._batches:
             batch = self._batches.popleft()

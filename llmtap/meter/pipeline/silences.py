@@ -30,9 +30,9 @@ from llmtap.units import NS_PER_S
 STREAMS_DEFAULT: Final = 200
 STREAMS_MAX: Final = 1_000
 GROUPS_MAX: Final = 200
-"""Maximum number of groups in an answer, those with the most silent streams."""
+"""Maximum number of groups in an answer, which has those with the most silent streams."""
 STREAMS_PER_ROUND: Final = 256
-"""Streams that are inspected between two rounds of the event loop, which take about a millisecond."""
+"""Number of streams inspected between two rounds of the event loop, in about a millisecond."""
 
 
 class SilenceGroup(NamedTuple):
@@ -58,7 +58,7 @@ class _SavedSilences(msgspec.Struct, array_like=True):
     streams: int
     """Number of finished streams."""
     kinds: dict[SilenceKind, tuple[list[int], list[int]]]
-    """Silences by kind and cell of the grid of durations: those that a token ended, and all others."""
+    """By kind: number of silences in each cell of the grid of durations, ended by a token, and all others."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -71,10 +71,10 @@ class SilenceReport:
 
     running_streams: int = 0
     not_judged: int = 0
-    """Number of streams whose answers are not understood."""
+    """Number of streams that cannot be judged, because their answers are not understood."""
     silent_streams: list[SilentStream] = field(default_factory=list)
     by_tenant: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Number of silent streams by kind and label of the tenant."""
+    """By kind and label of the tenant: number of silent streams."""
 
 
 class SilenceBook:
@@ -93,7 +93,7 @@ class SilenceBook:
         self._relays = relays
         self._labels = labels
         self._counts_by_model: dict[str, SilenceCounts] = {}
-        """Silences by label of the model; `Labels` bounds the number of labels."""
+        """By label of the model: counts of its silences. `Labels` bounds the number of labels."""
         self._lock = asyncio.Lock()
 
     def add_to(self, app: web.Application) -> None:
@@ -104,7 +104,7 @@ class SilenceBook:
             self._counts_of(key.model).add(x, m)
 
     def export(self) -> Callable[[], bytes]:
-        """Return a thread-safe function that packs the counts for another meter."""
+        """Return a thread-safe function that packs the counts, so that another meter can continue them."""
         packed = _encode(
             {
                 model: _SavedSilences(

@@ -58,7 +58,7 @@ class StepBook:
         )
 
     def export(self) -> Callable[[], bytes]:
-        """Return a thread-safe function that packs the detectors for another meter."""
+        """Return a thread-safe function that packs the detectors, so that another meter can continue them."""
         packed = pack_detectors({model: detector.export() for model, detector in self._detectors.items()})
         return lambda: packed
 
@@ -83,7 +83,7 @@ class StepBook:
         return detector
 
     def ratios(self) -> dict[str, float]:
-        """Return the ratio of each step that still lasts, by model, without models with too few streams."""
+        """Return by model: new TTFT / earlier TTFT, for a step that still lasts and can be judged."""
         now_ns = self._clock.mono_ns()
         steps = {model: detector.judged_step(now_ns) for model, detector in self._detectors.items()}
         return {model: step.ratio for model, step in steps.items() if step is not None}

@@ -28,11 +28,11 @@ from llmtap.metrics.summary import Summary, with_objectives
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 SLICES_MAX: Final = 512
-"""Maximum number of slices that wait to be merged; if there are more, the next new slice merges them all."""
+"""Maximum number of slices that wait to be merged. If there are more, all are merged when a slice begins."""
 
 T = TypeVar("T")
 Merging = Generator[None, None, T]
-"""Iterator that merges slices: yields after each small piece of work, and returns the merged slice."""
+"""Generator that merges slices: it yields after each small piece of work, and returns the merged slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Slices(Generic[T]):
         self._past_data: T | None = make() if past else None
         self._merge_job: tuple[int, int, int, int, Merging[T]] | None = None
         self._idle_since_ns = -1
-        """Start of the slice in which `tidy` found nothing to merge: it searches again in the next slice."""
+        """Start of the open slice for which `tidy` found nothing to merge. It searches again in the next."""
 
     def __len__(self) -> int:
         return len(self._sealed_slices) + 1
@@ -119,7 +119,7 @@ class Slices(Generic[T]):
         self._merge_job, self._idle_since_ns = None, -1
 
     def _round_to_step(self, start_ns: int, level: int) -> int:
-        """Return the start, since the start of the data, of the nearest step of a level; 0 for the past."""
+        """Return the start of the nearest step of a level, in ns after `begin_ns`; 0 for the oldest data."""
         if level >= len(self._levels):
             return 0
         step_ns = self._levels[level].step_ns
@@ -145,7 +145,7 @@ class Slices(Generic[T]):
         self._idle_since_ns = -1
 
     def window(self, level: int, now_ns: int) -> list[T]:
-        """Return the data of the slices of a window, oldest first; only those of the newest slice change."""
+        """Return the data of a window's slices, oldest first. Only those of the newest slice still change."""
         self.open_data(now_ns)
         first_ns = self._window_offset_ns(level, now_ns - self._begin_ns)
         return [s.data for s in self._sealed_slices if s.start_ns >= first_ns] + [self._open_slice.data]
@@ -182,13 +182,13 @@ class Slices(Generic[T]):
         return True
 
     def _window_offset_ns(self, level: int, since_ns: int) -> int:
-        """Return the start of a window that ends at `since_ns`, also counted from the start of the data."""
+        """Return a window's start if it ends at `since_ns`; both times count from the start of the data."""
         step_ns = self._levels[level].step_ns
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 
     def _level_of(self, start_ns: int) -> int:
-        """Return the highest level to which a slice with this start can be merged: the merged slice must lie
-        before all shorter windows, which need the single slices."""
+        """Return the highest level to which a slice with this start can be merged. The merged slice must end
+        before all shorter windows begin, because these need the single slices."""
         since_ns = self._open_slice.start_ns
         if start_ns < self._window_offset_ns(len(self._levels) - 1, since_ns):
             return len(self._levels)
@@ -231,9 +231,9 @@ LEVELS: Final = tuple(
     for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
 )
 TIDY_STEPS_PER_EXCHANGE: Final = 4
-"""Number of merge steps after each exchange: enough for one Summary, which is merged once on each level."""
+"""Number of merge steps after each exchange: enough, because its Summary is merged once on each level."""
 TIDY_STEPS_PER_STATUS: Final = 16
-"""Number of steps of merging at each status of a relay. They finish the merging when exchanges stop."""
+"""Number of merge steps at each status of a relay, so that merging is finished even if exchanges stop."""
 WHOLE_TIME: Final = "all"
 """Name of the window since the start of the meter."""
 
@@ -273,7 +273,7 @@ class _Tile:
 
 
 _JUDGED_SUMS: Final = ("counted", "met", "benefit_n")
-"""Sums of a tile that depend on the objectives and the reader of the configuration."""
+"""Sums of a tile that depend on the configured objectives and reader, and begin anew if these change."""
 
 
 class _SavedSlice(Struct, array_like=True):
@@ -289,13 +289,13 @@ class _SavedSlice(Struct, array_like=True):
 
 class _SavedWindows(Struct, array_like=True):
     terms: str
-    """Objectives and reader by which the exchanges were judged."""
+    """Text of the objectives and the reader by which the exchanges were judged."""
     begin_ns: int
     slices: list[_SavedSlice]
     terms_ns: int
     """Monotonic time since which `terms` apply."""
     judged_ns: dict[str, int]
-    """Monotonic time since which each set of objectives applies."""
+    """By text of objectives: monotonic time since which they apply."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -313,7 +313,7 @@ def _pack_slice(slice_: tuple[int, int, _Tile]) -> _SavedSlice:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of a window: `n` exchanges ended, `uncertain` of them have an uncertainty above the limit."""
+    """Rates of a window in which `n` exchanges ended, `uncertain` of them with too large an uncertainty."""
 
     seconds: float
     n: int
@@ -331,16 +331,16 @@ class Windows:
     def __init__(
         self, clock: Clock, objectives: Mapping[str, Objectives] | None = None, *, terms: str = ""
     ) -> None:
-        """`terms`: text of all options by which exchanges are judged, to compare it with another meter's."""
+        """`terms`: text of all options by which exchanges are judged: only equal terms can be added up."""
         self._clock = clock
         self._objectives = objectives or {}
         self._terms = terms
         self._wall_anchor = WallAnchor.sample(clock)
         self._slices: Slices[_Tile] = Slices(LEVELS, clock.mono_ns(), _Tile, _merge_tiles, past=True)
         self._terms_ns = self._slices.begin_ns
-        """Monotonic time since which the sums of `_JUDGED_SUMS` are counted; new `terms` begin them anew."""
+        """Monotonic time since which the sums of `_JUDGED_SUMS` are counted. New `terms` reset them."""
         self._judged_ns = {objectives.text: self._terms_ns for objectives in self._objectives.values()}
-        """Monotonic time since which goodput is counted, by text of the objectives."""
+        """By text of the objectives: monotonic time since which goodput is counted."""
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -431,7 +431,7 @@ class Windows:
         )
 
     def export(self) -> Callable[[], bytes]:
-        """Return a thread-safe function that packs the windows for another meter."""
+        """Return a thread-safe function that packs the windows, so that another meter can continue them."""
         terms, begin_ns = self._terms, self._slices.begin_ns
         since = self._terms_ns, dict(self._judged_ns)
         slices = self._slices.export(self._clock.mono_ns())
@@ -492,7 +492,7 @@ class FrozenWindow:
     seconds: float
     tiles: Sequence[_Tile]
     judged_seconds: Mapping[str, float]
-    """Time that goodput covers, by text of the objectives, where it is less than `seconds`."""
+    """By text of the objectives: time that goodput covers, where it is shorter than `seconds`."""
 
     def to_dict(
         self, by: Collection[str] = BY, *, certain: bool = False, price: Price | None = None
@@ -500,9 +500,9 @@ class FrozenWindow:
         """Return the merged Summary as public JSON.
 
         Args:
-            by: labels of BY; the result has the same summary for each value of these labels.
+            by: labels of BY. For each value of these labels, the result has a summary of its exchanges.
             certain: whether to leave out exchanges flagged `uncertain`.
-            price: prices; the costs of GPUs are in the whole only, those of tokens also in the parts.
+            price: prices. Only the total has costs of GPUs; the summaries by label have costs of tokens.
         """
         sums = _Tile()
         for tile in self.tiles:
@@ -543,7 +543,7 @@ class FrozenWindow:
         return out
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
-        """Yield each series with its merged Summary, by key; `certain`: without uncertain exchanges."""
+        """Yield each series with its merged Summary, by key. `certain`: leave out uncertain exchanges."""
         by_key = _parts_by_key(self.tiles)
         for key in [key for key in by_key if key.uncertain]:
             parts = by_key.pop(key)

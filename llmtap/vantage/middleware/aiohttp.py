@@ -74,7 +74,7 @@ def _middleware(emitters: Emitters, skip_rules: SkipRules) -> Middleware:
 
 
 def _wrap_writer(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | None":
-    """Wrap one request's writer. Return None if llmtap's code fails. Never raises."""
+    """Wrap the writer of a request, to measure it. Return None if llmtap's code fails. Never raises."""
     exchange = None
     try:
         version = "1.0" if request.version <= HttpVersion10 else "1.1"
@@ -198,8 +198,8 @@ class _Call:
         exchange.request_data(body, end_ns, last=True, submit_ns=end_ns)
 
     def on_exception(self, error: BaseException) -> None:
-        """Note that the handler raised. aiohttp now answers through the writer, unless the answer has
-        begun."""
+        """Record that the handler raised. If the answer has not begun, aiohttp now sends one through the
+        writer."""
         if isinstance(error, asyncio.CancelledError):
             # aiohttp cancels a handler when the server shuts down and, if so configured, when the client
             # disconnects. A closed transport shows that the client has disconnected.
@@ -217,8 +217,8 @@ class _Call:
         self._restore_writer_at_end()
 
     def _restore_writer_at_end(self) -> None:
-        """After the end of the exchange, restore the writer's methods, so that no cycle of references is
-        left."""
+        """If the exchange has ended, restore the writer's methods, because the wrappers form a cycle of
+        references that would delay the release of memory."""
         if self._exchange.is_over and self._writer is not None:
             for name in _WRAPPED_METHODS:
                 delattr(self._writer, name)
@@ -227,5 +227,5 @@ class _Call:
 
 
 def _wire_bytes(text: str) -> bytes:
-    """Return the bytes on the wire for a text of aiohttp: UTF-8, with surrogates for all other bytes."""
+    """Return the bytes that aiohttp received as `text`: it decodes UTF-8, and other bytes to surrogates."""
     return text.encode("utf-8", "surrogateescape")

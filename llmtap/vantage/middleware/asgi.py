@@ -52,8 +52,8 @@ class LlmtapMiddleware:
 
     Args:
         socket: path of the meter's socket (`llmtap meter --listen-socket`); the meter can start later.
-        skip: requests that are not measured: methods, and paths with all paths below them.
-        tap_bytes: maximum bytes of frames that wait for the meter.
+        skip: requests that are not measured: HTTP methods, and paths (including all paths below them).
+        tap_bytes: maximum size of all frames that wait for the meter; above it, exchanges are dropped.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class _Call:
             exchange.add_own_time(passed_ns)
 
     def on_exception(self, error: BaseException) -> None:
-        """Note that the app ended with an exception."""
+        """Record that the app ended with an exception."""
         if isinstance(error, asyncio.CancelledError):
             self.exchange.on_app_end("was cancelled", _STATUS_WITHOUT_ANSWER)
         else:

@@ -33,9 +33,9 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
 
 TAP_BYTES: Final = 32 << 20
-"""Maximum bytes of frames waiting for the meter, as for a relay (`relay.tap_bytes`)."""
+"""Default maximum size of all frames that wait for the meter, the same as of a relay (`relay.tap_bytes`)."""
 TAP_BYTES_MIN: Final = 64 << 10
-"""Minimum of `tap_bytes`: most servers allow a request head of 64 KiB, and less memory could not hold it."""
+"""Minimum of `tap_bytes`: it must hold a request head, for which most servers allow 64 KiB."""
 DRAIN_S: Final = 2.0
 """Maximum time that an app waits at its end for the meter to acknowledge the last frames, as in a relay."""
 NO_METER_S: Final = 2.0
@@ -120,7 +120,7 @@ class Emitter(Reporter):
 
 
 def _is_denied(path: str) -> bool:
-    """Return whether the permissions of a socket, or of its directory, deny this user the use of it."""
+    """Return whether this user cannot use a socket, because its permissions or its directory's deny it."""
     try:
         os.stat(path)
     except OSError as exc:
@@ -132,7 +132,7 @@ class Emitters:
     """The emitters of an app, one for each event loop; the first request of a loop creates it."""
 
     def __init__(self, socket: str, tap_bytes: int) -> None:
-        """Raises ConfigError for an invalid setting here, so that no later call raises."""
+        """Raises ConfigError for an invalid setting. It is raised here, so that no request gets it."""
         if not socket:
             raise ConfigError("socket", "is empty", "set it to the path of `llmtap meter --listen-socket`")
         if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
@@ -245,7 +245,7 @@ class AppExchange:
 
     @_only_while_measured
     def request_without_body(self) -> None:
-        """Note that the request has no body, so it is complete at the call of the app."""
+        """Record that the request has no body, so that it is complete when the app is called."""
         self.request_over = self._is_submitted = True
         self._begin(self._head, mono_ns(), FrameKind.SENT)
 
@@ -306,15 +306,15 @@ class AppExchange:
 
     @property
     def turns(self) -> int:
-        """Number of rounds that the event loop has made so far; see `add_pause`."""
+        """Number of rounds of the event loop so far, with which `add_pause` detects a wait."""
         return self._emitter.turns
 
     def add_pause(self, turns: int, wait_ns: int) -> None:
         """Add a pause if the server waited for a slow client before it took a message.
 
-        `turns`: value of the property when the message was passed to the server; `wait_ns`: time until the
-        server took it. The server waited if the event loop made a round in this time. A wait of less than
-        10 ms can be missed.
+        `turns`: value of the property `turns` when the message was passed to the server; `wait_ns`: time
+        until the server took it. If the event loop made a round in this time, the server waited. A wait of
+        less than 10 ms can be missed.
         """
         if self._emitter.turns != turns:
             self.paused_ns += wait_ns
@@ -328,16 +328,16 @@ class AppExchange:
 
     @_only_while_measured
     def complete(self, t_ns: int, passed_ns: int) -> None:
-        """Note that the app sent the end of its answer at `t_ns`, and the server took it at `passed_ns`."""
+        """Record that the app sent the end of its answer at `t_ns`, and the server took it at `passed_ns`."""
         self._tap.offer(FrameKind.RESPONSE_END, self.seq, t_ns, 0)
         self._close(Outcome.COMPLETE, passed_ns)
 
     def on_client_disconnect(self) -> None:
-        """Note that the client disconnected before the end of the response."""
+        """Record that the client disconnected before the end of the response."""
         self._end(Outcome.CLIENT_CANCELLED, "the client closed the connection")
 
     def on_app_end(self, how: str, status: int | None = None) -> None:
-        """Note that the app has ended, possibly before its answer; `how` completes the sentence "the app
+        """Record that the app has ended, possibly before its answer. `how`: rest of the sentence "the app
         ...".
 
         `status`: status with which the server answers if the app has not begun an answer.

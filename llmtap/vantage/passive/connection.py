@@ -38,9 +38,9 @@ from llmtap.vantage.passive.segments import (
 )
 
 HOLE_NS: Final = 3_000_000_000
-"""Age at which a hole is final: several retransmissions inside a cluster take less time."""
+"""Age at which a hole is final. Inside a cluster, even several retransmissions take less time."""
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]{3,16} [\x21-\x7e]+ HTTP/1\.[01]\r\n")
-"""Request line. No JSON body contains such a line, because JSON escapes CR and LF."""
+"""Matches a request line. No JSON body contains such a line, because JSON escapes CR and LF."""
 _TLS_RECORD: Final = re.compile(rb"[\x14-\x18]\x03[\x00-\x04]")
 CONNECTIONS_MAX: Final = 65_536
 """Maximum number of connections in a table, which takes about 100 MB if all of them have had requests."""
@@ -50,16 +50,16 @@ LOST_SILENT_NS: Final = 30_000_000_000
 """Time without a packet after which an idle connection is forgotten if its end is possibly among lost
 packets."""
 DISORDER_NS_MAX: Final = 10_000_000
-"""Maximum time by which a packet can be stamped before its predecessor without a step of the clock: queues of
-an adapter and of the kernel hold packets for less."""
+"""Maximum time by which a packet can be stamped before its predecessor. A longer time shows a step of the
+clock, because queues of an adapter and of the kernel hold packets for less."""
 CLOCK_STEP_NS: Final = 1_000_000_000
-"""A packet of any connection that is stamped earlier by more than this time shows a step of the clock: a
-program that captures several interfaces delays packets for less."""
+"""If a packet is stamped earlier than the latest packet of all connections by more than this time, the clock
+was set: a program that captures several interfaces delays packets for less."""
 _SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
 def begins_request(payload: bytes) -> bool:
-    """Return whether a segment begins with a complete request line."""
+    """Return whether the payload of a segment begins with a complete request line."""
     return _REQUEST_LINE.match(payload) is not None
 
 
@@ -81,7 +81,7 @@ class WatchCounts:
 
 
 class Connection:
-    """One TCP connection; `client` and `server` are its two byte streams."""
+    """One TCP connection. `client` and `server` are the byte streams that these two sides send."""
 
     __slots__ = (
         "_conversation", "_counts", "_is_unchecked", "_uncounted_kind", "client", "clock_steps", "ignored",
@@ -100,7 +100,7 @@ class Connection:
         """Whether the packet ring overflowed recently, so that missing bytes will not come any more."""
         self.last_ns = 0  # time of the latest packet
         self.clock_steps = 0
-        """Number of steps of the clock before the latest packet of the connection."""
+        """How often the clock had been set before the latest packet of the connection."""
         self._counts = counts
         self._conversation = Conversation(sink)
         self._is_unchecked = True  # whether no payload has been checked for TLS
@@ -124,7 +124,7 @@ class Connection:
     def add_segment(
         self, way: TcpDirection, seq: int, ack: int, flags: int, window: int, payload: bytes, t_ns: int
     ) -> None:
-        """Process a segment of the side `way`."""
+        """Process a segment that the side `way` sent."""
         peer = way.peer
         if flags & RST:
             self._reset(way, seq, t_ns)
@@ -192,7 +192,7 @@ class Connection:
         return t_ns
 
     def add_in_order(self, way: TcpDirection, payload: bytes, t_ns: int) -> None:
-        """Process the next bytes of the side `way`."""
+        """Process the next bytes that the side `way` sent."""
         try:
             if way.is_up:
                 self._conversation.feed_request(payload, t_ns)
@@ -266,8 +266,8 @@ class ConnectionTable:
         sink: gets the frames of all exchanges.
         ports: ports of the servers; empty: any, and the side that sends the first request is the client.
         hosts: packed addresses of the servers; empty: any.
-        local: packed addresses of this host, from which `sides` follows; empty: `sides` stays empty.
-        counts: counts to add to, if several tables share them.
+        local: packed addresses of this host, to set `sides`; empty: `sides` stays empty.
+        counts: counts that several tables share; None: the table has its own.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class ConnectionTable:
         self._early_bytes = EarlyBytes()
         self._directions: dict[bytes, tuple[Connection, TcpDirection]] = {}
         self._without_request: OrderedDict[bytes, Connection] = OrderedDict()
-        """Connections without a request at their last check, by the flow from the client, oldest first."""
+        """By flow from the client: connections without a request at their last check, the oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
         self._ring_lost_ns = 0
@@ -353,7 +353,7 @@ class ConnectionTable:
             self._forget(flow if way.is_up else reverse_flow(flow))
 
     def on_ring_loss(self, t_ns: int, *, now: bool) -> None:
-        """Note whether the ring lost packets recently (`now`). If so, all holes are final at once."""
+        """Set whether the ring lost packets recently (`now`). While it did, all holes are final at once."""
         if now:
             self._ring_lost_ns = t_ns
         if now or self._ring_lost:
@@ -384,7 +384,7 @@ class ConnectionTable:
         return {flow: connection for flow, (connection, way) in self._directions.items() if way.is_up}
 
     def _serves(self, address: bytes, port: bytes) -> bool:
-        """Return whether a server at this address and port is watched."""
+        """Return whether this address and port are those of a server that is to be watched."""
         return (not self._ports or port in self._ports) and (not self._hosts or address in self._hosts)
 
     def _begin(self, flow: bytes, flags: int, payload: bytes) -> tuple[Connection, TcpDirection] | None:
@@ -427,7 +427,7 @@ class ConnectionTable:
         return from_client if up else from_server
 
     def _make_room(self) -> bool:
-        """Forget the oldest connection without a request. Return False if there is none."""
+        """Forget the oldest connection without a request, for a new one. Return False if there is none."""
         while self._without_request:
             flow, connection = self._without_request.popitem(last=False)
             if not connection.has_request:

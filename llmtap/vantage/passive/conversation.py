@@ -20,7 +20,7 @@ HEAD_BYTES_MAX: Final = 64 << 10
 PIPELINED_MAX: Final = 64
 """Maximum number of requests on a connection that wait for their answer."""
 _METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")
-"""Method of a request, which can end where the captured bytes end, and the target's first character."""
+"""Matches the beginning of a request: its method, which is possibly incomplete, and the target's."""
 _METHOD_BYTES: Final = 18
 _CHECKED_BYTES: Final = 16
 """Number of bytes of an answer that are checked for the beginning of an HTTP status line."""
@@ -36,10 +36,10 @@ class UnfollowableError(LlmtapError):
 
 
 class FrameSink(Protocol):
-    """Receiver of the frames of exchanges, with the methods of a tap (`llmtap/channel/`)."""
+    """Receiver of the frames of exchanges, with the same methods as a `Tap` (`llmtap/channel/`)."""
 
     def count_if_skipped(self, head: http1.RequestHead) -> bool:
-        """Return whether the request is only counted, and not measured."""
+        """Return whether a rule excludes the request from measurement. If so, count it as skipped."""
 
     def open(
         self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN
@@ -66,7 +66,7 @@ class _Exchange:
         self.request_bytes = self.response_bytes = 0
         self.paused_ns = 0  # total time in which the client's receive window was closed
         self.error_ns = 0
-        """Longest time by which a packet was stamped before its predecessor: the error of all times."""
+        """Longest time by which a packet was stamped before its predecessor, so the error of all times."""
 
 
 class Conversation:
@@ -291,8 +291,8 @@ class Conversation:
         self._window_closed_ns = 0
 
     def on_time_step_back(self, by_ns: int) -> None:
-        """Note that a packet was stamped `by_ns` before its predecessor. The times of the exchanges under way
-        have at least this error."""
+        """Record that a packet was stamped `by_ns` before its predecessor. The times of the exchanges under
+        way have at least this error."""
         if self._request_head or not self._pending:
             self._error_ns = max(self._error_ns, by_ns)
         for x in self._pending:

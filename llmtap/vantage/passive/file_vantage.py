@@ -26,12 +26,12 @@ from llmtap.vantage.passive.segments import network_offset
 
 SNIFF_BYTES: Final = 4
 BLOCK_BYTES_MAX: Final = 16 << 20
-"""Maximum length of a packet or block; a greater length shows that the file is damaged."""
+"""Maximum length of a packet or block. If a file declares a greater length, it is damaged."""
 WALL_NS_MAX: Final = 1 << 62
-"""Latest timestamp, in the year 2116: later ones do not fit into frames."""
+"""Latest allowed timestamp (in the year 2116), because later ones do not fit into frames."""
 INTERFACES_MAX: Final = 4_096
 _UNITS_NS: Final = {0xA1B2C3D4: 1_000, 0xA1B23C4D: 1}
-"""Unit, in ns, of the fraction of a timestamp, by the magic number of a pcap file."""
+"""By magic number of a pcap file: unit, in ns, of the fraction of a timestamp."""
 _NG_MAGIC: Final = b"\n\r\r\n"
 _SECTION, _INTERFACE, _SIMPLE, _ENHANCED = 0x0A0D0D0A, 1, 3, 6
 _TS_RESOLUTION, _TS_OFFSET = 9, 14
@@ -53,7 +53,7 @@ def is_packet_file(head: bytes) -> bool:
 
 
 class PacketFile:
-    """A packet capture; iterate once over `(wall_ns, link type, packet bytes)`. A pipe is possible, too.
+    """A packet capture file or pipe. Iterate over it once, to get `(wall_ns, link type, packet bytes)`.
 
     A file that was cut off ends with its last whole packet, and `truncated` is set.
     """
@@ -155,7 +155,7 @@ class PacketFile:
 
 
 def _clock_of(options: bytes, order: str) -> tuple[int, int]:
-    """Return the ticks per second and the offset in seconds of the timestamps of a pcapng interface."""
+    """Return for the timestamps of a pcapng interface: ticks per second, and the seconds to add."""
     ticks_per_s, offset_s, at = 1_000_000, 0, 0
     while at + 4 <= len(options):
         code, length = struct.unpack_from(order + "HH", options, at)

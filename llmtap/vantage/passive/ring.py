@@ -19,14 +19,14 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 BLOCK_BYTES: Final = 128 << 10
-"""Size of a block of the ring: more than the largest segment (64 KiB) with its headers."""
+"""Size of a block of the ring. It must hold the largest segment (64 KiB) with its headers."""
 RING_BYTES_MIN: Final = 4 * BLOCK_BYTES
 RETIRE_MS: Final = 50
-"""Time in ms after which the kernel passes on a block that is not full."""
+"""Time in ms after which the kernel passes a block to this process even if it is not full."""
 BLOCKS_PER_TURN: Final = 8
 """Maximum number of blocks that are read before the event loop continues."""
 PORTS_MAX: Final = 64
-"""Maximum number of ports: jumps in the filter can skip at most 255 instructions."""
+"""Maximum number of ports, because jumps in the filter can skip at most 255 instructions."""
 ANY: Final = "any"
 LOOPBACK: Final = "lo"
 
@@ -48,7 +48,7 @@ _STATISTICS_V3: Final = struct.Struct("=III")
 
 
 def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.socket:
-    """Return a packet socket of an interface (or `any`) with a ring of `ring_bytes`, at least RING_BYTES_MIN.
+    """Return a packet socket of an interface (or `any`) with a ring of `ring_bytes` (RING_BYTES_MIN or more).
 
     Raises ConfigError without permission, for an unknown interface, and on other systems than Linux.
     """
@@ -97,7 +97,7 @@ class PacketRing:
         self.buffer = mmap.mmap(self.fd, BLOCK_BYTES * self._block_count)
         self.packets = 0  # number of packets read
         self.lost = 0
-        """Number of packets that matched the filter and found the ring full."""
+        """Number of packets that matched the filter, but were lost because the ring was full."""
         self._next_block = self._first_block()
 
     def _first_block(self) -> int:
@@ -110,7 +110,7 @@ class PacketRing:
     def take(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield `(stamp_ns, which, start, stop)` of each new packet.
 
-        The packet is between `start` and `stop` in `buffer`, until the next one is asked for. `which`: 0 for
+        The packet is between `start` and `stop` in `buffer`, until the next one is requested. `which`: 0 for
         a timestamp of the wall clock, 1 for one of the adapter's clock.
         """
         buffer, unpack = self.buffer, _PACKET.unpack_from
@@ -151,14 +151,14 @@ _CONFIG: Final = struct.Struct("=iii")
 """Fields of hwtstamp_config: flags, mode for sent packets, filter for received packets."""
 _RAW_HARDWARE: Final = 1 << 6
 _OFFERED: Final = _RAW_HARDWARE | 1 << 2
-"""Capabilities needed to stamp received packets by the adapter's clock."""
+"""Capabilities that an adapter needs to stamp received packets by its own clock."""
 _ALL_PACKETS: Final = 1
 
 
 def open_adapter_clock(sock: socket.socket, interface: str) -> int:
     """Let the adapter stamp the packets that it receives; return a descriptor of its clock.
 
-    Packets that this host sends keep the kernel's timestamp. Raises ConfigError if the adapter cannot do it.
+    Packets that it sends keep the kernel's timestamp. Raises ConfigError if the adapter cannot stamp packets.
     """
     info = ctypes.create_string_buffer(_TS_INFO.pack(_GET_TS_INFO, 0, -1, 0, 0), _TS_INFO.size)
     config = ctypes.create_string_buffer(_CONFIG.size)
@@ -199,7 +199,7 @@ _LD_H, _LD_B, _LD_H_X, _LD_B_X, _LDX_IMM, _LDX_IP = 0x28, 0x30, 0x48, 0x50, 0x01
 _JEQ, _JEQ_X, _JSET, _ADD, _ADD_X = 0x15, 0x1D, 0x45, 0x04, 0x0C
 _AND, _RSH, _TAX, _RET = 0x54, 0x74, 0x07, 0x06
 _PACKET_TYPE, _HARDWARE_TYPE = 0xFFFFF004, 0xFFFFF01C
-"""Offsets of ancillary data (linux/filter.h)."""
+"""Offsets at which a filter reads data on a packet that are not in it (linux/filter.h)."""
 _OUTGOING, _LOOPBACK_TYPE = 4, 772
 _TAKE_ALL: Final = 0xFFFFFFFF
 
@@ -207,9 +207,9 @@ Instruction = tuple[int, int, int, int]
 
 
 def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> list[Instruction]:
-    """Return the filter's instructions as `(code, jump if true, jump if false, operand)`.
+    """Return the instructions of the kernel's filter, as `(code, jump if true, jump if false, operand)`.
 
-    `skip_loopback_out`: drop outgoing packets of loopback, which are also captured when they come in.
+    `skip_loopback_out`: drop outgoing packets of loopback, because the same packets also come in.
     """
     program: list[tuple[str, int, str, str, int]] = []
 

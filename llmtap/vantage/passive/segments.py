@@ -22,8 +22,8 @@ SYN: Final = 0x02
 RST: Final = 0x04
 ACK: Final = 0x10
 CUT_OFF: Final = 0x100
-"""Flag of a segment whose payload is incomplete, because the snapshot length is too short; added to TCP's
-flags."""
+"""Flag, added to TCP's flags, of a segment whose payload is incomplete: the capture has only the beginning of
+each packet (snapshot length)."""
 
 Segment = tuple[bytes, int, int, int, int, int, int]
 """`(flow, seq, ack, flags, window, start, stop)`.
@@ -48,7 +48,7 @@ _VLAN: Final = frozenset({0x8100, 0x88A8, 0x9100})
 _IP: Final = frozenset({0x0800, 0x86DD})
 _RAW_LINKS: Final = frozenset({12, 14, 101, 228, 229})  # link types whose packets begin with the IP header
 _ETHERTYPE_OFFSET: Final = {1: 12, 113: 14}
-"""Offset of the EtherType by link type: Ethernet, and Linux cooked capture."""
+"""By link type (Ethernet, Linux cooked capture): offset of the EtherType."""
 
 
 def parse_segment(buf: bytes | mmap, at: int, end: int) -> Segment | None:
@@ -113,14 +113,14 @@ def reverse_flow(flow: bytes) -> bytes:
 
 EARLY_SEGMENTS_MAX: Final = 1_024
 EARLY_BYTES_MAX: Final = 1 << 20
-"""Limits of early segments in one direction: several times the bytes in flight on a fast connection inside a
+"""Limits of early segments in one direction: several times as much as is in flight on a fast connection in a
 cluster."""
 HALF: Final = 1 << 31
 MASK: Final = 0xFFFFFFFF
 
 
 class LostSyncError(LlmtapError):
-    """The bytes cannot be put in order; `reason`: reason for dropping the exchanges under way."""
+    """The bytes cannot be put in order. `reason`: name under which the dropped exchanges are counted."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the bytes of a TCP connection cannot be put in order: {reason}")
@@ -129,7 +129,7 @@ class LostSyncError(LlmtapError):
 
 @dataclass(slots=True)
 class EarlyBytes:
-    """Number of bytes in early segments of all connections, with its maximum."""
+    """Number of bytes in early segments of all connections together, and the maximum of this number."""
 
     bytes_max: int = 64 << 20
     bytes_now: int = 0
@@ -139,7 +139,7 @@ class TcpDirection:
     """Byte stream of one side of a connection.
 
     Args:
-        early: count of the early bytes of all connections, to which this direction adds its own.
+        early: count of early bytes that all connections share; this direction adds its bytes to it.
         is_up: whether the stream is from client to server.
     """
 
@@ -154,7 +154,7 @@ class TcpDirection:
         self.next_seq: int | None = None
         """Sequence number of the next byte; None while it is unknown."""
         self.last_payload = b""
-        """The bytes before `next_seq`, to compare with retransmissions."""
+        """The latest bytes before `next_seq`, with which retransmissions are compared."""
         self.hole_ns = 0
         """Time when the first of the early segments was captured; 0: there are no early segments."""
         self._early = early
@@ -177,7 +177,7 @@ class TcpDirection:
         self._early_segments.clear()
 
     def distance(self, seq: int) -> int:
-        """Return how far `seq` is ahead of the next byte; negative: behind."""
+        """Return how many bytes `seq` is ahead of the next byte; negative if it is behind."""
         assert self.next_seq is not None
         return ((seq - self.next_seq + HALF) & MASK) - HALF
 
@@ -205,7 +205,7 @@ class TcpDirection:
     def _append_piece(
         self, pieces: list[tuple[bytes, int, int]], behind: int, payload: bytes, t_ns: int, flags: int
     ) -> None:
-        """Append the new bytes of a segment that begins at `next_seq`, or `-behind` bytes before it."""
+        """Append to `pieces` the new bytes of a segment that begins `-behind` bytes before `next_seq`."""
         if behind < 0:
             # A single byte just before `next_seq` is a keep-alive probe, whose content must not be compared.
             if len(payload) > 1 or behind != -1:

@@ -30,12 +30,12 @@ from llmtap.vantage.passive.ring import PacketRing
 from llmtap.vantage.reporter import STATUS_S, ChildSetup, Reporter, begin_child, on_orphaned
 
 LOSS_AFTERMATH_NS: Final = 2_000_000_000
-"""Time after an overflow of the ring in which each hole counts as lost packets. Later, the missing packets
-are possibly only late."""
+"""Time after an overflow of the ring in which packets that are missing (holes) count as lost. Later, missing
+packets are possibly only late."""
 RING_AGE_NS_MAX: Final = 1_000_000_000
-"""Maximum age of packets that are still in the ring when the wall clock is set."""
+"""Maximum age of packets in the ring: after this time, all packets stamped before a clock step were read."""
 LAST_PACKETS_S: Final = 0.06
-"""Time to wait for the last packets: a little longer than the kernel keeps a block that is not full."""
+"""Time to wait at the end for the last packets: a little longer than the kernel keeps a block (RETIRE_MS)."""
 DRAIN_S: Final = 2.0
 """Maximum time to wait at the end until the meter has acknowledged all frames."""
 SWEEP_NS: Final = 1_000_000_000
@@ -56,7 +56,7 @@ class WatchSetup(ChildSetup, kw_only=True):
     packet_fds: list[int]
     """Descriptors of the packet sockets, one for each of `options.interfaces`, in the same order."""
     adapter_fds: list[int] = []
-    """Descriptors of the adapters' clocks, one for each interface, with `--timestamps adapter`."""
+    """Descriptors of the adapters' clocks, one for each interface; empty without `--timestamps adapter`."""
 
 
 class _ChannelSink:
@@ -99,7 +99,7 @@ class Watcher:
 
     Args:
         adapters: clock of the adapter that stamps the packets of each ring; empty: the kernel stamps them.
-        local: packed addresses of this host.
+        local: packed addresses of this host, by which each table determines its `sides`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Watcher:
         self._timer: asyncio.TimerHandle | None = None
         self._clock_steps = 0
         self._old_stamps_until_ns = 0
-        """Time until which a ring can have packets that were stamped before the latest step of a clock."""
+        """Time until which a ring can still have packets that were stamped before the latest clock step."""
         self._overflow_ns = 0
         """Time of the latest overflow of a ring; 0: none recently."""
         self._logged_losses = 0  # number of lost packets that the log has reported
@@ -197,7 +197,7 @@ class Watcher:
             add_packet(buffer, start, stop, stamp_ns + offsets_ns[which])
 
     def _on_timer(self) -> None:
-        """Sweep, report and sample the clocks; called twice a second."""
+        """Sweep the connections, report to the meter, and sample the clocks. Called twice a second."""
         self._timer = self._loop.call_later(STATUS_S, self._on_timer)
         try:
             now_ns = self._clock.mono_ns()
@@ -222,7 +222,7 @@ class Watcher:
             log.exception("event=watch_failed error=%r", str(exc))
 
     def _log_losses(self) -> None:
-        """Log new losses of packets, and once each kind of connection that cannot be measured."""
+        """Log new losses of packets and, once per kind, connections that cannot be measured."""
         lost = sum(ring.lost for ring, _ in self._tables)
         if lost > self._logged_losses:
             log.warning(
@@ -235,7 +235,7 @@ class Watcher:
                 log.warning("event=connection_not_followed kind=%s hint=%r further=counted", kind, hint)
 
     def _live_counts(self) -> dict[str, Any]:
-        """Return the fields of RelayStatus that are read when the watcher reports."""
+        """Return the fields of RelayStatus whose values are determined only when the watcher reports."""
         sides = set().union(*(table.sides for _, table in self._tables))
         return {
             "connections": sum(len(table) for _, table in self._tables),

@@ -19,29 +19,29 @@ from llmtap.vantage.relay.heads import own_answer, target_of
 from llmtap.vantage.relay.upload import RelayContext
 
 LINGER_NS: Final = 2_000_000_000
-"""Time for a client to read an answer that was sent before the client's request was complete."""
+"""Time for which the relay reads on from a client (state LINGER) after an early answer, before it closes."""
 FRESH_NS: Final = 500_000_000
-"""Minimum time that a new connection gets to send its first request while the relay drains."""
+"""Minimum time that a new connection has to send its first request if the relay drains."""
 LINGER_BYTES: Final = 16 << 20
 """Maximum number of bytes that are read and ignored in the state LINGER."""
 REJECTED_HEAD_BYTES: Final = 4_096
-"""Maximum number of bytes of a refused head that are reported."""
+"""Maximum number of bytes of a refused head that the meter gets."""
 _REFUSALS: Final = {431: "head_too_large", 505: "http_version"}
-"""Reason under which a refused head is counted, by status; for all other statuses: `malformed_request`."""
+"""By status of the answer: reason under which a refused head is counted; default: `malformed_request`."""
 _TLS: Final = b"\x16\x03"
 """First bytes of a TLS handshake (RFC 8446 5.1: type handshake, legacy version 3.x)."""
 _CLIENT_ERRORS: Final = frozenset({"malformed_request", "http_version"})
-"""Reasons that make an exchange a client error; all others are limits of llmtap, so it counts as rejected."""
+"""Reasons with the outcome CLIENT_ERROR. All others are limits of llmtap, with the outcome REJECTED."""
 
 
 HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = range(6)
-"""States of a connection: what the next byte from the client belongs to. AHEAD: a later request, since the
-current one is complete and its answer is under way. LINGER: nothing; the byte is read and ignored, so that
-closing the connection does not reset the answer on its way."""
+"""States of a connection, by which the next bytes from the client are handled. AHEAD: they are of a later
+request; the current one is complete, and its answer is under way. LINGER: they are read and ignored, because
+otherwise closing the connection could destroy the answer on its way."""
 
 
 class ClientConnection:
-    """State of one client connection; the handler of the client's stream."""
+    """One client connection with its state. It is the handler of the client's stream."""
 
     __slots__ = (
         "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_empty_line_skipped", "_flow",
@@ -176,8 +176,8 @@ class ClientConnection:
                 self._context.loop.call_soon(self._read_ahead)
 
     def _may_forward(self, head: RequestHead, raw: bytes, t_ns: int) -> bool:
-        """Reduce Max-Forwards of an OPTIONS or TRACE by 1 (RFC 9110 7.6.2). If it is 0, answer the request,
-        and return False."""
+        """Return whether a request can be forwarded, and reduce its Max-Forwards by 1 (OPTIONS and TRACE, RFC
+        9110 7.6.2). If Max-Forwards is 0, answer the request and return False."""
         value = header_value(head.headers, b"max-forwards")
         if value is None or not value.isdigit() or len(value) > 9:
             return True
@@ -220,11 +220,11 @@ class ClientConnection:
     # ---------------------------------------------------------------- called by the flow
 
     def request_complete(self) -> None:
-        """Note that the current request has been read to its end."""
+        """Record that the current request has been read to its end."""
         self._state = AHEAD
 
     def hand_over(self) -> bytes:
-        """Become a tunnel. Return the bytes that the client sent before the answer to its upgrade."""
+        """Become a tunnel. Return the bytes that the client had sent before its upgrade was answered."""
         self._state = TUNNEL
         early, self._buffer = self._buffer, b""
         if self._ahead_paused:
@@ -311,8 +311,8 @@ class ClientConnection:
                 self._close()
 
     def drain(self, now_ns: int) -> None:
-        """Close an idle connection, now or after `last_request_ns`. A connection without a request so far
-        stays open for its first one."""
+        """Close an idle connection, now or after the time `last_request_ns`. A connection that has not had a
+        request yet stays open for its first one."""
         if self._flow is not None or self._state != HEAD or self._buffer:
             return
         if self._context.last_request_ns:
@@ -323,7 +323,7 @@ class ClientConnection:
             self._close()
 
     def kill(self) -> None:
-        """Close the connection at once, because the drain limit is over."""
+        """Close the connection at once, because the time limit for draining is over."""
         if self._flow is not None:
             self._flow.cut_short()
         self._close()

@@ -35,7 +35,7 @@ _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 _DIGESTS: Final = frozenset(
     {b"content-digest", b"content-md5", b"digest", b"repr-digest", b"x-amz-content-sha256"}
 )
-"""Header fields with a digest of the body (RFC 9530 and its predecessors)."""
+"""Header fields with a digest of the body (RFC 9530 and its predecessors). Such a body is not changed."""
 _ABSENT: Final = msgspec.Raw()  # value of a field that a JSON body does not have
 _EMPTY_VALUES: Final = frozenset({b"", b'""', b"[]", b"null"})  # JSON values that begin no conversation
 
@@ -61,11 +61,11 @@ class Assignment:
     """Assignment of one request to an arm.
 
     Attributes:
-        arm_data: data of the request's ARM frame; None while its arm is unknown.
+        arm_data: content of the ARM frame that reports the arm to the meter; None while it is unknown.
         excluded: reason for the exclusion from the experiment's result; None: not excluded.
         head: request head, with the changes of the arm.
-        holds_body: the body must be read before the request is sent (`settle`).
-        on_memory_lost: called when another body takes the memory of this one; call `settle` then.
+        holds_body: whether the body must be read before the request is sent (`settle`).
+        on_memory_lost: called when another body takes the memory of this one; it must call `settle`.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class Assignment:
         return self._router.refused_trailers
 
     def assign_by_head(self, seq: int) -> None:
-        """Assign request `seq` and change its head, if the head is sufficient; otherwise hold the body."""
+        """Assign request `seq` and change its head, if the head suffices; otherwise, hold the body for it."""
         experiment, head = self._router.experiment, self.head
         unit = None
         if experiment.unit == "tenant":
@@ -153,7 +153,7 @@ class Assignment:
         return held
 
     def _assign(self, unit: bytes | None, seq: int) -> _Plan:
-        """Assign a unit to its arm; None: request `seq` is a unit of its own."""
+        """Assign a unit to its arm, and return the changes. `unit` None: request `seq` is its own unit."""
         router = self._router
         index, self._unit = router.unit_of(unit, seq)
         self._plan = plan = router.plans[index]
@@ -164,8 +164,8 @@ class Assignment:
         return plan
 
     def _remove_foreign_fields(self, plan: _Plan) -> bool:
-        """Return whether the client sent a header field that only other arms set. With `strip_headers`,
-        remove the field."""
+        """Return whether the client sent a header field that only other arms set. If the option
+        `strip_headers` is on, remove the field."""
         if not plan.foreign_fields:
             return False
         headers = [field for field in self.head.headers if spelling_key(field[0]) not in plan.foreign_fields]
@@ -178,7 +178,7 @@ class Assignment:
         return True
 
     def release_memory(self) -> None:
-        """Release the memory of the held body, which is sent or dropped."""
+        """Release the memory of the held body, because it is sent or dropped now."""
         if self._held_bytes:
             self._router.release_memory(self, self._held_bytes)
             self._held_bytes = 0
@@ -207,7 +207,7 @@ class ExperimentRouter:
     Args:
         default: route of the arms without an upstream of their own.
         routes: route of each arm with an upstream of its own.
-        on_shortage: called for each held body that finds no memory or loses its memory.
+        on_shortage: called for each held body that gets no memory, or loses its memory to another body.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ExperimentRouter:
         self.experiment = experiment
         self.is_on = False
         self.held_budget = Budget(experiment.held_bytes, on_shortage)
-        """Memory for held bodies."""
+        """Memory limit of all held bodies together."""
         self._on_shortage = on_shortage
         self._holders: dict[Assignment, None] = {}  # assignments with a held body, the oldest first
         self._has_ended = False
@@ -232,7 +232,7 @@ class ExperimentRouter:
             Assigner(experiment.key, experiment.name, [arm.weight for arm in stage.arms]) for stage in stages
         ]
         self.stage = 0
-        """Index of the schedule's stage whose shares apply from the next request on."""
+        """Index of the present stage of the schedule, whose shares apply to each new request."""
         self.plans: list[_Plan] = []
         for arm in experiment.arms:
             if experiment.aa:
@@ -250,8 +250,8 @@ class ExperimentRouter:
         merges trailers into the head would use them in place of the arm's value."""
 
     def switch(self, is_on: bool) -> bool:
-        """Start or stop the assignment, from the next request on. After the end of the experiment, no request
-        is assigned. Return whether requests are assigned now."""
+        """Start or stop assigning new requests. After the end of the experiment, none is assigned. Return
+        whether requests are assigned now."""
         self._has_ended = self._has_ended or self.experiment.has_ended(wall_ns())
         self.is_on = is_on and not self._has_ended
         return self.is_on
@@ -285,12 +285,12 @@ class ExperimentRouter:
         self.held_budget.give(n)
 
     def unit_of(self, unit: bytes | None, seq: int) -> tuple[int, str]:
-        """Return the index of the arm, and the public id, of a unit; None: request `seq` is its own unit."""
+        """Return the arm's index and the public id of a unit. `unit` None: request `seq` is its own unit."""
         return self._assigners[self.stage].assign(request_unit(self._relay, seq) if unit is None else unit)
 
 
 def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:
-    """Return the reason, found in the head, why the body cannot be read or changed; None: no reason."""
+    """Return the reason why the body cannot be read or changed, as far as the head shows it; else None."""
     if head.framing is Framing.NONE:
         return "no_body"
     if head.framing is Framing.LENGTH and head.length > bytes_max:
@@ -307,7 +307,7 @@ def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:
 
 
 def _whole_body(head: RequestHead, held: bytes) -> tuple[bytes, str | None]:
-    """Return the body without its framing, and None; or no bytes, and the reason why it cannot be read."""
+    """Return the body without its framing, and the reason why it cannot be read (then b"") or None."""
     if head.framing is not Framing.CHUNKED:
         return held, None
     if not held.endswith(_LAST_CHUNK):
@@ -344,8 +344,8 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def named_unit(headers: Headers, names: Sequence[str]) -> bytes | None:
-    """Return the unit of the first of the fields `names` (lower case) that the request has: its name and
-    value. Return None if it has none. A field that occurs with several values is skipped.
+    """Return as unit the name and value of the first header field of `names` (lower case) that the request
+    has; None if it has none of them. A field that occurs with several values is skipped.
 
     A unit can be a secret, such as an API key: it is used only as the input of a keyed hash.
     """
@@ -385,8 +385,8 @@ def opening_unit(body: bytes, sender: bytes) -> bytes | None:
 
 
 def set_fields(head: RequestHead, fields: Headers) -> None:
-    """Set these header fields: each replaces all fields of its name, also those spelt with `_` in place of
-    `-`, and is put at the end.
+    """Add these header fields at the end. Each replaces all fields with its name, also those that are spelt
+    with `_` in place of `-`.
 
     A client cannot remove such a field by naming it in Connection: the fields that Connection names have been
     removed before.
@@ -396,7 +396,7 @@ def set_fields(head: RequestHead, fields: Headers) -> None:
 
 
 def headers_with_length(headers: Headers, length: int) -> Headers:
-    """Return the headers of a message whose body has become `length` bytes in one piece.
+    """Return the header fields of a message after its body was replaced by `length` bytes without chunks.
 
     RFC 9112 6.2: Content-Length replaces the field that framed the body before. A Trailer field is removed,
     because no trailers follow.

@@ -22,7 +22,7 @@ from llmtap.vantage.relay.upload import ExchangeClient, RelayContext, Upload
 QUIET_NS: Final = 200_000_000
 """Time without a byte after which the relay checks whether the event loop still watches the stream."""
 READ_ON_NS: Final = 2_000_000_000
-"""Time for a client to send the rest of a request that has been answered."""
+"""Time that a client has to send the rest of a request that has already been answered."""
 # Module constants, since a lookup in the class would cost time at every read.
 RESPONSE_DATA: Final = FrameKind.RESPONSE_DATA
 RESPONSE_AT_ONCE: Final = FrameKind.RESPONSE_AT_ONCE
@@ -56,7 +56,7 @@ else:
 
 
 class Flow(FlowState):
-    """One exchange between client and upstream; the handler of the upstream's stream."""
+    """One exchange between client and upstream. It is the handler of the upstream's stream."""
 
     __slots__ = (
         "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part", "_interims",
@@ -149,7 +149,7 @@ class Flow(FlowState):
             self.pause_upstream()
 
     def offer_data(self, t_ns: int, added_ns: int, data: bytes) -> None:
-        """Add a frame of the body; `added_ns` is the time from `t_ns` until it was sent."""
+        """Add a frame with bytes of the body. `added_ns`: time from their read (`t_ns`) to their sending."""
         upstream = self.upload.upstream
         if upstream is not None and upstream.resumed_ns > t_ns:
             # Subtract the time by which the client delayed the read; `paused_ns` reports it.
@@ -169,8 +169,8 @@ class Flow(FlowState):
         return b"".join(pieces)
 
     def _pass_body(self, framing: http1.Framing) -> None:
-        """Let compiled code, if there is any, forward the rest of the body: it replaces `on_data` for plain
-        reads."""
+        """Let compiled code forward the rest of the body, if it is available: it then replaces `on_data` for
+        reads without special cases."""
         upstream, client = self.upload.upstream, self._stream
         if isinstance(upstream, CompiledStream) and isinstance(client, CompiledStream):
             assert native.compiled is not None
@@ -179,7 +179,7 @@ class Flow(FlowState):
             )
 
     def may_be_lent(self) -> bool:
-        """Return whether only the rest of the answer's body is left to pass, and both sides take bytes."""
+        """Return whether the forwarding thread can take over: only the body is left, and no side is slow."""
         upload, client = self.upload, self._stream
         upstream = upload.upstream
         return (
@@ -194,7 +194,7 @@ class Flow(FlowState):
         self._tap.collect()
 
     def drop_measurement(self) -> None:
-        """Note that the forwarding thread had no room for a frame."""
+        """Count the exchange as dropped, because the forwarding thread had no room for a frame."""
         self._tap.drop(self.seq, self.last_ns, "overflow")
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
@@ -308,14 +308,14 @@ class Flow(FlowState):
             self.pause_upstream()
 
     def _drop_excess(self) -> None:
-        """Note that the upstream sent bytes after the end of its answer: its connection is not reused."""
+        """Record that the upstream sent bytes after its answer, so that its connection is not reused."""
         self._keep_upstream = False
         self._error = "the upstream sent more than its answer"
         self.upload.note_unsolicited()
         self._context.warn("upstream_unsolicited", self._error)
 
     def pause_upstream(self) -> None:
-        """Stop reading from the upstream until the client's socket has taken all kept bytes."""
+        """Stop reading from the upstream until the client's socket has taken all bytes that wait for it."""
         upstream = self.upload.upstream
         if upstream is not None and not self._paused_since_ns:
             self._paused_since_ns = mono_ns()
@@ -474,7 +474,7 @@ class Flow(FlowState):
         self._finish(cut=True)
 
     def check(self, now_ns: int) -> None:
-        """Apply the idle limits; called several times a second."""
+        """End the exchange if an idle limit is exceeded. Called several times a second."""
         loan = self.loan
         if loan is not None:
             self.last_ns = loan.last_ns
@@ -523,14 +523,14 @@ class Flow(FlowState):
         return acked_bytes != before
 
     def cut_short(self) -> None:
-        """End the exchange as `tap_error`, because the drain limit is over."""
+        """End the exchange as `tap_error`, because the time limit for draining is over."""
         what = "llmtap was stopped and its drain time has passed"
         self.fail(503, "tap_stopped", what, Outcome.TRUNCATED if self._answered else Outcome.REJECTED)
         if not self.over:
             self._finish(cut=True)  # do not wait for a client that does not read
 
     def _finish(self, *, cut: bool = False) -> None:
-        """Report the end of the exchange, and return the client connection."""
+        """Report the end of the exchange, and let the client connection continue."""
         if self.over:
             return
         self.over = True

@@ -16,7 +16,7 @@ HAND_OVER_READS: Final = 8
 
 
 class ForwardingThread:
-    """Owns the forwarding thread, and handles its signals in the event loop."""
+    """Owner of the forwarding thread: it handles the thread's signals in the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tap: Tap, timebase: Timebase) -> None:
         assert native.compiled is not None
@@ -44,7 +44,7 @@ class ForwardingThread:
                 self._loop.call_exception_handler({"message": message, "exception": exc})
 
     def close(self) -> None:
-        """Take all bodies back, and end the thread."""
+        """Take all bodies back from the thread, and end it."""
         self._loop.remove_reader(self._fd)
         self.forwarder.close()
         self._timebase.on_sample = None

@@ -22,7 +22,7 @@ _KINDS: Final = {
     b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST, LABEL_FIELD: _HOP,
 }  # fmt: skip
 _write_head = None if compiled is None else compiled.write_head
-"""Compiled function that writes heads without special cases; None: Python writes all heads."""
+"""Compiled function that writes heads without special cases. If it is None, Python writes all heads."""
 _CLOSE_END: Final = b"Connection: close\r\n\r\n"
 _PLAIN_CONNECTIONS: Final = ((), KEEP_ALIVE)
 """Values of Connection that name no field, so that no other field must be removed."""
@@ -63,7 +63,7 @@ def make_request_id(head: RequestHead) -> bytes:
 
 
 def measured_head(raw: bytes, request_id: bytes) -> bytes:
-    """Return a request head for the meter: the client's bytes, and this X-Request-Id unless it is b""."""
+    """Return a request head for the meter: the client's bytes and, unless it is b"", the X-Request-Id."""
     return b"%bX-Request-Id: %b\r\n\r\n" % (raw[:-2], request_id) if request_id else raw
 
 
@@ -111,7 +111,7 @@ def request_lines(
 def _request_lines_in_python(
     head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
-    """Return any request head for the upstream; the compiled writer returns the same bytes for its cases."""
+    """Return the request head for the upstream. Without special cases, compiled code writes the same."""
     target = target_of(head)
     if authority is None and not head.target.startswith((b"/", b"*")):
         # RFC 9112 3.2.2: with the absolute form, use the host of the target.
@@ -141,7 +141,7 @@ def _request_lines_in_python(
 
 
 def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool = False) -> bytes:
-    """Return the response head for the client; a 101 and a 426 keep their field Upgrade.
+    """Return the response head for the client. With status 101 or 426, the field Upgrade stays.
 
     `dechunk` leaves out Transfer-Encoding and Trailer, which HTTP/1.0 does not know (RFC 9112 6.1).
     """
@@ -163,7 +163,7 @@ def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dec
 def _response_lines_in_python(
     head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool
 ) -> bytes:
-    """Return any response head for the client; the compiled writer returns the same bytes for its cases."""
+    """Return the response head for the client. Without special cases, compiled code writes the same."""
     out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     switching = head.status in (101, 426)
     drop: tuple[bytes, ...] = (b"transfer-encoding", b"trailer") if dechunk else ()

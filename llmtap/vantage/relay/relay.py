@@ -42,10 +42,10 @@ from llmtap.vantage.reporter import (
 
 SWEEP_S = 0.25
 UPSTREAM_CHECK_S = 2.0
-"""Time between two checks of the upstream, if readiness depends on it."""
+"""Time between two checks whether the upstream accepts connections, if readiness depends on it."""
 SWEEP_SLICE = 256
-"""Connections checked in one step: a sweep over ten thousand must not block the event loop for
-milliseconds."""
+"""Number of connections checked in one step, so that a sweep over ten thousand does not block the event loop
+for milliseconds."""
 BRIEFING_S = 0.5
 """Time that a new relay waits for the state of the experiment; the meter answers in milliseconds."""
 LAST_REQUEST_NS = 5_000_000_000
@@ -56,13 +56,13 @@ is the keep-alive time of uvicorn and Node.js: clients expect that a connection 
 be closed.
 """
 ORPHAN_DRAIN_S = 20.0
-"""Maximum drain time after the supervisor has died: within 30 s all processes must end, the meter last."""
+"""Maximum drain time after the supervisor has died: all processes, the meter last, must end within 30 s."""
 
 log = logging.getLogger(__name__)
 
 
 class _UpstreamCheck:
-    """Check whether an upstream accepts a connection, which is closed at once. Log each change."""
+    """Check of one upstream: opens a connection to it, closes it at once, and logs each change."""
 
     def __init__(self, origin: Origin, pool: Pool) -> None:
         self.url = f"{'https' if origin.tls else 'http'}://{origin.authority.decode()}"
@@ -157,7 +157,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained = asyncio.Event()
         self.failure: asyncio.Future[None] = loop.create_future()
-        """Done after a failure of a task on which all connections depend."""
+        """Future that is done if a task fails on which all connections depend; the relay then ends."""
 
     @property
     def flows(self) -> Iterable[Any]:
@@ -184,7 +184,7 @@ class Relay:
     # ---------------------------------------------------------------- the experiment
 
     def _on_word(self, word: int) -> None:
-        """Switch the experiment on or off, or to a stage, by a message of the meter; ignore messages about
+        """Handle a switch word of the meter: switch the experiment on or off, or to a stage. Ignore words on
         other experiments."""
         experiment_id, on = read_switch(word)
         self._briefing.set()
@@ -258,7 +258,7 @@ class Relay:
                 await asyncio.sleep(0)
 
     def _check(self, check: Callable[[int], None], now_ns: int) -> None:
-        """Run a check; log an exception, so that other connections keep their time limits."""
+        """Run the check of one connection. Log its exceptions, so that the other connections are checked."""
         try:
             check(now_ns)
         except Exception as exc:
@@ -275,7 +275,7 @@ class Relay:
             check.start_check()
 
     async def _check_upstreams_for_ever(self) -> None:
-        """Connect to upstreams that are down; with `ready_needs_upstream` to all of them."""
+        """Check all upstreams regularly with `ready_needs_upstream`, otherwise only those that are down."""
         while True:
             for check in self._checks:
                 if self.options.ready_needs_upstream or check.pool.up is False:
@@ -283,7 +283,7 @@ class Relay:
             await asyncio.sleep(UPSTREAM_CHECK_S)
 
     def _live_counts(self) -> dict[str, Any]:
-        """Return the fields of RelayStatus that are read when the relay reports."""
+        """Return the fields of RelayStatus whose values are determined only when the relay reports."""
         checked = [check for check in self._checks if check.pool.up is not None]
         return {
             "connections": len(self.connections),
@@ -349,11 +349,11 @@ class Relay:
     # ---------------------------------------------------------------- the end of the relay
 
     def end_drain(self) -> None:
-        """End the drain, present or future, at once: running exchanges are cut."""
+        """End the drain at once, or a later drain when it begins: running exchanges are cut."""
         self._drained.set()
 
     def let_idle_clients_wait(self, wait: bool) -> None:
-        """Set whether idle clients may send one more request during the drain, present or future."""
+        """Set whether idle clients are allowed one more request during the drain, now or when it begins."""
         self.context.last_request_ns = LAST_REQUEST_NS if wait else 0
         if self.reporter.draining:
             self._drain_connections()
@@ -407,7 +407,7 @@ class RelaySetup(ChildSetup, kw_only=True):
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGUSR1, or until the supervisor is gone: status 0; 1 when the relay broke."""
+    """Run until SIGTERM, SIGUSR1 or the supervisor's end, and return 0; return 1 if a vital task failed."""
     setup = begin_child(RelaySetup)
     raise_file_limit()
     return uvloop.run(_run(setup))

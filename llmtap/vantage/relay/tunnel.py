@@ -14,7 +14,7 @@ from llmtap.net.stream import Stream
 
 
 class _Direction:
-    """One direction of a tunnel; the handler of its source stream."""
+    """One direction of a tunnel. It is the handler of its source stream."""
 
     __slots__ = ("_kind", "_tunnel", "end_forwarded", "ended", "sink", "source")
 
@@ -92,7 +92,7 @@ class Tunnel:
         return self.down if direction is self.up else self.up
 
     def on_end_forwarded(self, direction: _Direction) -> None:
-        """Note that one direction ended properly; the tunnel ends when both have."""
+        """Record that one direction ended properly. The tunnel ends when both directions have ended."""
         other = self.other(direction)
         if direction.sink.closed and not other.ended:
             other.on_eof()  # a TLS sink has closed both directions at once, and reports no end of its own
@@ -109,7 +109,7 @@ class Tunnel:
             self._on_break(self.other(direction), error)
 
     def on_source_lost(self, direction: _Direction, error: OSError | None) -> None:
-        """Note that the connection of the source of `direction` broke or was closed."""
+        """Handle that the source's connection of `direction` broke or was closed."""
         if not direction.ended or (error is not None and direction is self.up):
             self._on_break(direction, error)
             return
@@ -121,7 +121,7 @@ class Tunnel:
             other.forward_end()
 
     def _on_break(self, direction: _Direction, error: OSError | None) -> None:
-        """End the tunnel: the source of `direction` closed too early."""
+        """End the tunnel, because the source of `direction` closed its connection too early."""
         by_client = direction is self.up
         side = "client" if by_client else "upstream"
         if self._outcome is Outcome.COMPLETE:  # the first break determines the outcome

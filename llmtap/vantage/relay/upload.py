@@ -61,7 +61,7 @@ class RelayContext:
         self.adds_fields = self.makes_request_ids or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
         self.forwarder: Any = None
-        """The compiled Forwarder; None: the event loop forwards all bodies."""
+        """The compiled Forwarder (forwarding thread); None: the event loop forwards all bodies."""
         self.skip_rules = SkipRules(options.skip, "relay.skip")
         self.last_request_ns = 0
         """Time in ns for which an idle client connection can send one more request while the relay drains."""
@@ -87,7 +87,7 @@ mono_ns = SystemClock.mono_ns
 
 
 class ExchangeClient(Protocol):
-    """Interface of the client connection (`ClientConnection`) for an exchange."""
+    """Methods of the client connection (`ClientConnection`) that an exchange uses."""
 
     address: bytes
     is_11: bool  # whether the request is HTTP/1.1, and not 1.0
@@ -98,7 +98,7 @@ class ExchangeClient(Protocol):
 
 
 class UploadOwner(Waiter, Protocol):
-    """Interface of the exchange (`Flow`), which becomes the handler of the upstream's stream."""
+    """Methods of the exchange (`Flow`) that its `Upload` uses; it also handles the upstream's stream."""
 
     arrival_ns: int
     seq: int
@@ -128,7 +128,7 @@ class Upload:
         upgrade: whether the request asks for a WebSocket, and the options allow it.
         connect_ns: duration of connecting; None with a kept-alive connection.
         connected_ns: time when the new connection was ready; None with a kept-alive connection.
-        send_ns: duration of the last send to the upstream: the error of the time of submission.
+        send_ns: duration of the last send to the upstream, which is the error of the time of submission.
         send_wait_ns: total time in which the upstream's socket did not take bytes of the request.
         has_exact_stamps: whether the kernel stamped all bytes of the answer; False until the upstream's
             connection is released.
@@ -409,14 +409,14 @@ class Upload:
                 self._stream.pause()
 
     def _on_all_taken(self, t_ns: int) -> None:
-        """Note that the upstream's socket took all bytes, in a send that began at `t_ns`."""
+        """Record that the upstream's socket took all bytes, in a send that began at `t_ns`."""
         if self.assignment is not None:
             self.assignment.release_memory()
         if self.end_ns:
             self._context.tap.offer(FrameKind.SUBMIT, self._flow.seq, t_ns, t_ns - self.end_ns)
 
     def on_drained(self) -> None:
-        """Note that the upstream's socket has taken all bytes that it had not taken in the first call."""
+        """Record that the upstream's socket has taken the bytes that it did not take at the first send."""
         now_ns = mono_ns()
         waited_ns = now_ns - self._send_began_ns
         self.send_wait_ns += waited_ns
@@ -495,7 +495,7 @@ class Upload:
             upstream.close()
 
     def detach(self) -> None:
-        """Drop the reference to the finished exchange, so that no reference cycle is left."""
+        """Drop the reference to the finished exchange, because a reference cycle would keep memory longer."""
         del self._flow
         self._is_detached = True
         if self.assignment is not None:
