@@ -131,7 +131,7 @@ class AnswerReader:
         self._body = bytearray()  # JSON body so far
         self._keeps_body = True  # False after the memory limit was reached
         self._body_bytes = 0  # size of the JSON body so far, also if it is not kept
-        self._is_one_value = False  # whether the first line shows that the body is one value, not lines
+        self._is_one_value = False  # whether the first line shows one JSON value, not JSON Lines
         self.broken: str | None = None
         """Reason why the messages of a tunnel could not be read."""
         self._first_line_bytes = 0  # length of the body's first line, if it is a JSON object

@@ -451,7 +451,11 @@ class Experiments:
         # when later data look better.
         self._sample_ratio_p = min(self._sample_ratio_p, _sample_ratio_p(units, self.experiment.shares))
         if self._sample_ratio_p <= RATIO_ALPHA and not was_alarming:
-            log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
+            log.error(
+                "event=sample_ratio_mismatch name=%s units=%s hint='do not trust a comparison of the arms'",
+                self.experiment.name,
+                units,
+            )
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """Add a finished exchange to the sample of its arm."""

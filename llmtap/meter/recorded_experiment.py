@@ -49,7 +49,7 @@ class RecordedExperiment:
             ExperimentOptions(
                 name="recorded",
                 unit="request" if single else "conversation",
-                aa=True,  # so that arms need no changes, which a capture does not record
+                aa=True,  # else each arm must state its changes, and a capture does not record them
                 control=control,
                 arms=[Arm(name=name) for name in names],
             ),

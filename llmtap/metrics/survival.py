@@ -128,7 +128,7 @@ def survival_curve(counts: SurvivalCounts) -> list[SurvivalPoint]:
 
 
 def ended_share(counts: SurvivalCounts, since: int) -> EndedShare:
-    """Return the share that ends by the event, among the durations that lasted for `since`.
+    """Return the share that ended with the event, among the durations of at least `since`.
 
     `since` is rounded down to an edge; below the first edge, it is rounded up. The interval is valid for this
     single estimate, unlike the band of `survival_curve`.

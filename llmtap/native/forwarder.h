@@ -19,7 +19,7 @@ enum {
     LLMTAP_NOTIFY_BYTES = 128 * 1024,
 };
 
-/* Reason why the thread returns a loan. `bytes` of the loan, if any, were read from the upstream. */
+/* Reason why the thread returns a loan. If its field `bytes` is set, the thread has read them from the upstream. */
 enum llmtap_reason {
     LLMTAP_RECALLED,       /* the caller called llmtap_recall() */
     LLMTAP_ACTIVITY,       /* the client sent bytes, or a side closed; the thread has not read them */

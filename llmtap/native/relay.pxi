@@ -318,7 +318,7 @@ cdef class Passage:
         return 0
 
     cdef int64_t left_behind(self, const unsigned char *data, Py_ssize_t size) noexcept:
-        """Return the remaining bytes of the chunk (with its CR LF) or body after these; -1: these are not plain."""
+        """Return how many bytes of the chunk (with its CR LF) or of the body follow `data`; -1: `data` is not plain."""
         if self.framing == BY_CHUNKS:
             return llmtap_chunks_left(data, size, self.left)
         if self.framing == BY_LENGTH:

@@ -183,7 +183,7 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
     try:
         if own_rates and rate_rps is not None:
             raise ValueError(
-                f"the rates are part of this process, so a mean rate ({rate_rps:g}) cannot be set"
+                f"the rates are part of this arrival process, so a mean rate ({rate_rps:g}) cannot be set"
             )
         if not own_rates and rate_rps is None:
             problem = f"{name}: no mean rate is given, and this arrival process needs one"

@@ -1,10 +1,10 @@
 """Local data sets as workloads: conversations in the format of ShareGPT, and source files as in The Stack.
 
-`read_sharegpt` and `read_stack` read a file into a `DataSet` (pairs of prompt and answer); `RecordedDataset`
-makes it a workload with requests and prompts, for `ietf.py`. Pairs are shuffled by the seed, and repeat if
-there are fewer than requested. From a conversation, the first question and its answer are a pair. From a
-source file, each function is a pair: the text before its body (the last PROMPT_TOKENS_MAX tokens) is the
-prompt, the body is the answer.
+`read_sharegpt` and `read_the_stack` read a file into a `DataSet` (pairs of prompt and answer).
+`RecordedDataset` makes it a workload with requests and prompts, for `ietf.py`. Pairs are shuffled by the
+seed, and repeat if there are fewer than requested. From a conversation, the first question and its answer are
+a pair. From a source file, each function is a pair: the text before its body (the last PROMPT_TOKENS_MAX
+tokens) is the prompt, the body is the answer.
 """
 
 import hashlib
@@ -276,7 +276,7 @@ class _SourceFile(msgspec.Struct):
 _decode: Final = msgspec.json.Decoder(_SourceFile).decode
 
 
-def read_stack(path: Path, place: str) -> DataSet:
+def read_the_stack(path: Path, place: str) -> DataSet:
     """Read all Python, JavaScript and TypeScript functions of a file. Raises ConfigError naming `place`."""
     files: list[str] = []
     places: list[tuple[int, int, int]] = []  # File, start and end of each function's body.

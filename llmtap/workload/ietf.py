@@ -92,7 +92,7 @@ def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
     """Return the workload with code of a file in The Stack's format. Raises ConfigError naming `place`."""
     return datasets.RecordedDataset(
         "code-completion",
-        datasets.read_stack(path, place),
+        datasets.read_the_stack(path, place),
         _SHARING,
         _OUTPUT,
         about=_ABOUT

@@ -114,8 +114,8 @@ class Trace:
             raise ValueError(f"the {n:,} rows cannot be repeated, because all of them arrive at once")
         offsets = [t - source.arrival_ns[0] for t in source.arrival_ns[: min(n, count)]]
         if count > n:
-            # Repeat after span and mean gap: span + span / (n - 1) = n span / (n - 1). Round multiples
-            # of this period, not the period itself, so that rounding errors do not add up.
+            # The rows repeat after their span and one mean gap: span + span / (n - 1) = n span / (n - 1).
+            # Round multiples of this period, not the period itself, so that rounding errors do not add up.
             rounds = range(-(-count // n))
             shifts = [k * span_ns * n // (n - 1) if span_ns else 0 for k in rounds]
             offsets = [t + shift for shift in shifts for t in offsets][:count]

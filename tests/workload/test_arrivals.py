@@ -27,7 +27,7 @@ from llmtap.workload.arrivals import FORMS, parse_arrivals
         ("onoff:on=2x,off=1s", 1, "onoff: on: expected a duration"),
         ("onoff:on=2s,off=1s,idel=1", 1, r"onoff: idel: unknown field \(did you mean idle\?\)"),
         ("onoff:on=2s,off=8s,idle=2", 1, "onoff: idle: 2 is above the mean rate of 1"),
-        ("ramp:from=1,to=50,over=60s", 3, "ramp: the rates are part of this process"),
+        ("ramp:from=1,to=50,over=60s", 3, "ramp: the rates are part of this arrival process"),
         ("ramp:from=1,to=5,over=" + "9" * 400, None, "ramp: over: expected a duration"),
         ("steps", None, "steps: expected at least one step"),
         ("steps:10", None, "steps: step 1: expected a rate, x and a time such as 10x30s, got '10'"),

@@ -16,7 +16,7 @@ from llmtap.workload.datasets import (
     function_bodies,
     read_long_sharegpt,
     read_sharegpt,
-    read_stack,
+    read_the_stack,
 )
 from llmtap.workload.ietf import code_completion_of
 from llmtap.workload.prompts.prose import prose
@@ -260,7 +260,7 @@ def code(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_its_functions(code: Path) -> None:
-    data = read_stack(code, "--workload")
+    data = read_the_stack(code, "--workload")
     result = data.about
     assert (result["files"], result["functions"]) == (6, 6)
     assert result["notes"] == [
@@ -303,5 +303,5 @@ def test_a_file_without_functions_is_refused(tmp_path: Path, content: str, probl
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
     with pytest.raises(ConfigError, match=problem) as caught:
-        read_stack(path, "--workload")
+        read_the_stack(path, "--workload")
     assert caught.value.place == "--workload"

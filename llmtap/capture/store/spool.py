@@ -180,7 +180,7 @@ class SpoolWriter:
             try:
                 os.ftruncate(self._fd, self.size_bytes)
             except OSError:
-                # The next write overwrites the incomplete frame, and a reader skips its rest.
+                # The next frame overwrites the incomplete one; readers skip what is left of it.
                 pass
             raise
         self.size_bytes += len(data)

@@ -45,7 +45,7 @@ _CALLS: Final = 4
 
 
 class RemoteProcess:
-    """Actor on the node that starts the sending process; its methods run in threads."""
+    """Ray actor that starts the sending process on its node; the methods of the actor run in threads."""
 
     def __init__(self) -> None:
         self._bodies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the file ends with the actor)

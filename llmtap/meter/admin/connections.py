@@ -320,7 +320,8 @@ class SharedWork:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
-        """Return the result of `begin()()`. `begin` runs on the event loop, what it returns in a thread."""
+        """Return the result of the work for `key`, which concurrent calls share. `begin` is called on the
+        event loop; it returns the function that does the work in a thread."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.ensure_future(self._run(key, begin))

@@ -263,7 +263,7 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
     if added and delta.tokens < 0:
         delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         if not delta.output:
-            # A token without text, such as the last token, is output.
+            # A token without text, such as the last token, also counts as output.
             delta.output, delta.choices = True, tuple(choices)
 
 

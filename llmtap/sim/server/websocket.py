@@ -271,7 +271,7 @@ class SimulatedResponsesSession(SimulatedSession):
         if previous_id is not None:
             if previous_id not in self._texts:
                 raise _UnknownResponse(
-                    f"previous_response_id: {previous_id!r} is none of the last {_STORED_MAX} of this session"
+                    f"previous_response_id: {previous_id!r} is none of the last {_STORED_MAX} responses"
                 )
             request = replace(request, prompts=(f"{self._texts[previous_id]}\n{request.prompts[0]}",))
         return replace(request, stream=True), lambda answer: _MessagesShape(answer, _lane_field(event)), None

@@ -100,7 +100,7 @@ class Flow(FlowState):
         self._context.reporter.on_begin(self, arrival_ns)
         return self.upload.start(head, data, head_end, arrival_ns, t_ns)
 
-    # ---------------------------------------------------------------- the answer: the upstream's handler
+    # ---------------------------------------------------------------- called by the upstream's stream
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         if self.over:
