@@ -235,7 +235,9 @@ def read_metrics(body: bytes) -> dict[str, float]:
         if name is not None:
             metric = name[0].decode()
             if len(line) > LINE_BYTES_MAX:
-                raise ValueError(f"line {number}: {metric}: is longer than {LINE_BYTES_MAX >> 10} KiB")
+                raise ValueError(
+                    f"line {number}: {metric}: the line is longer than {LINE_BYTES_MAX >> 10} KiB"
+                )
             try:
                 samples.setdefault(metric, []).append(_read_sample(line, name.end()))
             except ValueError as exc:
