@@ -197,7 +197,10 @@ def _add_delays(
         figures.add("token_hold_max", int(delays_ns.max()), error + relay_ns, error)
         last = first_block_length(aligned, clock.offset_ns, error) - 1
         wait_ns = int(aligned.back_ns[last] - aligned.back_ns[0])
-        figures.add("block_wait", wait_ns, 2 * (back.uncertainty_ns + ROUNDING_NS))
+        wait_error = 2 * (back.uncertainty_ns + ROUNDING_NS)
+        # If the front was read late, its events can share a timestamp although the gateway held nothing back.
+        is_merged = wait_ns <= front.uncertainty_ns
+        figures.add("block_wait", wait_ns, max(wait_error, wait_ns) if is_merged else wait_error, wait_error)
         check_ns = int(aligned.front_ns[0] - aligned.back_ns[last]) + clock.offset_ns
         figures.add("block_check", check_ns, error + relay_ns, error)
         _add_held_tokens(figures, aligned, clock.offset_ns, error)

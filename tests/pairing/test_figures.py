@@ -77,6 +77,16 @@ def test_the_stages_of_a_guardrail_add_up_to_what_it_adds_to_the_first_token(
     assert all(_width(figures.values[name][0]) <= 5 * MS for name in stages)
 
 
+@pytest.mark.parametrize(("uncertainty_ns", "is_certain"), [(MS, True), (20 * MS, False)])
+def test_events_that_a_late_read_can_have_merged_are_perhaps_no_block(
+    uncertainty_ns: int, is_certain: bool
+) -> None:
+    figures = measured(Crossing(group=2, engine_gap_ns=20 * MS, uncertainty_ns=uncertainty_ns))
+    (wait,) = figures.values["block_wait"]
+    assert wait.value == 20 * MS
+    assert (wait.low > 0) == is_certain
+
+
 def test_tokens_of_a_fast_engine_are_no_block_if_each_is_delivered_at_once() -> None:
     figures = measured(Crossing(engine_gap_ns=500 * US, first_ns=300 * US, delay_ns=300 * US))
     assert (value(figures, "block_wait"), value(figures, "block_check")) == (0, 300 * US)
