@@ -136,7 +136,7 @@ class ExpectedUsage(Struct, frozen=True):
     event: int
     """Index of the event with the usage."""
     normalized: dict[str, int]
-    """Token counts by the names of OpenAI, whatever the names in the event are."""
+    """Token counts by the names of OpenAI, also if the event has other names."""
 
 
 class ExpectedError(Struct, frozen=True):

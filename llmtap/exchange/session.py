@@ -47,7 +47,7 @@ class _Response:
     observer: Observer
     stream_id: str
     event_id: str
-    """Event id of the client's message that asked for the response; an error can name this id."""
+    """Event id of the client's message that requested the response; an error can name this id."""
     request_bytes: int
     response_bytes: int = 0
     id: str = ""

@@ -25,7 +25,7 @@ _OPERATORS: Final = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">"
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?|\.\d+", re.ASCII)
 EXAMPLE: Final = "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"
 _NO_TOKENS: Final = "no_tokens"
-"""Kind of the finding that no answer had a token. It makes the result not valid, whatever is required."""
+"""Kind of the finding that no answer had a token. It always makes the result not valid."""
 _FAILED: Final = "failed"
 """Kind of the finding about failed requests; its `figure` is the share of failed requests."""
 

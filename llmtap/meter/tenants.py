@@ -115,7 +115,7 @@ class Tenants:
         self._finders = [self._compile_rule(rule) for rule in options.rules]
 
     def identify(self, head: RequestHead, path: str, body: ReadBody) -> str:
-        """Return the tenant of a request. Never raises, whatever the request contains."""
+        """Return the tenant of a request. Never raises."""
         for find in self._finders:
             value = find(head, path, body)
             if value is not None:

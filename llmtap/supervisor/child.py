@@ -53,7 +53,7 @@ class ChildState(msgspec.Struct, kw_only=True):
     """Descriptor of the writing end of the child's stdin; the child ends when this descriptor is closed."""
     ready: bool
     until_s: float | None
-    """Monotonic time in seconds at which the child is killed; None: it was not asked to end."""
+    """Monotonic time in seconds at which the child is killed; None: nobody stopped it."""
 
 
 class _Process(Protocol):
@@ -168,7 +168,7 @@ class Child:
             os.write(self._stdin, word + b"\n")
 
     async def end_within(self, seconds: float) -> None:
-        """Wait for the end of a child that was asked to end. Kill it if it still runs after `seconds`."""
+        """Wait for the end of a child that was stopped. Kill it if it still runs after `seconds`."""
         self.until_s = time.monotonic() + seconds
         try:
             await asyncio.wait_for(self._process.wait(), seconds)

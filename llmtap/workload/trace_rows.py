@@ -380,7 +380,7 @@ class TraceRows:
         return "has no rows"
 
     def _rows_without_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return which rows are HTTP requests that asked no model: no prompt, no tokens, unknown endpoint."""
+        """Return which rows are HTTP requests without inference: no prompt, no tokens, unknown endpoint."""
         names = (
             "input_tokens",
             "prompt_bytes",

@@ -227,7 +227,7 @@ class AppExchange:
         self._tap = emitter.tap
         self._method = method
         self._head = head
-        self._has_no_body = False  # whether the answer has no body, whatever bytes the app sends
+        self._has_no_body = False  # whether the answer has no body, even if the app sends bytes
         self._request_bytes = len(head)
         self._response_bytes = 0
         self._is_submitted = False  # whether the time at which the app had the whole request is reported

@@ -502,7 +502,7 @@ class Upload:
             self.assignment.on_memory_lost = None
 
     def note_unsolicited(self) -> None:
-        """Count an answer that was followed by bytes that no request had asked for."""
+        """Count an answer after which bytes came that belong to no request."""
         self._route.pool.unsolicited += 1
 
     def note_not_found(self) -> None:
