@@ -61,7 +61,7 @@ SHARES: Final = ("refused", "failed", "cancelled")
 LABEL_SHARES: Final = tuple(name for name, _ in ERRORS.values())
 """Shares of labelled requests (wrong refusals, missed ones): compared only if a request has a label."""
 LABEL_ALPHA: Final = 0.05
-"""Significance level of the intervals in tables of labels (95 %); the `alpha` of the experiment does not change it."""
+"""Significance level of the intervals in tables of labels (95 %), not that of the experiment (`alpha`)."""
 TITLES: Final[Mapping[str, str]] = {
     **{metric.name: metric.title for metric in _COMPARED_METRICS},
     "tokens_per_chunk": "tokens per chunk",
