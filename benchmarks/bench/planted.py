@@ -36,9 +36,7 @@ from parts.servers import Failure, Server, port_free  # noqa: E402 - tests/e2e i
 LLMTAP: Final = HERE.parent.parent / ".venv/bin/llmtap"
 TEST_S_MAX: Final = 900
 TRUTH: Final = "truth.jsonl"
-UNREADABLE: Final = (
-    Failure, subprocess.TimeoutExpired, LookupError, TypeError, ValueError, AssertionError,
-)  # fmt: skip
+UNREADABLE: Final = (Failure, subprocess.TimeoutExpired, LookupError, TypeError, ValueError, AssertionError)
 """What a case that went wrong may raise, where it is run and where its result is read."""
 DOUBTED: Final = "the test says itself that some of its figures are not to be relied on"
 
@@ -78,16 +76,25 @@ def main() -> int:
         rows += [[name, *row.cells()] for row in of] or [[name, case.planted, "", "", "", "", "NO"]]
         found.append(
             {
-                "case": case.name, "planted": case.planted, "seconds": round(seconds, 1), "wrong": wrong,
+                "case": case.name,
+                "planted": case.planted,
+                "seconds": round(seconds, 1),
+                "wrong": wrong,
                 "rows": [
                     {
-                        "what": r.what, "planted": r.planted, "sent": r.sent, "found": r.found, "low": r.low,
-                        "high": r.high, "unit": "s" if r.unit == "ms" else r.unit, "holds": r.holds,
+                        "what": r.what,
+                        "planted": r.planted,
+                        "sent": r.sent,
+                        "found": r.found,
+                        "low": r.low,
+                        "high": r.high,
+                        "unit": "s" if r.unit == "ms" else r.unit,
+                        "holds": r.holds,
                     }
                     for r in of
                 ],
             }
-        )  # fmt: skip
+        )
         if args.json:
             args.json.write_text(json.dumps({"machine": _machine(), "cases": found}, indent=2) + "\n")
     _print([["test", "figure", "planted", "as sent", "found", "interval", "within"], *rows])
@@ -106,9 +113,17 @@ def _run(case: Case, results: Path, llmtap: Path) -> tuple[list[Row], str | None
         arms = "".join(f"\n[arms.{name}]\n{line.format(**urls)}\n" for name, line in case.arms.items())
         config.write_text(f'[target]\nurl = "{next(iter(urls.values()))}"\n{arms}')
         command = [
-            str(llmtap), "bench", case.test, "--config", str(config), "--quick", "--warmup", "8",
-            "--results", str(folder / "results"),
-        ]  # fmt: skip
+            str(llmtap),
+            "bench",
+            case.test,
+            "--config",
+            str(config),
+            "--quick",
+            "--warmup",
+            "8",
+            "--results",
+            str(folder / "results"),
+        ]
         params = dict(case.params)
         if case.workload is not None:
             workload = folder / "workload.toml"

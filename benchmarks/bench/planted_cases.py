@@ -67,10 +67,13 @@ class Row:
 
         is_open = self.low is not None and self.high is None
         return [
-            self.what, text(self.planted) + unit, text(self.sent),
+            self.what,
+            text(self.planted) + unit,
+            text(self.sent),
             text(self.found) + unit * (self.found is not None),
-            f"{text(self.low)} to {'open' if is_open else text(self.high)}", self.holds,
-        ]  # fmt: skip
+            f"{text(self.low)} to {'open' if is_open else text(self.high)}",
+            self.holds,
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +159,14 @@ def _ttft(s: float) -> Case:
         ]
 
     return Case(
-        "ttft", "ttft", "uniform from 100 to 300 ms",
+        "ttft",
+        "ttft",
+        "uniform from 100 to 300 ms",
         {"sim": ["--ttft", "200ms", "--spread", "0.5", "--tokens", "4"]},
-        {"rate": 30, "requests": round(75 * s)}, read, "input = 32\noutput = 4\n",
-    )  # fmt: skip
+        {"rate": 30, "requests": round(75 * s)},
+        read,
+        "input = 32\noutput = 4\n",
+    )
 
 
 def _itl(s: float) -> Case:
@@ -177,10 +184,14 @@ def _itl(s: float) -> Case:
         return rows[::-1]
 
     return Case(
-        "itl", "itl", "lognormal gaps, mean 20 ms, sigma 0.4", {"sim": ["--set", f"pacing.jitter={sigma}"]},
-        {"max_rate": 8, "levels": "50,100", "requests": round(8 * s), "output_tokens": 64}, read,
+        "itl",
+        "itl",
+        "lognormal gaps, mean 20 ms, sigma 0.4",
+        {"sim": ["--set", f"pacing.jitter={sigma}"]},
+        {"max_rate": 8, "levels": "50,100", "requests": round(8 * s), "output_tokens": 64},
+        read,
         "input = 32\noutput = 64\n",
-    )  # fmt: skip
+    )
 
 
 def _bimodal(s: float) -> Case:
@@ -198,7 +209,9 @@ def _bimodal(s: float) -> Case:
             exactly("multimodal", 1, float(not modality["unimodal"])),
             *(
                 figure(
-                    f"ITL {name.upper()}", percentile(truth, p) or 0.0, level["itl"][name],
+                    f"ITL {name.upper()}",
+                    percentile(truth, p) or 0.0,
+                    level["itl"][name],
                     sent=percentile(sent, p),
                 )
                 for name, p in {"p50": 0.5, "p90": 0.9, "p95": 0.95}.items()
@@ -207,14 +220,17 @@ def _bimodal(s: float) -> Case:
             Row("mode of stalled tokens", stall, near, stall * 0.9, stall * 1.1, "ms")
             if near is not None and abs(near - stall) <= 0.1 * stall
             else exactly("mode of stalled tokens", stall, near, "ms"),
-        ]  # fmt: skip
+        ]
 
     return Case(
-        "itl-bimodal", "itl", "prefills of 600 tokens stall all that decode for 59 ms",
+        "itl-bimodal",
+        "itl",
+        "prefills of 600 tokens stall all that decode for 59 ms",
         {"sim": ["--scheduler", "continuous_batching"]},
-        {"max_rate": 8, "levels": "100", "requests": round(10 * s), "output_tokens": 50}, read,
+        {"max_rate": 8, "levels": "100", "requests": round(10 * s), "output_tokens": 50},
+        read,
         "input = 600\noutput = 50\n",
-    )  # fmt: skip
+    )
 
 
 SEATS: Final = virtual.Shape("continuous_batching", {"seqs_max": "4"}, [(1.0, 1_000, 16)])
@@ -227,20 +243,17 @@ def _throughput(s: float) -> Case:
 
     def read(told: Told, log: Log) -> list[Row]:
         truth = virtual.backlog_rps(SEATS)
-        return [
-            between(
-                "sustainable load", truth, told["sustainable_load_rps"], told["limit"], "requests/s"
-            )
-        ]  # fmt: skip
+        return [between("sustainable load", truth, told["sustainable_load_rps"], told["limit"], "requests/s")]
 
     return Case(
-        "throughput", "throughput", "4 seats, prompts of 1,000 tokens", {"sim": SEATS_SERVER},
-        {
-            "arrivals": "uniform", "rate_min": 5, "rate_max": 40, "rate_step": 5,
-            "duration": f"{1.25 * s:g}s",
-        },
-        read, SEATS_WORKLOAD,
-    )  # fmt: skip
+        "throughput",
+        "throughput",
+        "4 seats, prompts of 1,000 tokens",
+        {"sim": SEATS_SERVER},
+        {"arrivals": "uniform", "rate_min": 5, "rate_max": 40, "rate_step": 5, "duration": f"{1.25 * s:g}s"},
+        read,
+        SEATS_WORKLOAD,
+    )
 
 
 def _tradeoff(s: float) -> Case:
@@ -261,13 +274,14 @@ def _tradeoff(s: float) -> Case:
         ]
 
     return Case(
-        "tradeoff", "tradeoff", "the same engine", {"sim": SEATS_SERVER},
-        {
-            "arrivals": "uniform", "max_rate": 8, "levels": ",".join(map(str, percents)),
-            "duration": f"{s:g}s",
-        },
-        read, SEATS_WORKLOAD,
-    )  # fmt: skip
+        "tradeoff",
+        "tradeoff",
+        "the same engine",
+        {"sim": SEATS_SERVER},
+        {"arrivals": "uniform", "max_rate": 8, "levels": ",".join(map(str, percents)), "duration": f"{s:g}s"},
+        read,
+        SEATS_WORKLOAD,
+    )
 
 
 def _capacity(s: float) -> Case:
@@ -276,14 +290,22 @@ def _capacity(s: float) -> Case:
         return [between("concurrency", 6, best, None if limit is None else limit - 1)]
 
     return Case(
-        "capacity", "capacity", "6 seats; the seventh waits for half a second",
+        "capacity",
+        "capacity",
+        "6 seats; the seventh waits for half a second",
         {"sim": ("--scheduler", "continuous_batching", "--serving", "seqs_max=6")},
         {
-            "ttft_p99": "300ms", "output_tokens": 64, "initial": 4, "maximum": 24, "resolution": 1,
-            "duration": f"{s / 4:g}s", "per_slot": 3,
+            "ttft_p99": "300ms",
+            "output_tokens": 64,
+            "initial": 4,
+            "maximum": 24,
+            "resolution": 1,
+            "duration": f"{s / 4:g}s",
+            "per_slot": 3,
         },
-        read, "input = 8\noutput = 64\n",
-    )  # fmt: skip
+        read,
+        "input = 8\noutput = 64\n",
+    )
 
 
 def _fairness(s: float, scheduler: str, short_input: int, long_input: int) -> Case:
@@ -311,13 +333,19 @@ def _fairness(s: float, scheduler: str, short_input: int, long_input: int) -> Ca
 
     fair = "short wait for long" if scheduler == "static_fifo" else "nobody waits for another's answer"
     return Case(
-        f"fairness-{scheduler}", "fairness", f"{scheduler}: {fair}", {"sim": ("--scheduler", scheduler)},
+        f"fairness-{scheduler}",
+        "fairness",
+        f"{scheduler}: {fair}",
+        {"sim": ("--scheduler", scheduler)},
         {
-            "classes": json.dumps(classes), "rate": 5, "duration": f"{3 * s:g}s",
-            "requests_per_class": round(2.5 * s), "content": "words",
+            "classes": json.dumps(classes),
+            "rate": 5,
+            "duration": f"{3 * s:g}s",
+            "requests_per_class": round(2.5 * s),
+            "content": "words",
         },
         read,
-    )  # fmt: skip
+    )
 
 
 def _mixed_and_alone(
@@ -342,8 +370,11 @@ def _prefix_cache(s: float) -> Case:
         hits, less = told["hit_rate"]["warm"], told["reduction"]["warm"]["p50"]
         return [
             Row(
-                "TTFT reduction, warm, at P50", 1 - middle["warm"] / middle["off"],
-                less["value"], less["low"], less["high"],
+                "TTFT reduction, warm, at P50",
+                1 - middle["warm"] / middle["off"],
+                less["value"],
+                less["low"],
+                less["high"],
                 way_to=1 - (middle["warm"] + WAY_S) / (middle["off"] + WAY_S),
             ),
             *(
@@ -351,19 +382,27 @@ def _prefix_cache(s: float) -> Case:
                 for state in middle
             ),
             exactly("hit rate, warm", 1.0, None if hits is None else round(hits["value"], 3)),
-        ]  # fmt: skip
+        ]
 
     engine = ("--scheduler", "continuous_batching")
     return Case(
-        "prefix-cache", "prefix-cache", "1,600 of 2,000 tokens are shared, at 88 us a token",
+        "prefix-cache",
+        "prefix-cache",
+        "1,600 of 2,000 tokens are shared, at 88 us a token",
         {"on": (*engine, "--serving", "prefix_cache=true"), "off": engine},
         {
-            "prefix_tokens": f"{prefix},{prefix}", "prefixes": 2, "sharing": 1.0, "rate": rate,
-            "requests": round(2.5 * s), "repeats": 2, "concurrency": 0,
+            "prefix_tokens": f"{prefix},{prefix}",
+            "prefixes": 2,
+            "sharing": 1.0,
+            "rate": rate,
+            "requests": round(2.5 * s),
+            "repeats": 2,
+            "concurrency": 0,
         },
-        read, f"input = {own}\noutput = 4\n",
+        read,
+        f"input = {own}\noutput = 4\n",
         {"cache_off": 'url = "{off}"', "cache_on": 'url = "{on}"'},
-    )  # fmt: skip
+    )
 
 
 def _memory_pressure(s: float) -> Case:
@@ -378,11 +417,14 @@ def _memory_pressure(s: float) -> Case:
         ]
 
     return Case(
-        "memory-pressure", "memory-pressure", "KV memory for 8 requests of 192 tokens",
+        "memory-pressure",
+        "memory-pressure",
+        "KV memory for 8 requests of 192 tokens",
         {"sim": ("--scheduler", "continuous_batching", "--serving", "kv_tokens=1600")},
-        {"capacity": 8, "levels": "100,150", "duration": f"{s:g}s", "output_tokens": 96}, read,
+        {"capacity": 8, "levels": "100,150", "duration": f"{s:g}s", "output_tokens": 96},
+        read,
         "input = 96\noutput = 96\n",
-    )  # fmt: skip
+    )
 
 
 def _long_context(s: float) -> Case:
@@ -402,17 +444,19 @@ def _long_context(s: float) -> Case:
             ),
             exactly("the best fit is quadratic", 1, float(told["best_fit"] == "quadratic")),
             # A fit's terms have no intervals: within 5 %.
-            Row(
-                "ns a squared token", thousand_s * 1e3, bend, thousand_s * 950, thousand_s * 1050
-            ) if bend is not None and abs(bend / (thousand_s * 1e3) - 1) < 0.05
+            Row("ns a squared token", thousand_s * 1e3, bend, thousand_s * 950, thousand_s * 1050)
+            if bend is not None and abs(bend / (thousand_s * 1e3) - 1) < 0.05
             else exactly("ns a squared token", thousand_s * 1e3, bend),
-        ]  # fmt: skip
+        ]
 
     return Case(
-        "long-context", "long-context", "attention: 20 ms for 1,000 tokens, and as the square",
+        "long-context",
+        "long-context",
+        "attention: 20 ms for 1,000 tokens, and as the square",
         {"sim": ("--scheduler", "continuous_batching", "--serving", "attention=20ms")},
-        {"lengths": "512,1024,2048,4096,8192", "requests": max(3, round(s * 0.75)), "output_tokens": 2}, read,
-    )  # fmt: skip
+        {"lengths": "512,1024,2048,4096,8192", "requests": max(3, round(s * 0.75)), "output_tokens": 2},
+        read,
+    )
 
 
 def _guardrails(s: float) -> Case:
@@ -455,23 +499,35 @@ def _guardrails(s: float) -> Case:
     before = f'"x-sim-input-filter" = "{filter_in * MS:g}ms"'
     after = f'"x-sim-output-hold" = "{hold}", "x-sim-output-filter" = "{filter_out * MS:g}ms"'
     return Case(
-        "guardrail-overhead", "guardrail-overhead", "input 40 ms; output 15 ms for each 4 tokens",
+        "guardrail-overhead",
+        "guardrail-overhead",
+        "input 40 ms; output 15 ms for each 4 tokens",
         {"sim": ("--ttft", f"{ttft * MS:g}ms", "--itl", f"{itl * MS:g}ms")},
-        {"max_rate": 20, "levels": 50, "requests": requests, "repeats": 3}, read,
+        {"max_rate": 20, "levels": 50, "requests": requests, "repeats": 3},
+        read,
         "input = 32\noutput = 20\n",
         {
-            "baseline": "", "input_filter": f"headers = {{{{ {before} }}}}",
+            "baseline": "",
+            "input_filter": f"headers = {{{{ {before} }}}}",
             "output_filter": f"headers = {{{{ {after} }}}}",
             "full": f"headers = {{{{ {before}, {after} }}}}",
         },
-    )  # fmt: skip
+    )
 
 
 def cases(s: float) -> list[Case]:
     """All, with loads of about so many seconds."""
     return [
-        _ttft(s), _throughput(s), _tradeoff(s), _itl(s), _bimodal(s), _capacity(s),
-        _fairness(s, "static_fifo", 12, 50), _fairness(s, "continuous_batching", 600, 1_200),
+        _ttft(s),
+        _throughput(s),
+        _tradeoff(s),
+        _itl(s),
+        _bimodal(s),
+        _capacity(s),
+        _fairness(s, "static_fifo", 12, 50),
+        _fairness(s, "continuous_batching", 600, 1_200),
         _prefix_cache(s),
-        _memory_pressure(s), _long_context(s), _guardrails(s),
-    ]  # fmt: skip
+        _memory_pressure(s),
+        _long_context(s),
+        _guardrails(s),
+    ]

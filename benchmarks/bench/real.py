@@ -89,9 +89,13 @@ class System:
         if self.guarded:
             lines.append(f'body = {{ guardrails = ["{guardrail.FILTER}"] }}')
         filtered = str(self.guarded).lower()
-        text = "\n".join(lines) + "\n" + SUT.format(
-            boundary=self.boundary, software=self.software, cpus=os.cpu_count(), filtered=filtered
-        )  # fmt: skip
+        text = (
+            "\n".join(lines)
+            + "\n"
+            + SUT.format(
+                boundary=self.boundary, software=self.software, cpus=os.cpu_count(), filtered=filtered
+            )
+        )
         if self.gateway and not self.guarded:
             arms = {"baseline": "", **dict(zip(("input_filter", "output_filter"), ONE_SIDED, strict=True))}
             arms["full"] = guardrail.FILTER
@@ -105,10 +109,13 @@ SYSTEMS: Final = (
     System("engine", "model engine", "transformers serve, continuous batching"),
     System("gateway", "application gateway", "LiteLLM before transformers serve", gateway=True),
     System(
-        "guarded", "compound system", "LiteLLM with its content filter before transformers serve",
-        gateway=True, guarded=True,
+        "guarded",
+        "compound system",
+        "LiteLLM with its content filter before transformers serve",
+        gateway=True,
+        guarded=True,
     ),
-)  # fmt: skip
+)
 CLASSES: Final = json.dumps(
     [
         {"name": "short", "share": 0.8, "input": [8, 16], "output": [8, 16]},
@@ -120,16 +127,19 @@ TESTS: Final[dict[str, dict[str, object]]] = {
     "ttft": {"requests": 100, "concurrency": 2},
     "itl": {"requests": 30, "levels": "25,75", "output_tokens": 64},
     "capacity": {
-        "ttft_p99": "2s", "output_tokens": 32, "initial": 4, "maximum": 64, "resolution": 2,
-        "duration": "4s", "per_slot": 2,
+        "ttft_p99": "2s",
+        "output_tokens": 32,
+        "initial": 4,
+        "maximum": 64,
+        "resolution": 2,
+        "duration": "4s",
+        "per_slot": 2,
     },
     "fairness": {"classes": CLASSES, "duration": "10s", "requests_per_class": 10, "slots_max": 16},
     "guardrail-overhead": {"requests": 16, "repeats": 3, "levels": "25,75", "output_tokens": 24},
-}  # fmt: skip
+}
 """In this order: `itl` and `guardrail-overhead` take from `throughput` what 100 % are."""
-SERVED: Final = {
-    "fairness": ("engine", "gateway"), "guardrail-overhead": ("gateway",),
-}  # fmt: skip
+SERVED: Final = {"fairness": ("engine", "gateway"), "guardrail-overhead": ("gateway",)}
 """Which systems a test is for, where it is not for all of them."""
 ALL_TESTS: Final = """
 [arms.cache_off]
@@ -266,9 +276,21 @@ def _tested(system: System, url: str, results: Path, args: argparse.Namespace) -
             continue
         # All names are those of files in the folder: a report tells no path of this machine.
         command = [
-            str(args.llmtap), "bench", test, "--config", "bench.toml", "--quick", "--warmup", "8",
-            "--results", "results", "--markdown", f"{test}.md", "--html", f"{test}.html",
-        ]  # fmt: skip
+            str(args.llmtap),
+            "bench",
+            test,
+            "--config",
+            "bench.toml",
+            "--quick",
+            "--warmup",
+            "8",
+            "--results",
+            "results",
+            "--markdown",
+            f"{test}.md",
+            "--html",
+            f"{test}.html",
+        ]
         if test != "fairness":
             params = {"workload": WORKLOAD_FILE, **params}
         for name, value in params.items():
@@ -296,16 +318,30 @@ def _all_tested(urls: tuple[str, str], folder: Path, args: argparse.Namespace) -
         _prepare(folder, config.replace("[target]", f'[target]\nkey_env = "{KEY_VARIABLE}"'))
         with (folder / "bench.toml").open("a") as file:
             arms = {"uncached": f"http://127.0.0.1:{uncached}", "gateway": gateway}
-            classes = "[" + ", ".join(
-                f'{{ name = "{one["name"]}", share = {one["share"]},'
-                f" input = {one['input']}, output = {one['output']} }}"
-                for one in json.loads(CLASSES)
-            ) + "]"  # fmt: skip
+            classes = (
+                "["
+                + ", ".join(
+                    f'{{ name = "{one["name"]}", share = {one["share"]},'
+                    f" input = {one['input']}, output = {one['output']} }}"
+                    for one in json.loads(CLASSES)
+                )
+                + "]"
+            )
             file.write(ALL_TESTS.format(**arms, filter=guardrail.FILTER, classes=classes))
         command = [
-            str(args.llmtap), "bench", "all", "--config", "bench.toml", "--quick", "--warmup", "8",
-            "--results", "results", "--html", "all.html",
-        ]  # fmt: skip
+            str(args.llmtap),
+            "bench",
+            "all",
+            "--config",
+            "bench.toml",
+            "--quick",
+            "--warmup",
+            "8",
+            "--results",
+            "results",
+            "--html",
+            "all.html",
+        ]
         began = time.monotonic()
         code, said = _run(command, folder, folder / "all.log", limit_s=ALL_S_MAX)
     _say(f"all tests: exit {code}, {time.monotonic() - began:.0f} s")

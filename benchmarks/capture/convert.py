@@ -79,10 +79,15 @@ def main() -> None:
     for r in reports:
         n = r["rows_read"]
         table.add_row(
-            r["source_format"], r["target_format"], f"{n:,}", f"{n / r['seconds']:,.0f}",
-            f"{r['cpu_seconds'] / n * 1e6:.1f}", f"{r['peak_bytes'] / 1e6:.0f}",
-            f"{r['bytes_in'] / n:.1f}", f"{r['bytes_out'] / n:.1f}",
-        )  # fmt: skip
+            r["source_format"],
+            r["target_format"],
+            f"{n:,}",
+            f"{n / r['seconds']:,.0f}",
+            f"{r['cpu_seconds'] / n * 1e6:.1f}",
+            f"{r['peak_bytes'] / 1e6:.0f}",
+            f"{r['bytes_in'] / n:.1f}",
+            f"{r['bytes_out'] / n:.1f}",
+        )
     console.print(table)
     if args.json is not None:
         args.json.write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")

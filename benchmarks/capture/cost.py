@@ -109,9 +109,12 @@ def exchange(t_ns: int, messages: list[dict[str, str]], answer: list[str], rng: 
     chunks = []
     for i, word in enumerate(answer):
         value = {
-            "id": name, "object": "chat.completion.chunk", "created": 1_760_000_000, "model": "acme-8b",
+            "id": name,
+            "object": "chat.completion.chunk",
+            "created": 1_760_000_000,
+            "model": "acme-8b",
             "choices": [{"index": 0, "delta": {"content": f" {word}"}, "finish_reason": None}],
-        }  # fmt: skip
+        }
         if i == len(answer) - 1:
             value["choices"] = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
             value["usage"] = {
@@ -171,9 +174,12 @@ def play(packed: list[bytes], recorder: Recorder | None) -> float:
 def recording(folder: Path, level: str) -> Recorder:
     full = ("*",) if level == "full" else ()
     options = CaptureOptions(
-        to=str(folder), level=level, full_tenants=full, rotate_every=Duration(3_600 * S),  # type: ignore[arg-type]
+        to=str(folder),
+        level=level,
+        full_tenants=full,
+        rotate_every=Duration(3_600 * S),  # type: ignore[arg-type]
         memory_bytes=Bytes(1 << 30),
-    )  # fmt: skip
+    )
     info = CaptureInfo(
         capture="bench", tap_version=llmtap.__version__, level=level, block_unit="bytes", block_size=2_048
     )
@@ -194,9 +200,12 @@ def weigh(folder: Path) -> dict[str, float]:
                     events += found.total_compressed_size
         n_events += sum(map(len, pq.read_table(file, columns=["event_us"])["event_us"].to_pylist()))
     return {
-        "bytes": total, "rows": rows, "events": n_events, "bytes_per_event": events / n_events,
+        "bytes": total,
+        "rows": rows,
+        "events": n_events,
+        "bytes_per_event": events / n_events,
         "bytes_per_exchange": (total - events) / rows,
-    }  # fmt: skip
+    }
 
 
 def goreplay(exchanges: list[Exchange]) -> bytes:
@@ -225,9 +234,11 @@ def run_size(exchanges: list[Exchange], packed: list[bytes], console: Console) -
             play(packed, recording(folder, level))
             found = out[level] = weigh(folder)
             row(
-                f"capture, {level}", found["bytes"],
-                f"{found['bytes_per_event']:.2f}", f"{found['bytes_per_exchange']:.0f}",
-            )  # fmt: skip
+                f"capture, {level}",
+                found["bytes"],
+                f"{found['bytes_per_event']:.2f}",
+                f"{found['bytes_per_exchange']:.0f}",
+            )
         data = goreplay(exchanges)
         zipped = len(gzip.compress(data, 6))
         out["GoReplay"] = {"bytes": len(data), "gzip": zipped}

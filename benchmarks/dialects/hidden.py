@@ -23,9 +23,14 @@ from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
 
 CORPUS: Final = Path(__file__).parents[2] / "tests" / "data" / "dialects"
 _COLUMNS: Final = (
-    "dialect hidden", "streams with output", "TTFT exact", "output events exact", "usage exact",
-    "streams without text", "with output",
-)  # fmt: skip
+    "dialect hidden",
+    "streams with output",
+    "TTFT exact",
+    "output events exact",
+    "usage exact",
+    "streams without text",
+    "with output",
+)
 _NS_PER_MS: Final = 1_000_000
 
 
@@ -136,11 +141,14 @@ def table(found: list[Comparison]) -> Iterator[str]:
         silent = [c for c in streams if not c.has_text]
         usage = [c for c in text if c.usage_exact is not None]
         cells = [
-            dialect or "all", str(len(text)), share(sum(c.ttft_exact for c in text), len(text), dialect),
+            dialect or "all",
+            str(len(text)),
+            share(sum(c.ttft_exact for c in text), len(text), dialect),
             share(sum(c.events_exact for c in text), len(text), dialect),
             f"{sum(c.usage_exact is True for c in usage)} of {len(usage)}" if usage else "-",
-            str(len(silent)), str(sum(bool(outputs(c.hidden)) for c in silent)),
-        ]  # fmt: skip
+            str(len(silent)),
+            str(sum(bool(outputs(c.hidden)) for c in silent)),
+        ]
         yield "| " + " | ".join(cells) + " |"
 
 

@@ -21,22 +21,39 @@ SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SHAPES: Final[dict[str, dict[str, int | float]]] = {
     # Qwen2-7B: the figures of its published config.json.
     "qwen2-7b": {
-        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-        "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
         "rope_theta": 1_000_000.0,
     },
     # Qwen2-1.5B: the same; loads in a fifth of the time.
     "qwen2-1.5b": {
-        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
-        "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768,
-        "rope_theta": 1_000_000.0, "tie_word_embeddings": True,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
     },
     # For trying the scripts where there is no GPU.
     "small": {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 2048, "max_position_embeddings": 2048, "rope_theta": 10_000.0,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2048,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10_000.0,
     },
-}  # fmt: skip
+}
 
 
 def make_model(folder: Path, shape: str) -> Path:
@@ -45,20 +62,31 @@ def make_model(folder: Path, shape: str) -> Path:
     size = SHAPES[shape]
     specials = {name: i for i, name in enumerate(SPECIALS)}
     config = {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "bfloat16",
-        "hidden_act": "silu", "rms_norm_eps": 1e-06, "initializer_range": 0.02, "tie_word_embeddings": False,
-        "attention_dropout": 0.0, "use_sliding_window": False, "use_cache": True,
-        "bos_token_id": None, "eos_token_id": specials["<|im_end|>"],
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-06,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "use_cache": True,
+        "bos_token_id": None,
+        "eos_token_id": specials["<|im_end|>"],
         "pad_token_id": specials["<|endoftext|>"],
         **size,
-    }  # fmt: skip
+    }
     _write(folder / "config.json", config)
     _tokenizer(int(size["vocab_size"])).save(str(folder / "tokenizer.json"))
     told = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-        "chat_template": CHATML, "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHATML,
+        "clean_up_tokenization_spaces": False,
         "model_max_length": size["max_position_embeddings"],
-    }  # fmt: skip
+    }
     _write(folder / "tokenizer_config.json", told)
     # Weights say nothing, so neither would an end that they draw: answers end where they are told to.
     _write(folder / "generation_config.json", {"do_sample": True, "temperature": 1.0})

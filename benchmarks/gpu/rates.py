@@ -85,9 +85,11 @@ def main() -> int:
     )
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     parser.add_argument(
-        "--engine-bin", type=shlex.split, required=True,
+        "--engine-bin",
+        type=shlex.split,
+        required=True,
         help='the engine\'s command; several words such as "python3 -m transformers.cli.transformers"',
-    )  # fmt: skip
+    )
     parser.add_argument("--shape", choices=tuple(SHAPES), default="qwen2-7b")
     parser.add_argument("--rates", default="1,2,4,6,8,10,12,16,20,24", help="requests/s")
     parser.add_argument("--requests", type=int, default=1000, help="of each run; P99 needs 1,000 (5.1.4.3)")
@@ -163,11 +165,30 @@ def _swept(args: argparse.Namespace, url: str, results: Path) -> list[dict[str, 
         for rate in chance.sample(rates, len(rates)):
             told = results / f"rate-{rate:g}-{repeat}.json"
             command = [
-                *LLMTAP, "replay", args.workload, "--target", url, "--model", args.shape,
-                "--tokenizer", str(results / args.shape), "--seed", str(repeat), "--slo", args.slo,
-                "--rate", f"{rate:g}", "--requests", str(args.requests), "--warmup", "8",
-                "--body-field", "temperature=1.0", "--json", str(told),
-            ]  # fmt: skip
+                *LLMTAP,
+                "replay",
+                args.workload,
+                "--target",
+                url,
+                "--model",
+                args.shape,
+                "--tokenizer",
+                str(results / args.shape),
+                "--seed",
+                str(repeat),
+                "--slo",
+                args.slo,
+                "--rate",
+                f"{rate:g}",
+                "--requests",
+                str(args.requests),
+                "--warmup",
+                "8",
+                "--body-field",
+                "temperature=1.0",
+                "--json",
+                str(told),
+            ]
             command += ["--server", "vllm"] if args.engine == "vllm" else []
             code = subprocess.run(command, stdout=subprocess.DEVNULL, env=os.environ | PATHS).returncode
             if code not in (0, 1):  # 1: figures that the result itself doubts
@@ -183,13 +204,17 @@ def _swept(args: argparse.Namespace, url: str, results: Path) -> list[dict[str, 
 def _row(rate: float, repeat: int, told: dict[str, Any]) -> dict[str, Any]:
     ttft, tbc = told["metrics"]["ttft"], told["metrics"]["tbc"]
     return {
-        "rate": rate, "repeat": repeat, "n": told["n"], "outcomes": told["outcomes"],
-        "achieved_rps": told["load"]["achieved_rps"], "valid": not told["verdict"]["findings"],
+        "rate": rate,
+        "repeat": repeat,
+        "n": told["n"],
+        "outcomes": told["outcomes"],
+        "achieved_rps": told["load"]["achieved_rps"],
+        "valid": not told["verdict"]["findings"],
         "goodput": told["goodput"]["requests_per_second"],
         "smooth_goodput": told["smooth_goodput"]["tokens_per_second"],
         **{f"ttft_{p}": _ms(ttft.get(p)) for p in ("p50", "p99")},
         **{f"tbc_{p}": _ms(tbc.get(p)) for p in ("p50", "p99")},
-    }  # fmt: skip
+    }
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -237,10 +262,22 @@ def _spread(values: list[float | None]) -> str:
 def _tested(args: argparse.Namespace, url: str, results: Path) -> None:
     for test in filter(None, args.tests.split(",")):
         command = [
-            *LLMTAP, "bench", test, "--target", url, "--results", str(results / "bench"),
-            "--set", f"target.tokenizer={results / args.shape}", "--set", f"target.model={args.shape}",
-            "--html", str(results / f"{test}.html"), "--markdown", str(results / f"{test}.md"),
-        ]  # fmt: skip
+            *LLMTAP,
+            "bench",
+            test,
+            "--target",
+            url,
+            "--results",
+            str(results / "bench"),
+            "--set",
+            f"target.tokenizer={results / args.shape}",
+            "--set",
+            f"target.model={args.shape}",
+            "--html",
+            str(results / f"{test}.html"),
+            "--markdown",
+            str(results / f"{test}.md"),
+        ]
         command += [
             word for name, value in TESTS[test].items() for word in ("--set", f"{test}.{name}={value}")
         ]
@@ -255,10 +292,26 @@ def _batches(args: argparse.Namespace, url: str, results: Path) -> None:
     if not args.grid:
         return
     command = [
-        *LLMTAP, "bench", "grid", "--target", url, "--model", args.shape,
-        "--tokenizer", str(results / args.shape), "--batch", args.grid, "--pp", "128", "--tg", "32,64,128",
-        "--repeat", "3", "--csv", str(results / "grid.csv"),
-    ]  # fmt: skip
+        *LLMTAP,
+        "bench",
+        "grid",
+        "--target",
+        url,
+        "--model",
+        args.shape,
+        "--tokenizer",
+        str(results / args.shape),
+        "--batch",
+        args.grid,
+        "--pp",
+        "128",
+        "--tg",
+        "32,64,128",
+        "--repeat",
+        "3",
+        "--csv",
+        str(results / "grid.csv"),
+    ]
     command += ["--server", "vllm"] if args.engine == "vllm" else []
     code = subprocess.run(command, env=os.environ | PATHS).returncode
     if code not in (0, 1):  # 1: some cells are not valid, which the table names

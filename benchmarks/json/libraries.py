@@ -56,18 +56,22 @@ def cases() -> dict[str, dict[str, Callable[[], Any]]]:
     size = f"{len(summary) / 1e3:.0f} kB"
     return {
         f"chat event ({len(CHAT_EVENT)} bytes) to a dict": {
-            "msgspec": lambda: decode(CHAT_EVENT), "orjson": lambda: orjson.loads(CHAT_EVENT),
+            "msgspec": lambda: decode(CHAT_EVENT),
+            "orjson": lambda: orjson.loads(CHAT_EVENT),
         },
         "chat event, the needed fields": {
-            "msgspec": lambda: typed(CHAT_EVENT), "orjson": lambda: orjson.loads(CHAT_EVENT),
+            "msgspec": lambda: typed(CHAT_EVENT),
+            "orjson": lambda: orjson.loads(CHAT_EVENT),
         },
         f"answer of the admin API ({size}), encoded": {
-            "msgspec": lambda: encode(document), "orjson": lambda: orjson.dumps(document),
+            "msgspec": lambda: encode(document),
+            "orjson": lambda: orjson.dumps(document),
         },
         f"the same ({size}), decoded": {
-            "msgspec": lambda: decode(summary), "orjson": lambda: orjson.loads(summary),
+            "msgspec": lambda: decode(summary),
+            "orjson": lambda: orjson.loads(summary),
         },
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -89,8 +89,11 @@ def turns(
                 keep = options.keep and options.keep / f"{name}-{tool.name.split()[0]}-{round_number}"
                 row = trial(tool, case, seed=seed, real_time=real_time, llmtap=more, keep=keep)
                 took_s = time.monotonic() - began
-                print(f"{name}, round {round_number + 1}: {tool.name}: {brief(row)} ({took_s:.0f} s)",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                print(
+                    f"{name}, round {round_number + 1}: {tool.name}: {brief(row)} ({took_s:.0f} s)",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 yield {"case": name, "tool": tool.name, "round": round_number, "took_s": took_s, **row}
 
 
@@ -158,8 +161,14 @@ def parse() -> argparse.Namespace:
         help="only print the tables of saved results",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what tools and server wrote")
-    parser.add_argument("--install", nargs="+", default=[], choices=sorted(INSTALLERS), metavar="NAME",
-                        help=f"install and end: {', '.join(sorted(INSTALLERS))}")  # fmt: skip
+    parser.add_argument(
+        "--install",
+        nargs="+",
+        default=[],
+        choices=sorted(INSTALLERS),
+        metavar="NAME",
+        help=f"install and end: {', '.join(sorted(INSTALLERS))}",
+    )
     return parser.parse_args()
 
 

@@ -93,8 +93,10 @@ def main() -> int:
         arrivals = parse_arrivals(case.text, rate_rps=case.rate_rps, seed=seed)
         rows.append(row_of(case, arrivals, args.seconds))
     print(table(rows))
-    print(f"\n{args.seconds:g} s each, seeds from {args.seed}; Python {platform.python_version()}, "
-          f"{platform.system()} {platform.machine()}.")  # fmt: skip
+    print(
+        f"\n{args.seconds:g} s each, seeds from {args.seed}; Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}."
+    )
     beyond = [row.arrivals for row in rows if not row.holds]
     print(f"Beyond their bounds: {', '.join(beyond) or 'none'}.")
     if args.json:
@@ -205,13 +207,14 @@ def row_of(case: Case, arrivals: Arrivals, seconds: float) -> Row:
     assert strongest is not None
     # A renewal process that begins with a gap: (cv^2 - 1) / 2 more than the rate says, in the long run.
     return Row(
-        text, case.rate_rps,
+        text,
+        case.rate_rps,
         n=(len(times), mean + (cv * cv - 1) / 2, Z_999 * cv * math.sqrt(mean)),
         gap_mean=(gap, 1.0, Z_999 * cv / math.sqrt(n)),
         cv=(spread, cv, Z_999 * math.sqrt((k + 1) / (2 * n)) / k),
         ks=(far_ks, KS_999 / math.sqrt(n)),
         autocorrelation=(strongest.value, strongest.lag, AUTO_999 / math.sqrt(n)),
-    )  # fmt: skip
+    )
 
 
 def off_ns(expected: Law, k: int, at_ns: int) -> int:
@@ -238,11 +241,14 @@ def table(rows: list[Row]) -> str:
             assert row.gap_mean and row.cv and row.ks and row.autocorrelation
             value, lag, most = row.autocorrelation
             cells += [
-                f"{said:,.0f} +- {room:,.0f}", f"{n:,}",
+                f"{said:,.0f} +- {room:,.0f}",
+                f"{n:,}",
                 f"{row.gap_mean[0]:.4f} (1 +- {row.gap_mean[2]:.4f})",
-                f"{row.cv[1]:.3f} +- {row.cv[2]:.3f}", f"{row.cv[0]:.3f}",
-                f"{row.ks[0]:.4f} ({row.ks[1]:.4f})", f"{value:+.3f} at {lag} ({most:.3f})",
-            ]  # fmt: skip
+                f"{row.cv[1]:.3f} +- {row.cv[2]:.3f}",
+                f"{row.cv[0]:.3f}",
+                f"{row.ks[0]:.4f} ({row.ks[1]:.4f})",
+                f"{value:+.3f} at {lag} ({most:.3f})",
+            ]
         lines.append("| " + " | ".join([*cells, "" if row.holds else "**beyond**"]) + " |")
     return "\n".join(lines)
 

@@ -88,13 +88,21 @@ def measure(requests: Requests, name: str, rounds: int) -> dict[str, Any]:
             sys.exit(f"{name}: row {row} has other tokens than it was said to have")
     wall = statistics.median(walls)
     return {
-        "tokenizer": Path(name).name if os.path.sep in name else name, "way": counter.method,
-        "words": counter.words.distinct, "opened_s": opened_s, "prepared_s": wall, "prepared_s_all": walls,
-        "cpu_s": statistics.median(cpus), "prompts_per_s": len(requests) / wall,
-        "tokens_per_s": sum(requests.input) / wall, "countings_per_prompt": countings,
-        "exact": lengths.exact, "n": lengths.n, "missed": [lengths.missed_min, lengths.missed_max],
+        "tokenizer": Path(name).name if os.path.sep in name else name,
+        "way": counter.method,
+        "words": counter.words.distinct,
+        "opened_s": opened_s,
+        "prepared_s": wall,
+        "prepared_s_all": walls,
+        "cpu_s": statistics.median(cpus),
+        "prompts_per_s": len(requests) / wall,
+        "tokens_per_s": sum(requests.input) / wall,
+        "countings_per_prompt": countings,
+        "exact": lengths.exact,
+        "n": lengths.n,
+        "missed": [lengths.missed_min, lengths.missed_max],
         "bytes": total,
-    }  # fmt: skip
+    }
 
 
 def rows_of(args: argparse.Namespace) -> Requests:
@@ -141,10 +149,16 @@ def main() -> int:
         table.add_column(column, justify="left" if column in ("tokenizer", "way") else "right")
     for one in found:
         table.add_row(
-            one["tokenizer"], one["way"], f"{one['opened_s']:.2f}", f"{one['prepared_s']:.2f}",
-            f"{one['cpu_s']:.2f}", f"{one['prompts_per_s']:,.0f}", f"{one['countings_per_prompt']:.2f}",
-            f"{one['exact']:,} of {one['n']:,}", f"{one['bytes'] / 1e6:.0f}",
-        )  # fmt: skip
+            one["tokenizer"],
+            one["way"],
+            f"{one['opened_s']:.2f}",
+            f"{one['prepared_s']:.2f}",
+            f"{one['cpu_s']:.2f}",
+            f"{one['prompts_per_s']:,.0f}",
+            f"{one['countings_per_prompt']:.2f}",
+            f"{one['exact']:,} of {one['n']:,}",
+            f"{one['bytes'] / 1e6:.0f}",
+        )
     Console(width=140).print(table)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")

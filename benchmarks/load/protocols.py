@@ -31,9 +31,21 @@ SCHEMES = {"http": "http", "realtime": "ws", "grpc": "grpc"}
 TTFT_MS, ITL_MS = 150, 20
 PROMPT_TOKENS = 100
 HEADS = (
-    "protocol", "sent", "TTFT p50, true", "told", "p99, true", "told", "gap p50, true", "told", "p99, true",
-    "told", "lateness p99", "uncertainty p99", "CPU s", "verdict",
-)  # fmt: skip
+    "protocol",
+    "sent",
+    "TTFT p50, true",
+    "told",
+    "p99, true",
+    "told",
+    "gap p50, true",
+    "told",
+    "p99, true",
+    "told",
+    "lateness p99",
+    "uncertainty p99",
+    "CPU s",
+    "verdict",
+)
 
 
 @contextmanager
@@ -42,9 +54,22 @@ def serving(folder: Path, tokens: int) -> Iterator[tuple[dict[str, int], Path]]:
     truth = folder / "truth.jsonl"
     http, grpc = free_ports(2)
     command = [
-        *LLMTAP, "sim", "serve", "--listen", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}", "--ttft",
-        f"{TTFT_MS}ms", "--itl", f"{ITL_MS}ms", "--tokens", str(tokens), "--truth", str(truth),
-    ]  # fmt: skip
+        *LLMTAP,
+        "sim",
+        "serve",
+        "--listen",
+        f"127.0.0.1:{http}",
+        "--grpc",
+        f"127.0.0.1:{grpc}",
+        "--ttft",
+        f"{TTFT_MS}ms",
+        "--itl",
+        f"{ITL_MS}ms",
+        "--tokens",
+        str(tokens),
+        "--truth",
+        str(truth),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -70,10 +95,24 @@ def trial(protocol: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:
         with serving(folder, args.tokens) as (ports, log):
             scheme = SCHEMES[protocol]
             command = [
-                *LLMTAP, "replay", str(trace), "--arrivals", "poisson", "--rate", str(args.rate),
-                "--requests", str(round(args.rate * args.seconds)), "--seed", str(seed), "--metrics", "none",
-                "--target", f"{scheme}://127.0.0.1:{ports[scheme]}", "--json", str(told),
-            ]  # fmt: skip
+                *LLMTAP,
+                "replay",
+                str(trace),
+                "--arrivals",
+                "poisson",
+                "--rate",
+                str(args.rate),
+                "--requests",
+                str(round(args.rate * args.seconds)),
+                "--seed",
+                str(seed),
+                "--metrics",
+                "none",
+                "--target",
+                f"{scheme}://127.0.0.1:{ports[scheme]}",
+                "--json",
+                str(told),
+            ]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.returncode not in (0, 1):
                 sys.exit(done.stdout)
@@ -88,8 +127,11 @@ def figures(told: dict[str, Any], log: Path) -> dict[str, Any]:
     gaps = sorted((b - a) / 1e6 for _, sent in answers for a, b in pairwise(sent))
     load, metrics, shares = told["load"], told["metrics"], (("p50", 0.5), ("p99", 0.99))
     return {
-        "sent": load["sent"], "planned": load["planned"], "answers": len(ttft),
-        "outcomes": told["outcomes"], "valid": told["verdict"]["valid"],
+        "sent": load["sent"],
+        "planned": load["planned"],
+        "answers": len(ttft),
+        "outcomes": told["outcomes"],
+        "valid": told["verdict"]["valid"],
         "findings": [one["says"] for one in told["verdict"]["findings"]],
         "ttft": {p: (percentile(ttft, q), metrics["ttft"][p] * 1e3) for p, q in shares},
         "gap": {p: (percentile(gaps, q), metrics["tbc"][p] * 1e3) for p, q in shares},
@@ -98,7 +140,7 @@ def figures(told: dict[str, Any], log: Path) -> dict[str, Any]:
         "cpu": sum(one["cpu_seconds"] for one in told["sender"]["processes"]),
         "tokens": told["tokens"]["output"],
         "clock": told["sender"]["clock"],
-    }  # fmt: skip
+    }
 
 
 def rows_of(trials: Sequence[dict[str, Any]]) -> Iterator[list[str]]:

@@ -55,11 +55,22 @@ def one(stalled: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stalled-") as name:
         result = Path(name, "result.json")
         server = subprocess.Popen(
-            [instrument.BUILD / "sse_server", "--port", "0", "--with-parent", "--ttft-ms", str(TTFT_S * 1e3),
-             "--itl-ms", "2", "--tokens", "5"],
-            stdout=subprocess.PIPE, text=True,
+            [
+                instrument.BUILD / "sse_server",
+                "--port",
+                "0",
+                "--with-parent",
+                "--ttft-ms",
+                str(TTFT_S * 1e3),
+                "--itl-ms",
+                "2",
+                "--tokens",
+                "5",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
             preexec_fn=lambda: os.sched_setaffinity(0, {instrument.INSTRUMENT_CPU}),
-        )  # fmt: skip
+        )
         with instrument.stopped_afterwards(server):
             assert server.stdout
             port = int(json.loads(server.stdout.readline())["listening"].rpartition(":")[2])
@@ -67,13 +78,33 @@ def one(stalled: bool) -> dict[str, Any]:
             rows = "".join(f"2023-11-16 18:15:4{i},8,5\n" for i in range(2))  # in Azure's form, and repeated
             trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
             load = subprocess.Popen(
-                [sys.executable, "-m", "llmtap.cli", "replay", trace, "--target", f"http://127.0.0.1:{port}",
-                 "--arrivals", "uniform", "--rate", str(RATE_RPS), "--requests", str(int(RATE_RPS * LOAD_S)),
-                 "--model", "sim-model", "--metrics", "none", "--json", result],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+                [
+                    sys.executable,
+                    "-m",
+                    "llmtap.cli",
+                    "replay",
+                    trace,
+                    "--target",
+                    f"http://127.0.0.1:{port}",
+                    "--arrivals",
+                    "uniform",
+                    "--rate",
+                    str(RATE_RPS),
+                    "--requests",
+                    str(int(RATE_RPS * LOAD_S)),
+                    "--model",
+                    "sim-model",
+                    "--metrics",
+                    "none",
+                    "--json",
+                    result,
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 preexec_fn=lambda: os.sched_setaffinity(0, {instrument.TARGET_CPU}),
-            )  # fmt: skip
+            )
             with instrument.stopped_afterwards(load):
                 if stalled:
                     wait_for_requests(port)

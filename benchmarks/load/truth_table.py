@@ -34,13 +34,27 @@ RUN_S = 120
 Figures = dict[str, "float | None"]
 """By the names of FIGURES: ms, counts, requests/s. None: the tool does not report it."""
 FIGURES = {
-    "ended well": "", "failed": "", "output tokens": "", "sent req/s": "", "TTFT p50": "ms", "TTFT p99": "ms",
-    "TPOT p50": "ms", "E2E p50": "ms", "E2E p99": "ms", "TTFT met": "",
-}  # fmt: skip
+    "ended well": "",
+    "failed": "",
+    "output tokens": "",
+    "sent req/s": "",
+    "TTFT p50": "ms",
+    "TTFT p99": "ms",
+    "TPOT p50": "ms",
+    "E2E p50": "ms",
+    "E2E p99": "ms",
+    "TTFT met": "",
+}
 OF_VERDICT = {
-    "output tokens": "tokens", "sent req/s": "load", "TTFT p50": "ttft", "TTFT p99": "ttft",
-    "TPOT p50": "tpot",    "E2E p50": "e2e", "E2E p99": "e2e", "TTFT met": "goodput",
-}  # fmt: skip
+    "output tokens": "tokens",
+    "sent req/s": "load",
+    "TTFT p50": "ttft",
+    "TTFT p99": "ttft",
+    "TPOT p50": "tpot",
+    "E2E p50": "e2e",
+    "E2E p99": "e2e",
+    "TTFT met": "goodput",
+}
 """The figure of llmtap's verdict that a figure belongs to."""
 
 
@@ -106,8 +120,10 @@ def trial(mode: str, tool: Tool) -> tuple[Figures, Figures, dict[str, Any]]:
         log = folder / "server.log"
         server = subprocess.Popen(
             [sys.executable, str(HERE / "truth_server.py"), mode, str(log)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
             assert server.stdout is not None and server.stdin is not None
             url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
@@ -144,12 +160,17 @@ def truth_of(entries: Sequence[Mapping[str, Any]], mode: str) -> Figures:
     met = [e for e in well if (e["sent"][0] - e["read"]) / 1e9 <= SLO_TTFT_S]
     late = EVERY_RETRIED if mode == "retry-after" else 0
     return {
-        "ended well": len(well), "failed": len(asked) - len(well),
+        "ended well": len(well),
+        "failed": len(asked) - len(well),
         "output tokens": sum(sum(e["tokens"]) for e in asked),
         "sent req/s": (len(first) - 1) / (first[-1] - first[0]) * 1e9 if mode != "retry-after" else RATE_RPS,
-        "TTFT p50": quantile(ttft, 0.5), "TTFT p99": quantile(ttft, 0.99), "TPOT p50": quantile(tpot, 0.5),
-        "E2E p50": quantile(e2e, 0.5), "E2E p99": quantile(e2e, 0.99), "TTFT met": len(met) - late,
-    }  # fmt: skip
+        "TTFT p50": quantile(ttft, 0.5),
+        "TTFT p99": quantile(ttft, 0.99),
+        "TPOT p50": quantile(tpot, 0.5),
+        "E2E p50": quantile(e2e, 0.5),
+        "E2E p99": quantile(e2e, 0.99),
+        "TTFT met": len(met) - late,
+    }
 
 
 EVERY_RETRIED = REQUESTS // 4
@@ -230,12 +251,17 @@ def _read_llmtap(folder: Path) -> tuple[Figures, dict[str, Any]]:
 
     well = outcomes.get("complete", 0)
     figures: Figures = {
-        "ended well": well, "failed": sum(outcomes.values()) - well,
-        "output tokens": report["tokens"]["output"], "sent req/s": report["load"]["offered_rps"],
-        "TTFT p50": ms("ttft", "p50"), "TTFT p99": ms("ttft", "p99"),
-        "TPOT p50": ms("tpot", "p50"), "E2E p50": ms("e2e", "p50"), "E2E p99": ms("e2e", "p99"),
+        "ended well": well,
+        "failed": sum(outcomes.values()) - well,
+        "output tokens": report["tokens"]["output"],
+        "sent req/s": report["load"]["offered_rps"],
+        "TTFT p50": ms("ttft", "p50"),
+        "TTFT p99": ms("ttft", "p99"),
+        "TPOT p50": ms("tpot", "p50"),
+        "E2E p50": ms("e2e", "p50"),
+        "E2E p99": ms("e2e", "p99"),
         "TTFT met": goodput["met"],
-    }  # fmt: skip
+    }
     return figures, report["verdict"]["figures"]
 
 
@@ -269,13 +295,17 @@ def _read_aiperf(folder: Path) -> tuple[Figures, dict[str, Any]]:
         return found.get(figure)
 
     return {
-        "ended well": value("request_count"), "failed": value("error_request_count") or 0,
+        "ended well": value("request_count"),
+        "failed": value("error_request_count") or 0,
         "output tokens": value("total_output_tokens") or value("total_osl"),
         "sent req/s": None,
-        "TTFT p50": value("time_to_first_token", "p50"), "TTFT p99": value("time_to_first_token", "p99"),
-        "TPOT p50": value("inter_token_latency", "p50"), "E2E p50": value("request_latency", "p50"),
-        "E2E p99": value("request_latency", "p99"), "TTFT met": value("good_request_count"),
-    }, {}  # fmt: skip
+        "TTFT p50": value("time_to_first_token", "p50"),
+        "TTFT p99": value("time_to_first_token", "p99"),
+        "TPOT p50": value("inter_token_latency", "p50"),
+        "E2E p50": value("request_latency", "p50"),
+        "E2E p99": value("request_latency", "p99"),
+        "TTFT met": value("good_request_count"),
+    }, {}
 
 
 def _guidellm(mode: str, url: str, folder: Path) -> tuple[list[str], Mapping[str, str]]:
@@ -297,13 +327,17 @@ def _read_guidellm(folder: Path) -> tuple[Figures, dict[str, Any]]:
 
     totals = metrics["request_totals"]
     return {
-        "ended well": totals["successful"], "failed": totals["errored"],
+        "ended well": totals["successful"],
+        "failed": totals["errored"],
         "output tokens": metrics["output_token_count"]["successful"].get("total_sum"),
         "sent req/s": None,
-        "TTFT p50": ms("time_to_first_token_ms", "p50"), "TTFT p99": ms("time_to_first_token_ms", "p99"),
-        "TPOT p50": ms("inter_token_latency_ms", "p50"), "E2E p50": ms("request_latency", "p50", 1e3),
-        "E2E p99": ms("request_latency", "p99", 1e3), "TTFT met": None,
-    }, {}  # fmt: skip
+        "TTFT p50": ms("time_to_first_token_ms", "p50"),
+        "TTFT p99": ms("time_to_first_token_ms", "p99"),
+        "TPOT p50": ms("inter_token_latency_ms", "p50"),
+        "E2E p50": ms("request_latency", "p50", 1e3),
+        "E2E p99": ms("request_latency", "p99", 1e3),
+        "TTFT met": None,
+    }, {}
 
 
 TOOLS = {

@@ -72,15 +72,22 @@ _OF_CODE: Final = (
     *claims_of("context", "A.4.2: Zipf, s=1.5", {"share 1": None, "share 2": None, "share 10": None}),
 )
 _AZURE: Final = {
-    "p5": 76, "p25": 577.75, "p50": 1_452.5, "p75": 2_692, "p90": 5_025, "p95": 7_375.35, "p99": 7_436,
-}  # fmt: skip
+    "p5": 76,
+    "p25": 577.75,
+    "p50": 1_452.5,
+    "p75": 2_692,
+    "p90": 5_025,
+    "p95": 7_375.35,
+    "p99": 7_436,
+}
 _OF_CHATS: Final = (
     *claims_of("message", "A.3.2", {"p50": 156, "p95": 892, "p99": 2_134}),
     *claims_of("output", "A.3.2", {"p50": 234, "p95": 789, "p99": 1_567}),
 )
 _SYSTEM_PROMPT: Final = (
-    *claims_of("sharing", "4.3.2.3", {"share": 0.5}), *claims_of("context", "4.3.2.3", {"min": 200}),
-)  # fmt: skip
+    *claims_of("sharing", "4.3.2.3", {"share": 0.5}),
+    *claims_of("context", "4.3.2.3", {"min": 200}),
+)
 _LONG: Final = claims_of("output", "A.5.2", {"min": 256, "max": 256})
 CLAIMS: Final[dict[str, tuple[Claim, ...]]] = {
     "synthetic-uniform": (
@@ -100,11 +107,12 @@ CLAIMS: Final[dict[str, tuple[Claim, ...]]] = {
         *_LONG,
     ),
     "long-context-uniform": (
-        *claims_of("message", "4.3.2.5", {"mean": None, "p5": None, "p95": None}), *_LONG,
+        *claims_of("message", "4.3.2.5", {"mean": None, "p5": None, "p95": None}),
+        *_LONG,
     ),
     "conversation:FILE": (*_OF_CHATS, *_SYSTEM_PROMPT),
     "code-completion:FILE": _OF_CODE,
-}  # fmt: skip
+}
 """By the names of workloads; those of files have a colon."""
 
 
@@ -257,9 +265,14 @@ def row(x: ClaimFinding) -> str:
         marks.append("not as documented")
     interval = "-" if x.low is None else f"{shown(x.low)} to {shown(x.high)}"
     cells = (
-        x.claim.name, shown(x.claim.documented), x.claim.source, shown(x.expected), shown(x.found), interval,
+        x.claim.name,
+        shown(x.claim.documented),
+        x.claim.source,
+        shown(x.expected),
+        shown(x.found),
+        interval,
         ", ".join(marks),
-    )  # fmt: skip
+    )
     return f"| {' | '.join(cells)} |"
 
 

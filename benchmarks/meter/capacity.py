@@ -52,10 +52,13 @@ def sse(value: dict[str, Any], name: str | None = None) -> bytes:
 
 def chat(**choice: Any) -> dict[str, Any]:
     return {
-        "id": "chatcmpl-9f8e7d6c5b4a", "object": "chat.completion.chunk", "created": 1_760_000_000,
-        "model": "acme-8b", "system_fingerprint": "fp_44709d6fcb",
+        "id": "chatcmpl-9f8e7d6c5b4a",
+        "object": "chat.completion.chunk",
+        "created": 1_760_000_000,
+        "model": "acme-8b",
+        "system_fingerprint": "fp_44709d6fcb",
         "choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, **choice}],
-    }  # fmt: skip
+    }
 
 
 USAGE = {"prompt_tokens": 120, "completion_tokens": EVENTS, "total_tokens": 120 + EVENTS}
@@ -257,9 +260,12 @@ async def flood(path: str, seconds: float, loop_events: int) -> dict[str, Any]:
     clock = SystemClock()
     anchor = WallAnchor.sample(clock)
     hello = Hello(
-        relay="flood", pid=os.getpid(), clock="mono",
-        anchor_mono_ns=anchor.mono_ns, anchor_wall_ns=anchor.wall_ns,
-    )  # fmt: skip
+        relay="flood",
+        pid=os.getpid(),
+        clock="mono",
+        anchor_mono_ns=anchor.mono_ns,
+        anchor_wall_ns=anchor.wall_ns,
+    )
     tap = Tap(loop, path, 16 << 20, lambda: hello)
     tap.connect()
     events = [b"%x\r\n%b\r\n" % (len(e), e) for e in plain()]
@@ -283,9 +289,13 @@ async def flood(path: str, seconds: float, loop_events: int) -> dict[str, Any]:
     await tap.drain(60)
     ledger = tap.ledger
     result = {
-        "seconds": seconds, "events_offered": offered, "opened": ledger.opened, "measured": ledger.measured,
-        "dropped": dict(ledger.dropped), "unsettled": ledger.unsettled,
-    }  # fmt: skip
+        "seconds": seconds,
+        "events_offered": offered,
+        "opened": ledger.opened,
+        "measured": ledger.measured,
+        "dropped": dict(ledger.dropped),
+        "unsettled": ledger.unsettled,
+    }
     tap.close()
     return result
 
@@ -322,9 +332,8 @@ def run_overload(seconds: float, console: Console) -> dict[str, Any]:
             admin = f"127.0.0.1:{free.getsockname()[1]}"
         setup = {"options": {"admin": admin}, "socket": path, "log": {"level": "warning"}}
         meter = subprocess.Popen(
-            [sys.executable, "-m", "llmtap.meter"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "llmtap.meter"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert meter.stdin is not None and meter.stdout is not None
         try:
             meter.stdin.write(json.dumps(setup).encode() + b"\n")

@@ -46,15 +46,32 @@ def exchange(rng: random.Random) -> Exchange:
         log.add(t_ns, EventClass.CONTENT, 180, 1, OUTPUT)
         t_ns += round(rng.lognormvariate(0, 0.3) * pace * S)
     timeline = Timeline(
-        arrival_ns=-2 * MS, request_end_ns=-MS, submit_ns=0, head_ns=first_ns - MS, first_byte_ns=first_ns,
-        first_any_ns=first_ns, first_token_ns=first_ns, first_content_ns=first_ns, last_token_ns=log.t_ns[-1],
-        response_end_ns=log.t_ns[-1] + MS, delivered_ns=log.t_ns[-1] + MS, events=log,
-    )  # fmt: skip
+        arrival_ns=-2 * MS,
+        request_end_ns=-MS,
+        submit_ns=0,
+        head_ns=first_ns - MS,
+        first_byte_ns=first_ns,
+        first_any_ns=first_ns,
+        first_token_ns=first_ns,
+        first_content_ns=first_ns,
+        last_token_ns=log.t_ns[-1],
+        response_end_ns=log.t_ns[-1] + MS,
+        delivered_ns=log.t_ns[-1] + MS,
+        events=log,
+    )
     x = Exchange(
-        relay="r", seq=1, arrival_wall_ns=0, timeline=timeline, method="POST", path="/v1/chat/completions",
-        status=200, stream=True, reads=100, uncertainty_ns=200_000,
+        relay="r",
+        seq=1,
+        arrival_wall_ns=0,
+        timeline=timeline,
+        method="POST",
+        path="/v1/chat/completions",
+        status=200,
+        stream=True,
+        reads=100,
+        uncertainty_ns=200_000,
         tokens=Tokens(input=rng.randint(20, 4_000), output=100, source=TokenSource.USAGE),
-    )  # fmt: skip
+    )
     x.added.request_ns, x.added.first_chunk_ns, x.added.chunk_max_ns = 60_000, 40_000, 90_000
     x.added.chunks_ns.extend(rng.randint(20_000, 90_000) for _ in range(100))
     return x
@@ -62,11 +79,27 @@ def exchange(rng: random.Random) -> Exchange:
 
 def status() -> RelayStatus:
     return RelayStatus(
-        t_ns=0, opened=1, measured=1, dropped={}, unsettled=0, connections=1, streams=1, upstream_idle=1,
-        upstream_connects=1, upstream_reuses=1, accepted=1, refused={}, tap_pending_bytes=0, cpu_ns=1,
-        rss_bytes=1, lag_ns_max=200_000, bytes_up=1, bytes_down=1, lag_sum_ns=1,
+        t_ns=0,
+        opened=1,
+        measured=1,
+        dropped={},
+        unsettled=0,
+        connections=1,
+        streams=1,
+        upstream_idle=1,
+        upstream_connects=1,
+        upstream_reuses=1,
+        accepted=1,
+        refused={},
+        tap_pending_bytes=0,
+        cpu_ns=1,
+        rss_bytes=1,
+        lag_ns_max=200_000,
+        bytes_up=1,
+        bytes_down=1,
+        lag_sum_ns=1,
         lag_buckets=[0] * (len(LAG_EDGES_NS) + 1),
-    )  # fmt: skip
+    )
 
 
 def rss_mib() -> float:
@@ -85,9 +118,11 @@ def main() -> int:
     rng = random.Random(1)
     clock = ManualClock(now_ns=S)
     tally = ExchangePipeline(
-        MeterOptions(), clock, tenants=TenantOptions(max=args.tenants),
+        MeterOptions(),
+        clock,
+        tenants=TenantOptions(max=args.tenants),
         slos={"all": SloOptions(objectives="ttft:500ms tpot:50ms")},
-    )  # fmt: skip
+    )
     tally.relays.join(Hello(relay="r", pid=1, clock="kernel", anchor_mono_ns=0, anchor_wall_ns=0))
     variants = [exchange(rng) for _ in range(VARIANTS)]
     pairs = [(f"tenant-{t}", f"model-{m}") for t in range(args.tenants) for m in range(args.models)]
@@ -122,10 +157,17 @@ def main() -> int:
 
     peak_mib = max(over_time, default=rss_mib())
     result: dict[str, object] = {
-        "tenants": args.tenants, "models": args.models, "exchanges": n, "rate": args.rate,
-        "minutes": args.minutes, "empty_mib": empty_mib, "rss_mib": peak_mib, "slices": len(tally.windows),
-        "us_per_exchange": spent_ns / 1e3 / n, "us_worst": worst_ns / 1e3,
-    }  # fmt: skip
+        "tenants": args.tenants,
+        "models": args.models,
+        "exchanges": n,
+        "rate": args.rate,
+        "minutes": args.minutes,
+        "empty_mib": empty_mib,
+        "rss_mib": peak_mib,
+        "slices": len(tally.windows),
+        "us_per_exchange": spent_ns / 1e3 / n,
+        "us_worst": worst_ns / 1e3,
+    }
     begin = time.perf_counter()
     frozen = metrics_of(tally)
     result["scrape_freeze_s"] = time.perf_counter() - begin

@@ -144,9 +144,19 @@ def free_port() -> int:
 async def proxy(upstream: str) -> AsyncIterator[tuple[str, str]]:
     listen, admin = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", upstream, "--listen",
-        f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}", "--set", "log.level=warning",
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "llmtap.cli",
+        "proxy",
+        "--upstream",
+        upstream,
+        "--listen",
+        f"127.0.0.1:{listen}",
+        "--admin",
+        f"127.0.0.1:{admin}",
+        "--set",
+        "log.level=warning",
+    )
     try:
         async with aiohttp.ClientSession() as session:
             for _ in range(300):
@@ -200,14 +210,19 @@ def main() -> int:
     after = sorted(s.found_s - s.last_token_s - THRESHOLD_S for s in found if s.found_s and s.last_token_s)
     reports = len(found) + len(run.wrong)
     result = {
-        "cpus": os.cpu_count(), "load": os.getloadavg()[0], "streams": args.streams, "seconds": args.seconds,
-        "planted": len(planted), "found": len(found), "recall": len(found) / len(planted),
-        "precision": len(found) / reports if reports else None, "wrong": run.wrong,
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "streams": args.streams,
+        "seconds": args.seconds,
+        "planted": len(planted),
+        "found": len(found),
+        "recall": len(found) / len(planted),
+        "precision": len(found) / reports if reports else None,
+        "wrong": run.wrong,
         "found_after_threshold_s": {"median": statistics.median(after), "max": after[-1]} if after else None,
-        "answers": run.polls, "answer_s": {
-            "median": statistics.median(run.answer_s), "max": max(run.answer_s),
-        },
-    }  # fmt: skip
+        "answers": run.polls,
+        "answer_s": {"median": statistics.median(run.answer_s), "max": max(run.answer_s)},
+    }
     print(json.dumps(result, indent=2))
     if args.json:
         json.dump(result, args.json)

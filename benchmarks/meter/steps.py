@@ -191,13 +191,17 @@ def main() -> int:
     ]
     alarms = null_alarms(args.days, args.seed)
     result = {
-        "ratio": args.ratio, "rate_rps": args.rate, "by_rate": by_rate,
+        "ratio": args.ratio,
+        "rate_rps": args.rate,
+        "by_rate": by_rate,
         "since_error_s": {"median": float(np.median([r.since_s for r in found]))} if found else None,
         "ratio_reported": {"median": float(np.median([r.ratio for r in found]))} if found else None,
         "intervals_with_ratio": sum(r.covered for r in found),
-        "null_days": args.days, "alarms": alarms, "alarms_stated": args.days / FALSE_ALARM_DAYS,
+        "null_days": args.days,
+        "alarms": alarms,
+        "alarms_stated": args.days / FALSE_ALARM_DAYS,
         "seconds": time.perf_counter() - began,
-    }  # fmt: skip
+    }
     print(json.dumps(result, indent=2))
     in_time = by_rate[2]["in_time"] == by_rate[2]["steps"]
     return 0 if in_time and len(alarms) <= args.days / FALSE_ALARM_DAYS else 1

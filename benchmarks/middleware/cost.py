@@ -50,9 +50,10 @@ def started(*argv: str, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process on the servers' CPU, and its children with it."""
     process = subprocess.Popen(
         ["taskset", "-c", str(SERVERS_CPU), sys.executable, "-P", "-m", *argv],
-        env={**os.environ, "PYTHONPATH": str(HOUSE), **environ}, stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(HOUSE), **environ},
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     try:
         yield process
     finally:
@@ -233,8 +234,11 @@ def main() -> int:
             print(f"round {number + 1} {setup}: {figures}", file=sys.stderr, flush=True)
     load_avg = " ".join(f"{x:.1f}" for x in os.getloadavg())
     about: dict[str, Any] = {
-        "python": platform.python_version(), "kernel": platform.release(), "load": load_avg, **vars(options),
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "load": load_avg,
+        **vars(options),
+    }
     print(
         f"{options.streams} streams of {options.rate:g} events/s; load average {load_avg}\n\n{table(rounds)}"
     )

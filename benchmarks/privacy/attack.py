@@ -74,9 +74,14 @@ def streamed(tokens: list[str], rng: random.Random) -> Exchange:
     t = Timeline(arrival_ns, submit_ns=arrival_ns + MS, last_token_ns=t_ns, events=log)
     t.first_content_ns, t.response_end_ns = log.t_ns[0], t_ns
     return Exchange(
-        "r", 1, arrival_ns, t, stream=True, response_bytes=sum(log.sizes),
+        "r",
+        1,
+        arrival_ns,
+        t,
+        stream=True,
+        response_bytes=sum(log.sizes),
         tokens=Tokens(50, len(tokens), source=TokenSource.USAGE),
-    )  # fmt: skip
+    )
 
 
 def rows(exchanges: list[Exchange], level: str) -> list[dict[str, Any]]:
@@ -98,10 +103,12 @@ def guess_answers(
 ) -> float:
     rng = random.Random(seed)
     answers = passages(n, rng, words_min, words_max)
-    known = np.array([
-        [traits(row) for row in rows([streamed(answer, rng) for _ in range(TRAINING)], level)]
-        for answer in answers
-    ])  # fmt: skip
+    known = np.array(
+        [
+            [traits(row) for row in rows([streamed(answer, rng) for _ in range(TRAINING)], level)]
+            for answer in answers
+        ]
+    )
     centres = known.mean(axis=1)
     noise = np.sqrt(known.var(axis=1).mean(axis=0)) + 1e-4
     hits = 0.0

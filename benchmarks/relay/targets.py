@@ -176,10 +176,17 @@ def _router(name: str, *program: str) -> Callable[[Path, Ports], Command]:
 
     def prepare(folder: Path, ports: Ports) -> Command:
         arguments = [
-            "--host=127.0.0.1", f"--port={ports.listen}", "--worker-urls", f"http://127.0.0.1:{ports.upstream}",
-            "--policy=round_robin", "--disable-retries", "--disable-circuit-breaker", "--log-level=error",
-            f"--prometheus-port={ports.admin}", "--health-check-interval-secs=3600",
-        ]  # fmt: skip
+            "--host=127.0.0.1",
+            f"--port={ports.listen}",
+            "--worker-urls",
+            f"http://127.0.0.1:{ports.upstream}",
+            "--policy=round_robin",
+            "--disable-retries",
+            "--disable-circuit-breaker",
+            "--log-level=error",
+            f"--prometheus-port={ports.admin}",
+            "--health-check-interval-secs=3600",
+        ]
         return Command([str(BUILD / f"{name}-venv/bin" / program[0]), *program[1:], *arguments])
 
     return prepare

@@ -139,11 +139,14 @@ def compare_added(exchanges: list[dict], client: dict[str, dict], server: dict[s
         raise SystemExit(f"no exchange of {len(exchanges)} is in both captures")
     return {
         name: {
-            "n": len(errors[name]), "relay_us": spread(said[name]), "packets_us": spread(truth[name]),
-            "difference_us": spread(errors[name]), "within": within[name] / len(errors[name]),
+            "n": len(errors[name]),
+            "relay_us": spread(said[name]),
+            "packets_us": spread(truth[name]),
+            "difference_us": spread(errors[name]),
+            "within": within[name] / len(errors[name]),
         }
         for name in ADDED
-    }  # fmt: skip
+    }
 
 
 def all_exchanges(admin: str) -> Iterable[dict]:
@@ -222,11 +225,16 @@ def table(rows: list[dict]) -> str:
     for r in rows:
         gap, ttft, width = r["gap_error_us"], r["ttft_error_us"], r["uncertainty_us"]
         cells = [
-            r["clock"], r["streams"], r["exchanges"], r["gaps"],
-            *(f"{gap[k]:.0f}" for k in ("p50", "p99", "p99.9", "max")), f"{r['gaps_within']:.4%}",
-            *(f"{ttft[k]:.0f}" for k in ("p50", "p99", "max")), f"{r['ttft_within']:.2%}",
+            r["clock"],
+            r["streams"],
+            r["exchanges"],
+            r["gaps"],
+            *(f"{gap[k]:.0f}" for k in ("p50", "p99", "p99.9", "max")),
+            f"{r['gaps_within']:.4%}",
+            *(f"{ttft[k]:.0f}" for k in ("p50", "p99", "max")),
+            f"{r['ttft_within']:.2%}",
             *(f"{width[k]:.0f}" for k in ("p50", "max")),
-        ]  # fmt: skip
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

@@ -92,9 +92,11 @@ def scaling(single: Sequence[Run], two: Run) -> float:
 
 
 def report(
-    rounds: Sequence[Mapping[str, Run]], live: Mapping[str, float] | None, about: Mapping[str, Any],
+    rounds: Sequence[Mapping[str, Run]],
+    live: Mapping[str, float] | None,
+    about: Mapping[str, Any],
     console: Console,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Tables, and the same as JSON. `rounds`: set-up -> run; all but `two` have one worker."""
     kept = [scaling([run for name, run in one.items() if name != "two"], one["two"]) for one in rounds]
     table = Table(
@@ -107,17 +109,22 @@ def report(
         meter_us = [run.meter_us_per_event for run in runs]
         rates = [run.events / run.window_s for run in runs]
         figures[name] = {
-            "relay_us_per_event": _spread(relay_us), "meter_us_per_event": _spread(meter_us),
+            "relay_us_per_event": _spread(relay_us),
+            "meter_us_per_event": _spread(meter_us),
             "events_per_s": _spread(rates),
             "events_per_cpu_s": _spread([run.events_per_cpu_s for run in runs]),
             "kept_pace": _spread([run.kept for run in runs]),
-            "p50_us": _spread([run.p50_us for run in runs]), "p99_us": _spread([run.p99_us for run in runs]),
-        }  # fmt: skip
+            "p50_us": _spread([run.p50_us for run in runs]),
+            "p99_us": _spread([run.p99_us for run in runs]),
+        }
         table.add_row(
-            name, f"{median(rates):,.0f}", _text(relay_us, 1),
-            _text([run.events_per_cpu_s for run in runs], 0), _text(meter_us, 1),
+            name,
+            f"{median(rates):,.0f}",
+            _text(relay_us, 1),
+            _text([run.events_per_cpu_s for run in runs], 0),
+            _text(meter_us, 1),
             f"{median(run.p50_us for run in runs):,.0f}, {median(run.p99_us for run in runs):,.0f}",
-        )  # fmt: skip
+        )
     console.print(table)
     spread = Spread(*(sum(one["two"].workers[i].connections for one in rounds) for i in (0, 1)))
     shares = [
@@ -155,11 +162,16 @@ def report(
     for complaint in wrong:
         console.print(f"WRONG: {complaint}", highlight=False)
     return {
-        "about": dict(about), "ok": not wrong, "wrong": wrong, "kept": _spread(kept), "figures": figures,
+        "about": dict(about),
+        "ok": not wrong,
+        "wrong": wrong,
+        "kept": _spread(kept),
+        "figures": figures,
         "connections": asdict(spread) | {"z": spread.z, "smaller_share": _spread(shares)},
-        "workers_per_meter": _spread(workers_per_meter), "live": dict(live) if live else None,
+        "workers_per_meter": _spread(workers_per_meter),
+        "live": dict(live) if live else None,
         "rounds": [{name: asdict(run) for name, run in one.items()} for one in rounds],
-    }  # fmt: skip
+    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

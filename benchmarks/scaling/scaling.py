@@ -104,12 +104,25 @@ def one_run(upstream: int, cpus: list[int], arguments: argparse.Namespace, seed:
     def load(target: list[str], streams: int) -> dict[str, Any]:
         return instrument.load(
             [
-                *target, "--concurrency", str(streams), "--itl-ms", str(ITL_MS),
-                "--tokens", str(TOKENS), "--warmup-s", "1.5", "--drain-s", "0.2", "--seed", str(seed),
-                "--duration-s", str(arguments.seconds),
+                *target,
+                "--concurrency",
+                str(streams),
+                "--itl-ms",
+                str(ITL_MS),
+                "--tokens",
+                str(TOKENS),
+                "--warmup-s",
+                "1.5",
+                "--drain-s",
+                "0.2",
+                "--seed",
+                str(seed),
+                "--duration-s",
+                str(arguments.seconds),
             ],
-            real_time=real_time, within_s=arguments.seconds + 120,
-        )  # fmt: skip
+            real_time=real_time,
+            within_s=arguments.seconds + 120,
+        )
 
     with placed(upstream, cpus) as (there, of_relay), ThreadPoolExecutor(1) as pool:
         time.sleep(STATUS_S)
@@ -127,17 +140,25 @@ def one_run(upstream: int, cpus: list[int], arguments: argparse.Namespace, seed:
     carried = {pid: after[pid]["bytes_down"] - before[pid]["bytes_down"] for pid in of_relay}
     workers = [
         Worker(
-            cpu, spent.get(pid, 0.0), result["events"] * carried[pid] / max(1, sum(carried.values())),
+            cpu,
+            spent.get(pid, 0.0),
+            result["events"] * carried[pid] / max(1, sum(carried.values())),
             after[pid]["accepted"] - before[pid]["accepted"],
         )
         for pid, cpu in of_relay.items()
-    ]  # fmt: skip
+    ]
     return Run(
-        workers=workers, meter_cpu_s=sum(s for pid, s in spent.items() if roles[pid] == "meter"),
-        events=result["events"], wanted=streams * 1000 / ITL_MS * result["window_s"],
-        window_s=result["window_s"], p50_us=result["latency_us"]["p50"], p99_us=result["latency_us"]["p99"],
-        waited_s=result["target"]["cpu_wait_s"], unmeasured=unmeasured, whole=result["integrity"]["ok"],
-    )  # fmt: skip
+        workers=workers,
+        meter_cpu_s=sum(s for pid, s in spent.items() if roles[pid] == "meter"),
+        events=result["events"],
+        wanted=streams * 1000 / ITL_MS * result["window_s"],
+        window_s=result["window_s"],
+        p50_us=result["latency_us"]["p50"],
+        p99_us=result["latency_us"]["p99"],
+        waited_s=result["target"]["cpu_wait_s"],
+        unmeasured=unmeasured,
+        whole=result["integrity"]["ok"],
+    )
 
 
 def rss_kib(pid: int) -> float:
@@ -155,12 +176,24 @@ def live_memory(upstream: int, arguments: argparse.Namespace, real_time: bool) -
         before = {pid: rss_kib(pid) for pid in [there.pid, *descendants(there.pid)]}
         result = instrument.load(
             [
-                *there.arguments(), "--concurrency", str(streams), "--itl-ms", str(LIVE_ITL_MS),
-                "--tokens", str(LIVE_TOKENS), "--warmup-s", "2", "--drain-s", "0.1", "--in-step",
-                "--duration-s", str(arguments.seconds),
+                *there.arguments(),
+                "--concurrency",
+                str(streams),
+                "--itl-ms",
+                str(LIVE_ITL_MS),
+                "--tokens",
+                str(LIVE_TOKENS),
+                "--warmup-s",
+                "2",
+                "--drain-s",
+                "0.1",
+                "--in-step",
+                "--duration-s",
+                str(arguments.seconds),
             ],
-            real_time=real_time, within_s=arguments.seconds + 120,
-        )  # fmt: skip
+            real_time=real_time,
+            within_s=arguments.seconds + 120,
+        )
     # Answers are longer than the run: until its end each stream only grows.
     found = {"events": (2 + arguments.seconds) * 1000 / LIVE_ITL_MS, "streams": float(streams)}
     for one in result["target"]["processes"]:

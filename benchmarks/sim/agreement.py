@@ -79,10 +79,12 @@ def main() -> int:
             flush=True,
         )
     result = {
-        "rows": rows, "fifo": args.fifo, "python": platform.python_version(),
+        "rows": rows,
+        "fifo": args.fifo,
+        "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}",
         "load_average": os.getloadavg()[0],
-    }  # fmt: skip
+    }
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if all(row["tokens"] == row["equal"] > 0 for row in rows) else 1
@@ -95,11 +97,21 @@ def _one(name: str, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         truth = Path(folder) / "truth.jsonl"
         command = [
-            sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", f"127.0.0.1:{port}",
-            "--scheduler", name, "--truth", str(truth),
+            sys.executable,
+            "-P",
+            "-m",
+            "llmtap.cli",
+            "sim",
+            "serve",
+            "--listen",
+            f"127.0.0.1:{port}",
+            "--scheduler",
+            name,
+            "--truth",
+            str(truth),
             *(("--reading", f"bin_edges={BINS}") if "bin_edges" in SCHEDULERS[name].options_read else ()),
             *(part for item in serving for part in ("--serving", item)),
-        ]  # fmt: skip
+        ]
 
         def settle() -> None:
             os.sched_setaffinity(0, {args.server_cpu})
@@ -129,13 +141,17 @@ def _one(name: str, args: argparse.Namespace) -> dict[str, Any]:
     )
     assert late[0] >= 0, "a token was sent before it was due"
     return {
-        "scheduler": name, "requests": len(truths), "tokens": tokens, "equal": equal,
+        "scheduler": name,
+        "requests": len(truths),
+        "tokens": tokens,
+        "equal": equal,
         "late_us": {
-            "p50": late[len(late) // 2] / 1e3, "p99": late[int(len(late) * 0.99)] / 1e3,
+            "p50": late[len(late) // 2] / 1e3,
+            "p99": late[int(len(late) * 0.99)] / 1e3,
             "max": late[-1] / 1e3,
         },
         "cpu_us_per_token": 1e6 * cpu_s / tokens,
-    }  # fmt: skip
+    }
 
 
 async def _send(port: int, args: argparse.Namespace) -> dict[str, str]:
@@ -156,9 +172,11 @@ async def _send(port: int, args: argparse.Namespace) -> dict[str, str]:
             async with free:
                 await asyncio.sleep(chance.random() * 0.02)
                 body = {
-                    "messages": [{"role": "user", "content": prompts[name]}], "stream": True,
-                    "max_tokens": lengths[name], "ignore_eos": True,
-                }  # fmt: skip
+                    "messages": [{"role": "user", "content": prompts[name]}],
+                    "stream": True,
+                    "max_tokens": lengths[name],
+                    "ignore_eos": True,
+                }
                 async with session.post(CHAT, json=body, headers={"x-request-id": name}) as response:
                     answer = await response.read()
                     assert response.status == 503 or answer.endswith(b"data: [DONE]\n\n"), answer[-200:]

@@ -103,9 +103,16 @@ def simulated(told: dict[str, Any], name: str) -> list[str]:
 def fit_row(name: str, fitted: IterationFit) -> list[str]:
     model, part = fitted.model, fitted.decode
     return [
-        name, part.source, f"{part.points:,}", f"{model.beta_ns / 1e6:.3f}", f"{model.gamma:.3f}",
-        f"{model.prefill_ns / 1e3:.1f}", f"{model.context_ns:.1f}", f"{part.r2:.4f}", f"{part.error_max:.1%}",
-    ]  # fmt: skip
+        name,
+        part.source,
+        f"{part.points:,}",
+        f"{model.beta_ns / 1e6:.3f}",
+        f"{model.gamma:.3f}",
+        f"{model.prefill_ns / 1e3:.1f}",
+        f"{model.context_ns:.1f}",
+        f"{part.r2:.4f}",
+        f"{part.error_max:.1%}",
+    ]
 
 
 def main() -> None:
@@ -127,33 +134,61 @@ def main() -> None:
         fits.append(fit_row(name, fitted))
         kv = kv_tokens(rows, gauges(path.with_name(f"{name}.timeseries.csv")))
         ends = max(row.last for row in rows)
-        runs.append([
-            name, f"measured ({'no limit seen' if kv == NO_LIMIT else f'{kv:,} tokens'})",
-            *figures([row.first - row.queued for row in rows]),
-            *figures([(row.last - row.first) / (row.made - 1) for row in rows]),
-            f"{ends:.1f}", "-",
-        ])  # fmt: skip
+        runs.append(
+            [
+                name,
+                f"measured ({'no limit seen' if kv == NO_LIMIT else f'{kv:,} tokens'})",
+                *figures([row.first - row.queued for row in rows]),
+                *figures([(row.last - row.first) / (row.made - 1) for row in rows]),
+                f"{ends:.1f}",
+                "-",
+            ]
+        )
         work = Requests(
-            array("q", [round(row.queued * 1e9) for row in rows]), array("q", [row.given for row in rows]),
+            array("q", [round(row.queued * 1e9) for row in rows]),
+            array("q", [row.given for row in rows]),
             array("q", [row.made for row in rows]),
-        )  # fmt: skip
+        )
         serving = Serving(seqs_max=args.seqs_max, tokens_max=args.chunk, chunk=args.chunk, kv_tokens=kv)
         for scheduler in SCHEDULERS:
             setup = ServingSetup(iterations=fitted.model, serving=serving)
             told = simulate(scheduler, work, setup, measuring=ExchangeMeasuring(True)).to_dict()
-            runs.append([
-                name, scheduler, *simulated(told, "ttft"), *simulated(told, "tpot"),
-                f"{told['window']['seconds']:.1f}", f"{told['engine']['preemptions']:,}",
-            ])  # fmt: skip
+            runs.append(
+                [
+                    name,
+                    scheduler,
+                    *simulated(told, "ttft"),
+                    *simulated(told, "tpot"),
+                    f"{told['window']['seconds']:.1f}",
+                    f"{told['engine']['preemptions']:,}",
+                ]
+            )
     table(
-        ("run", "fitted to", "points", "beta ms", "gamma", "prefill us/token", "context ns/token", "R^2",
-         "off by at most"), fits,
-    )  # fmt: skip
+        (
+            "run",
+            "fitted to",
+            "points",
+            "beta ms",
+            "gamma",
+            "prefill us/token",
+            "context ns/token",
+            "R^2",
+            "off by at most",
+        ),
+        fits,
+    )
     spread = ("mean", *SHARES)
     table(
-        ("run", "engine", *(f"TTFT {p} ms" for p in spread), *(f"TPOT {p} ms" for p in spread), "all done s",
-         "preemptions"), runs,
-    )  # fmt: skip
+        (
+            "run",
+            "engine",
+            *(f"TTFT {p} ms" for p in spread),
+            *(f"TPOT {p} ms" for p in spread),
+            "all done s",
+            "preemptions",
+        ),
+        runs,
+    )
 
 
 if __name__ == "__main__":

@@ -57,9 +57,18 @@ def main() -> int:
         port = sock.getsockname()[1]
     tokens = round(args.rate * args.seconds)
     command = [
-        sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", f"127.0.0.1:{port}",
-        "--tokens", str(tokens), *(part for item in args.set for part in ("--set", item)),
-    ]  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        "llmtap.cli",
+        "sim",
+        "serve",
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--tokens",
+        str(tokens),
+        *(part for item in args.set for part in ("--set", item)),
+    ]
     if args.scheduler == "fixed":
         itl = f"{1e3 / args.rate:.6f}ms"
         command += ["--ttft", "200ms", "--itl", itl, "--set", f"pacing.jitter={args.jitter}"]
@@ -84,13 +93,20 @@ def main() -> int:
         server.terminate()
         server.wait(10)
     result = _figures(truths) | {
-        "scheduler": args.scheduler, "serving": args.serving,
-        "streams": args.streams, "rate": args.rate, "tokens": tokens, "whole": whole, "fifo": args.fifo,
-        "server_cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2),
+        "scheduler": args.scheduler,
+        "serving": args.serving,
+        "streams": args.streams,
+        "rate": args.rate,
+        "tokens": tokens,
+        "whole": whole,
+        "fifo": args.fifo,
+        "server_cpu_s": round(cpu_s, 2),
+        "wall_s": round(wall_s, 2),
         "cpu_us_per_token": round(1e6 * cpu_s / (args.streams * tokens), 1),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}",
-        "python": platform.python_version(), "load_average": os.getloadavg()[0],
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+    }
     print(json.dumps(result, indent=2))
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -36,17 +36,40 @@ EQUAL: Final = 0.001
 """Figures this near to each other are called equal."""
 
 ALTERNATIVES: Final[tuple[dict[str, str], ...]] = (
-    {}, {"eps": "1ms"},
-    {"predictor": "prompt"}, {"predictor": "noisy"}, {"predictor": "shuffled"},
-    {"bin_limit": "8gb"}, {"bin_limit": "none"}, {"controller_limit": "bin"},
-    {"length": "output"}, {"window": "arrivals"}, {"tokens": "output"},
-    {"bins": "1"}, {"bins": "2"}, {"bins": "4"}, {"bins": "16"}, {"bins": "32"},
-    {"bin_choice": "longest-queue"}, {"bin_choice": "oldest-head"},
-    {"b_start": "one"}, {"b_start": "first-batch"}, {"band": "delta"}, {"tau_start": "beta"},
-    {"guards": "authors"}, {"guards": "authors", "eps": "1ms"}, {"memory_check": "hard"},
-    {"lengths_start": "limit"}, {"candidates": "32"}, {"failed": "dropped"}, {"same_instant": "all-first"},
-    {"tie": "gpu-first"}, {"sla_step": "update"}, {"partial": "wait"}, {"edges": "first-1000"},
-)  # fmt: skip
+    {},
+    {"eps": "1ms"},
+    {"predictor": "prompt"},
+    {"predictor": "noisy"},
+    {"predictor": "shuffled"},
+    {"bin_limit": "8gb"},
+    {"bin_limit": "none"},
+    {"controller_limit": "bin"},
+    {"length": "output"},
+    {"window": "arrivals"},
+    {"tokens": "output"},
+    {"bins": "1"},
+    {"bins": "2"},
+    {"bins": "4"},
+    {"bins": "16"},
+    {"bins": "32"},
+    {"bin_choice": "longest-queue"},
+    {"bin_choice": "oldest-head"},
+    {"b_start": "one"},
+    {"b_start": "first-batch"},
+    {"band": "delta"},
+    {"tau_start": "beta"},
+    {"guards": "authors"},
+    {"guards": "authors", "eps": "1ms"},
+    {"memory_check": "hard"},
+    {"lengths_start": "limit"},
+    {"candidates": "32"},
+    {"failed": "dropped"},
+    {"same_instant": "all-first"},
+    {"tie": "gpu-first"},
+    {"sla_step": "update"},
+    {"partial": "wait"},
+    {"edges": "first-1000"},
+)
 CROSSED: Final = {
     "eps": ("5ms", "1ms"),
     "predictor": ("perfect", "prompt", "noisy", "shuffled"),
@@ -78,17 +101,34 @@ def ranking(told: dict[str, dict[str, Any]], key: str, *, most: bool) -> str:
 def figures(told: dict[str, Any]) -> list[str]:
     latency = told["latency"]
     return [
-        f"{told['throughput_rps']:.4f}", f"{told['throughput_tps']:.1f}",
+        f"{told['throughput_rps']:.4f}",
+        f"{told['throughput_tps']:.1f}",
         *(f"{latency[name]:,.2f}" for name in ("mean", "p50", "p95", "p99")),
-        f"{told['request_sla_violation']:.2%}", f"{told['token_sla_violation']:.0%}",
-        f"{told['utilization']:.1%}", f"{told['batch_mean']:.2f}", f"{told['queueing']['mean']:,.2f}",
-    ]  # fmt: skip
+        f"{told['request_sla_violation']:.2%}",
+        f"{told['token_sla_violation']:.0%}",
+        f"{told['utilization']:.1%}",
+        f"{told['batch_mean']:.2f}",
+        f"{told['queueing']['mean']:,.2f}",
+    ]
 
 
 COLUMNS: Final = (
-    "load", "requests", "eps", "scheduler", "req/s", "tok/s", "mean s", "p50 s", "p95 s", "p99 s", "late",
-    "slow", "busy", "batch", "queue mean s",
-)  # fmt: skip
+    "load",
+    "requests",
+    "eps",
+    "scheduler",
+    "req/s",
+    "tok/s",
+    "mean s",
+    "p50 s",
+    "p95 s",
+    "p99 s",
+    "late",
+    "slow",
+    "busy",
+    "batch",
+    "queue mean s",
+)
 
 
 def methods(trace: Trace, sizes: Iterable[int], loads: dict[str, float] | None = None) -> None:
@@ -103,8 +143,9 @@ def methods(trace: Trace, sizes: Iterable[int], loads: dict[str, float] | None =
                 for name, told in results(work, read_model_options({"eps": eps})).items():
                     if name == "static_fifo" and eps != "5ms":
                         continue  # it has no controller
-                    rows.append([load, f"{size:,}", "" if name == "static_fifo" else eps, SHORT[name],
-                                 *figures(told)])  # fmt: skip
+                    rows.append(
+                        [load, f"{size:,}", "" if name == "static_fifo" else eps, SHORT[name], *figures(told)]
+                    )
     table(COLUMNS, rows)
 
 
@@ -118,10 +159,15 @@ def readings_one_by_one(trace: Trace, count: int) -> None:
             name = ", ".join(f"{k}={v}" for k, v in settings.items()) or "the defaults"
             rates = [f"{one['throughput_rps']:.4f}" for one in told.values()]
             late = [f"{one['request_sla_violation']:.2%}" for one in told.values()]
-            rows.append([
-                name, *rates, ranking(told, "throughput_rps", most=True), ranking(told, "mean", most=False),
-                " / ".join(late),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    *rates,
+                    ranking(told, "throughput_rps", most=True),
+                    ranking(told, "mean", most=False),
+                    " / ".join(late),
+                ]
+            )
         print(f"### {load}, {count:,} requests\n")
         shares = "late (static / dynamic / multi-bin)"
         table(("reading", *SHORT.values(), "by throughput", "by mean latency", shares), rows)
@@ -176,11 +222,19 @@ def costs(place: str, sizes: Iterable[int]) -> None:
         for name in SHORT:
             command = [sys.executable, __file__, place, "--cost", f"{name},{size},{load}"]
             out = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            rows.append([
-                load, f"{size:,}", SHORT[name], f"{out['batches']:,}", f"{out['run_s']:.2f}",
-                f"{out['run_s'] / size * 1e6:.2f}", f"{out['whole_s']:.2f}", f"{out['rss_mb']:.0f}",
-                f"{out['rps']:.4f}",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    load,
+                    f"{size:,}",
+                    SHORT[name],
+                    f"{out['batches']:,}",
+                    f"{out['run_s']:.2f}",
+                    f"{out['run_s'] / size * 1e6:.2f}",
+                    f"{out['whole_s']:.2f}",
+                    f"{out['rss_mb']:.0f}",
+                    f"{out['rps']:.4f}",
+                ]
+            )
     columns = (
         "load",
         "requests",
@@ -203,10 +257,17 @@ def cost(place: str, what: str) -> None:
     result = simulate(name, work, ServingSetup())
     run_s = time.process_time() - began_s
     told = result.to_dict()
-    print(json.dumps({
-        "batches": told["batches"], "rps": told["throughput_rps"], "run_s": run_s,
-        "whole_s": time.process_time(), "rss_mb": peak_mb(),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "batches": told["batches"],
+                "rps": told["throughput_rps"],
+                "run_s": run_s,
+                "whole_s": time.process_time(),
+                "rss_mb": peak_mb(),
+            }
+        )
+    )
 
 
 def peak_mb() -> float:
@@ -223,9 +284,12 @@ def main() -> None:
     parser.add_argument("trace", help="any that llmtap reads, of BurstGPT's shape and mean rate")
     parser.add_argument("--azure", metavar="TRACE", help="another trace, at mean rates of 27, 2.7 and 0.27/s")
     parser.add_argument(
-        "--count", type=int, default=10_000, metavar="N",
+        "--count",
+        type=int,
+        default=10_000,
+        metavar="N",
         help="requests of the tables of readings; default 10,000",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--million", action="store_true", help="1,000,000 requests too: the trace again and again"
     )

@@ -93,17 +93,29 @@ def dropping(seeds: range, count: int) -> None:
             for kept, dropped in pairs
         )
         ended = [1 - pair[1]["outcomes"].get("complete", 0) / count for pair in pairs]
-        rows.append([
-            scheduler, f"{rate:g}", spread((100 * share for share in ended), 1),
-            *both(lambda told: told["goodput"]["requests_per_second"], 2),
-            *both(lambda told: told["smooth_goodput"]["tokens_per_second"], 0),
-            *both(at("user_idle", "p50", 1), 2), f"{held} of {len(pairs)}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                scheduler,
+                f"{rate:g}",
+                spread((100 * share for share in ended), 1),
+                *both(lambda told: told["goodput"]["requests_per_second"], 2),
+                *both(lambda told: told["smooth_goodput"]["tokens_per_second"], 0),
+                *both(at("user_idle", "p50", 1), 2),
+                f"{held} of {len(pairs)}",
+            ]
+        )
     columns = (
-        "scheduler", "req/s", "given up %", "goodput, all served", "late given up",
-        "smooth goodput, all served", "late given up", "user idle p50 s, all served",
-        "late given up", "as claimed",
-    )  # fmt: skip
+        "scheduler",
+        "req/s",
+        "given up %",
+        "goodput, all served",
+        "late given up",
+        "smooth goodput, all served",
+        "late given up",
+        "user idle p50 s, all served",
+        "late given up",
+        "as claimed",
+    )
     table(columns, rows)
 
 

@@ -28,9 +28,16 @@ import llmtap
 from llmtap.capture.read.integrity import Integrity
 
 COLUMNS = [
-    "relay", "seq", "arrival_ns", "request_id", "outcome", "stream", "output_tokens", "token_source",
+    "relay",
+    "seq",
+    "arrival_ns",
+    "request_id",
+    "outcome",
+    "stream",
+    "output_tokens",
+    "token_source",
     "input_tokens",
-]  # fmt: skip
+]
 
 
 @dataclass(slots=True)
@@ -79,9 +86,9 @@ class Accounts:
 
 
 _SERIES = re.compile(
-    rb'^(llmtap_exchanges_total|llmtap_output_tokens_total|llmtap_input_tokens_total)\{([^\n]*)\} (\S+)$',
+    rb"^(llmtap_exchanges_total|llmtap_output_tokens_total|llmtap_input_tokens_total)\{([^\n]*)\} (\S+)$",
     re.MULTILINE,
-)  # fmt: skip
+)
 
 
 def metrics_sums(body: bytes) -> Sums:
@@ -122,9 +129,12 @@ def table_sums(table: pa.Table) -> Sums:
 
 
 def far_from(
-    integrity: Integrity, rows: Mapping[str, Sequence[tuple[int, int]]], kills_ns: Iterable[int],
-    before_ns: int, after_ns: int,
-) -> int:  # fmt: skip
+    integrity: Integrity,
+    rows: Mapping[str, Sequence[tuple[int, int]]],
+    kills_ns: Iterable[int],
+    before_ns: int,
+    after_ns: int,
+) -> int:
     """Missing numbers whose neighbours say that no kill was near.
 
     Args:
@@ -150,9 +160,18 @@ def far_from(
 
 
 def settle(
-    folder: Path, *, asked: int, retried: int, whole: set[int], tokens: Sequence[int], metrics: bytes,
-    kills_ns: Sequence[int], lost_max: int, before_ns: int, after_ns: int,
-) -> Accounts:  # fmt: skip
+    folder: Path,
+    *,
+    asked: int,
+    retried: int,
+    whole: set[int],
+    tokens: Sequence[int],
+    metrics: bytes,
+    kills_ns: Sequence[int],
+    lost_max: int,
+    before_ns: int,
+    after_ns: int,
+) -> Accounts:
     """Reads the capture of the run, which has ended, and compares.
 
     Args:
@@ -178,14 +197,24 @@ def settle(
     for relay in one.relays:
         dropped.update(relay.dropped)
     accounts = Accounts(
-        asked=asked, retried=retried, opened=sum(relay.opened for relay in one.relays), rows=rows.num_rows,
-        dropped=dict(dropped), not_kept=one.not_kept,
+        asked=asked,
+        retried=retried,
+        opened=sum(relay.opened for relay in one.relays),
+        rows=rows.num_rows,
+        dropped=dict(dropped),
+        not_kept=one.not_kept,
         twice=sum(max(0, sum(relay.dropped.values()) - relay.missing) for relay in one.relays),
-        lost=one.unexplained, lost_max=lost_max,
-        duplicates=one.duplicates, exact=one.exact, files=len(capture.files), meters=one.meters,
-        counters=metrics_sums(metrics), kept=kept, compared=0,
+        lost=one.unexplained,
+        lost_max=lost_max,
+        duplicates=one.duplicates,
+        exact=one.exact,
+        files=len(capture.files),
+        meters=one.meters,
+        counters=metrics_sums(metrics),
+        kept=kept,
+        compared=0,
         relays=[{k: v for k, v in asdict(relay).items() if k != "ranges"} for relay in one.relays],
-    )  # fmt: skip
+    )
     numbers = _by_relay(rows)
     far = far_from(integrity, numbers, kills_ns, before_ns, after_ns)
     _judge(accounts, far, _wrong_tokens(accounts, rows, whole, tokens), integrity)

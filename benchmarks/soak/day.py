@@ -50,9 +50,14 @@ class Day:
     """`rate_rps` requests a second through 24 hours, `compression` times as fast, for `minutes` of them."""
 
     def __init__(
-        self, rate_rps: float, compression: float, minutes: float, tokens_mean: float, seed: int,
+        self,
+        rate_rps: float,
+        compression: float,
+        minutes: float,
+        tokens_mean: float,
+        seed: int,
         name: str = "soak",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.hours = minutes * compression / 60
         self.seconds = minutes * 60
         self.requests = round(rate_rps * compression * self.seconds)
@@ -79,9 +84,11 @@ class Day:
         ttft_ms = dice.randrange(20, 80)
         words = dice.randrange(PROMPT_WORDS_MAX)
         body: dict[str, object] = {
-            "model": model, "stream": stream, "max_tokens": TOKENS_MAX,
+            "model": model,
+            "stream": stream,
+            "max_tokens": TOKENS_MAX,
             "messages": [{"role": "user", "content": f"Question {number}:" + " word" * words}],
-        }  # fmt: skip
+        }
         if stream:
             body["stream_options"] = {"include_usage": True}
         data = json.dumps(body, separators=(",", ":")).encode()

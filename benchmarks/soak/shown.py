@@ -54,11 +54,15 @@ def show(result: dict[str, Any], console: Console) -> None:
     )
     table.add_row(
         f"{accounts['asked']:,}" + (f" + {accounts['retried']} again" if accounts["retried"] else ""),
-        f"{accounts['opened']:,}", f"{accounts['rows']:,}", _counts(accounts["dropped"]),
-        _counts(accounts["not_kept"]), f"{accounts['lost']:,} ({accounts['lost_max']:,})",
-        f"{accounts['twice']:,}", f"{accounts['files']:,} of {accounts['meters']} meters",
+        f"{accounts['opened']:,}",
+        f"{accounts['rows']:,}",
+        _counts(accounts["dropped"]),
+        _counts(accounts["not_kept"]),
+        f"{accounts['lost']:,} ({accounts['lost_max']:,})",
+        f"{accounts['twice']:,}",
+        f"{accounts['files']:,} of {accounts['meters']} meters",
         f"{accounts['compared']:,} streams",
-    )  # fmt: skip
+    )
     console.print(table)
     for name, key in (("/metrics of the last meter", "counters"), ("files of the last meter", "kept")):
         sums = accounts[key]
@@ -84,10 +88,13 @@ def _growths(growth: dict[str, Any]) -> Table:
         for name, one in figures.items():
             bound = f"{growth['bounds_mib'][role]:g}" if name == "rss" else ""
             table.add_row(
-                role, UNITS[name], *(f"{one[key]:,.2f}" for key in ("first", "middle", "last")),
-                f"{one['grown']:+.2f}", bound,
+                role,
+                UNITS[name],
+                *(f"{one[key]:,.2f}" for key in ("first", "middle", "last")),
+                f"{one['grown']:+.2f}",
+                bound,
                 f"{one['slope']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f})",
-            )  # fmt: skip
+            )
     return table
 
 

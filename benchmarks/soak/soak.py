@@ -63,11 +63,16 @@ EXPECTED = ("complete", "cancelled", "cut", "429", "502", "503")
 """Ends of requests: what the shaky arm answers and cuts; the relay's 502 where it resets before a head."""
 OVERFLOW_SHARE_MAX = 0.01
 METRICS = (
-    "llmtap_exchanges_total", "llmtap_output_tokens_total", "llmtap_capture_exchanges_total",
-    "llmtap_capture_waiting_exchanges", "llmtap_capture_dropped_exchanges_total",
-    "llmtap_tap_dropped_exchanges_total", "llmtap_label_overflow_total", "llmtap_capture_files_total",
+    "llmtap_exchanges_total",
+    "llmtap_output_tokens_total",
+    "llmtap_capture_exchanges_total",
+    "llmtap_capture_waiting_exchanges",
+    "llmtap_capture_dropped_exchanges_total",
+    "llmtap_tap_dropped_exchanges_total",
+    "llmtap_label_overflow_total",
+    "llmtap_capture_files_total",
     "llmtap_meter_errors_total",
-)  # fmt: skip
+)
 
 CONFIG = """[meter]
 series_max = 80
@@ -292,13 +297,22 @@ def run(arguments: argparse.Namespace, day: Day, folder: Path) -> dict:
         started(sim, folder / "sim.log"),
         started(
             [
-                str(LLMTAP), "proxy", "--upstream", f"http://127.0.0.1:{upstream}", "--config", str(config),
-                "--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}",
-                "--set", "log.level=warning",
+                str(LLMTAP),
+                "proxy",
+                "--upstream",
+                f"http://127.0.0.1:{upstream}",
+                "--config",
+                str(config),
+                "--listen",
+                f"127.0.0.1:{listen}",
+                "--admin",
+                f"127.0.0.1:{admin}",
+                "--set",
+                "log.level=warning",
             ],
             folder / "proxy.log",
         ) as proxy,
-    ):  # fmt: skip
+    ):
         wait_for(f"http://127.0.0.1:{shaky}/health")
         wait_for(f"http://127.0.0.1:{admin}/readyz")
         warm = Day(*WARM_DAY).requests
@@ -315,11 +329,17 @@ def run(arguments: argparse.Namespace, day: Day, folder: Path) -> dict:
         status = proxy.wait(90)
     away_ns = round(AWAY_S * 1e9)
     accounts = settle(
-        folder / "capture", asked=sum(client.outcomes.values()) + warm, retried=client.retried,
-        whole=client.whole, tokens=day.tokens, metrics=metrics, kills_ns=kills_ns,
+        folder / "capture",
+        asked=sum(client.outcomes.values()) + warm,
+        retried=client.retried,
+        whole=client.whole,
+        tokens=day.tokens,
+        metrics=metrics,
+        kills_ns=kills_ns,
         lost_max=lost_max(watch, day.rate_rps_max),
-        before_ns=away_ns, after_ns=away_ns,
-    )  # fmt: skip
+        before_ns=away_ns,
+        after_ns=away_ns,
+    )
     if status:
         accounts.wrong.append(f"the proxy ended with {status} on SIGTERM")
     bounds = Bounds(
@@ -330,9 +350,13 @@ def run(arguments: argparse.Namespace, day: Day, folder: Path) -> dict:
     return {
         "about": about(arguments, day),
         "clients": {
-            "outcomes": dict(client.outcomes), "retried": client.retried, "bytes": client.bytes,
-            "late_s_max": client.late_s_max, "under_way_max": client.under_way_max,
-            "whole_streams": len(client.whole), "seconds": load_s,
+            "outcomes": dict(client.outcomes),
+            "retried": client.retried,
+            "bytes": client.bytes,
+            "late_s_max": client.late_s_max,
+            "under_way_max": client.under_way_max,
+            "whole_streams": len(client.whole),
+            "seconds": load_s,
         },
         "rotate_s": rotate_s,
         "growth": verdict.to_dict(),
@@ -340,7 +364,7 @@ def run(arguments: argparse.Namespace, day: Day, folder: Path) -> dict:
         "watched": watch.to_dict(),
         "proxy_log": (folder / "proxy.log").read_text(errors="replace")[-4_000:],
         "wrong": verdict.wrong + wrong_with(client, accounts),
-    }  # fmt: skip
+    }
 
 
 def wrong_with(client: Client, accounts: Accounts) -> list[str]:

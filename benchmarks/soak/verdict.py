@@ -48,9 +48,13 @@ class Verdict:
 
 
 def judged(
-    looks: Sequence[Look], from_s: float, to_s: float, before: Mapping[str, int], after: Mapping[str, int],
+    looks: Sequence[Look],
+    from_s: float,
+    to_s: float,
+    before: Mapping[str, int],
+    after: Mapping[str, int],
     bounds: Bounds,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """The verdict over the looks of `from_s` to `to_s`, of the last process of each role."""
     out = Verdict(bounds_mib=dict(bounds.mib))
     for role in ROLES:

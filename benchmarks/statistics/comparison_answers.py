@@ -144,11 +144,14 @@ def powers(effort: Effort) -> Iterator[Table]:
             size = WIDE.draw(random, n)
             return size, size + effect + random.laplace(0, 1 / sqrt(2), n)
 
-        rows.append([
-            f"{effect:g} sd", f"{n:,}",
-            percent(rejects(effort, repeats, draw, compare_paired), 1),
-            percent(rejects(effort, repeats, spread, compare_paired), 1),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{effect:g} sd",
+                f"{n:,}",
+                percent(rejects(effort, repeats, draw, compare_paired), 1),
+                percent(rejects(effort, repeats, spread, compare_paired), 1),
+            ]
+        )
     heads = ["shift", "pairs for 80 %", "found, normal", "found, Laplace"]
     yield Table("Power of `compare_paired`, %", heads, rows)
     repeats = effort.times(300)
@@ -156,9 +159,12 @@ def powers(effort: Effort) -> Iterator[Table]:
     for factor in (1.05, 1.1, 1.2):
         row = [f"+{100 * (factor - 1):.0f} %"]
         for test, paired in (
-            (compare_paired, True), (compare_unpaired, False), (quantile_test(0.5, True), True),
-            (quantile_test(0.5, False), False), (quantile_test(0.99, False), False),
-        ):  # fmt: skip
+            (compare_paired, True),
+            (compare_unpaired, False),
+            (quantile_test(0.5, True), True),
+            (quantile_test(0.5, False), False),
+            (quantile_test(0.99, False), False),
+        ):
             pair = in_pairs(LOGNORMAL, 1_000, factor) if paired else slower(LOGNORMAL, 1_000, factor)
             row.append(percent(rejects(effort, repeats, pair, test), 1))
         rows.append(row)

@@ -94,8 +94,13 @@ def shares(effort: Effort) -> Iterator[Table]:
         counts = range(n + 1)
         wilson = [share_interval(k, n) for k in counts]
         exact = [stats.binomtest(k, n).proportion_ci(0.95, method="exact") for k in counts]
-        for name, truths in (("0.5", [0.5]), ("0.9", [0.9]), ("0.99", [0.99]), ("0.999", [0.999]),
-                             ("0.9 to 1, mean", np.linspace(0.9, 1, 101)[:-1])):  # fmt: skip
+        for name, truths in (
+            ("0.5", [0.5]),
+            ("0.9", [0.9]),
+            ("0.99", [0.99]),
+            ("0.999", [0.999]),
+            ("0.9 to 1, mean", np.linspace(0.9, 1, 101)[:-1]),
+        ):
             covers = []
             for ends in (wilson, exact):
                 inside = [
@@ -163,10 +168,16 @@ def queues(effort: Effort) -> Iterator[Table]:
             # state.
             aim = float(figures.mean())
             of_runs = sum(encloses(mean_interval(group), aim) for group in groups)
-            rows.append([
-                f"{load:g}", f"P{100 * p:g}", percent(hits, repeats), percent(in_blocks, len(some)),
-                percent(of_runs, len(groups)), f"{100 * (aim / truth - 1):+.1f} %",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"{load:g}",
+                    f"P{100 * p:g}",
+                    percent(hits, repeats),
+                    percent(in_blocks, len(some)),
+                    percent(of_runs, len(groups)),
+                    f"{100 * (aim / truth - 1):+.1f} %",
+                ]
+            )
     heads = [
         "load",
         "",

@@ -20,13 +20,19 @@ import shape_answers as shapes
 from tables import Effort, Table
 
 TABLES: dict[str, Callable[[Effort], Iterator[Table]]] = {
-    "quantiles": intervals.quantiles, "exact-quantiles": intervals.exact_quantiles,
-    "means": intervals.means, "shares": intervals.shares,
-    "clusters": intervals.clusters, "queues": intervals.queues, "samples": intervals.samples,
-    "false-positives": comparisons.false_positives, "shifts": comparisons.shifts,
-    "powers": comparisons.powers, "places": shapes.places,
+    "quantiles": intervals.quantiles,
+    "exact-quantiles": intervals.exact_quantiles,
+    "means": intervals.means,
+    "shares": intervals.shares,
+    "clusters": intervals.clusters,
+    "queues": intervals.queues,
+    "samples": intervals.samples,
+    "false-positives": comparisons.false_positives,
+    "shifts": comparisons.shifts,
+    "powers": comparisons.powers,
+    "places": shapes.places,
     "tails": shapes.tails,
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -102,9 +102,13 @@ def run_case(case: str, seconds: float, rounds: int) -> dict:
                 told += seen
     problems = [text for seen in told for text in problems_of(case, seen)]
     out = {
-        "machine": os.uname().release, "cpus": os.cpu_count(), "load_average": os.getloadavg()[0],
-        "runs": runs, "tap": told, "problems": problems,
-    }  # fmt: skip
+        "machine": os.uname().release,
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "runs": runs,
+        "tap": told,
+        "problems": problems,
+    }
 
     def middle(way: str, name: str) -> float:
         return median(run[name] for run in runs[way])

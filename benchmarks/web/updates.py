@@ -40,9 +40,23 @@ VIEWS: Final = ("overview", "streams", "exchanges", "chunking", "experiment", "t
 TENANTS: Final = ("acme", "beta", "chat-eu", "chat-us", "nightly")
 HEADER: Final = "x-llm-d-inference-fairness-id"
 ENGINE: Final = (
-    "--ttft", "400ms", "--itl", "45ms", "--tokens", "300", "--spread", "0.6", "--set", "pacing.jitter=0.6",
-    "--set", "faults.stall_rate=0.12", "--set", "faults.stall=4s", "--set", "faults.fault_after=40",
-)  # fmt: skip
+    "--ttft",
+    "400ms",
+    "--itl",
+    "45ms",
+    "--tokens",
+    "300",
+    "--spread",
+    "0.6",
+    "--set",
+    "pacing.jitter=0.6",
+    "--set",
+    "faults.stall_rate=0.12",
+    "--set",
+    "faults.stall=4s",
+    "--set",
+    "faults.fault_after=40",
+)
 CONFIG: Final = """
 [log]
 level = "warning"
@@ -183,9 +197,15 @@ async def tap() -> AsyncIterator[tuple[str, str]]:
 
 async def started(*args: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "llmtap.cli", *args,
-        stdout=asyncio.subprocess.DEVNULL, cwd=ROOT, start_new_session=True,
-    )  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        "llmtap.cli",
+        *args,
+        stdout=asyncio.subprocess.DEVNULL,
+        cwd=ROOT,
+        start_new_session=True,
+    )
 
 
 async def until_ready(*urls: str) -> None:
@@ -220,10 +240,12 @@ async def loaded(target: str, streams: int) -> AsyncIterator[None]:
         await asyncio.sleep(rng.random() * 5)
         while True:
             body: dict[str, Any] = {
-                "model": "large" if number % 3 else "small", "stream": True,
+                "model": "large" if number % 3 else "small",
+                "stream": True,
                 "max_tokens": rng.randrange(80, 300),
-                "stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": "Hello"}],
-            }  # fmt: skip
+                "stream_options": {"include_usage": True},
+                "messages": [{"role": "user", "content": "Hello"}],
+            }
             headers = {HEADER: TENANTS[number % len(TENANTS)]}
             try:
                 async with session.post(url, json=body, headers=headers) as answer:
