@@ -128,9 +128,12 @@ def check(name: str, x: Exchange, doc: dict[str, Any], *, chunked: bool) -> None
 
 TOO_SHORT = {"ollama_native_chat", "sambanova_usage_rates", "sglang_generate_cumulative"}
 PADDED = {
-    "openai_chat_basic", "responses_basic", "responses_function_call", "responses_hosted_tools",
+    "openai_chat_basic",
+    "responses_basic",
+    "responses_function_call",
+    "responses_hosted_tools",
     "responses_reasoning_summary",
-}  # fmt: skip
+}
 END_CERTAIN = {dialect().name: getattr(dialect(), "end_certain", False) for dialect in DIALECTS}
 NAMELESS = {
     "sglang_generate_cumulative",
@@ -140,9 +143,12 @@ NAMELESS = {
 }
 """Neither request nor answer names a model."""
 INPUT_AT_THE_START = {
-    "anthropic_basic": 12, "anthropic_refusal": 31, "anthropic_thinking_tool": 380,
-    "anthropic_bedrock_guardrail": 14, "bedrock_invoke_anthropic": 14,
-}  # fmt: skip
+    "anthropic_basic": 12,
+    "anthropic_refusal": 31,
+    "anthropic_thinking_tool": 380,
+    "anthropic_bedrock_guardrail": 14,
+    "bedrock_invoke_anthropic": 14,
+}
 """Tokens of input that the usage at the end leaves out, because the start had counted them."""
 POINTS = {
     "first_token_ms": "first_token_ns",

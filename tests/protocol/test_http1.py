@@ -20,15 +20,19 @@ from llmtap.protocol.http1 import (
     [
         (b"GET / HTTP/1.1", b"GET", b"/", (1, 1)),
         (b"GET / HTTP/1.0", b"GET", b"/", (1, 0)),
-        (b"POST /v1/chat/completions?x=1&y=%7B%22a%22%7D HTTP/1.1", b"POST",
-         b"/v1/chat/completions?x=1&y=%7B%22a%22%7D", (1, 1)),
+        (
+            b"POST /v1/chat/completions?x=1&y=%7B%22a%22%7D HTTP/1.1",
+            b"POST",
+            b"/v1/chat/completions?x=1&y=%7B%22a%22%7D",
+            (1, 1),
+        ),
         (b"GET /a//b/./../c;d=1/%2F%e2%82 HTTP/1.1", b"GET", b"/a//b/./../c;d=1/%2F%e2%82", (1, 1)),
         (b"OPTIONS * HTTP/1.1", b"OPTIONS", b"*", (1, 1)),  # RFC 9112 3.2.4
         (b"GET http://elsewhere.test/x?y HTTP/1.1", b"GET", b"http://elsewhere.test/x?y", (1, 1)),  # 3.2.2
         # RFC 9110 9.1: the list of methods is open, and a method is case-sensitive.
         (b"X-!#$%&'*+.^_`|~09az / HTTP/1.1", b"X-!#$%&'*+.^_`|~09az", b"/", (1, 1)),
     ],
-)  # fmt: skip
+)
 def test_a_request_line_is_taken_apart(
     line: bytes, method: bytes, target: bytes, version: tuple[int, int]
 ) -> None:
@@ -62,7 +66,7 @@ def test_a_request_line_is_taken_apart(
         (b"CONNECT db.internal:22 HTTP/1.1", {405}),  # RFC 9110 9.3.6: a tunnel is not ours to offer
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", {400}),  # a TLS hello
     ],
-)  # fmt: skip
+)
 def test_a_malformed_request_line_is_refused(line: bytes, statuses: set[int]) -> None:
     with pytest.raises(PeerProtocolError) as refused:
         parse_request_head(line + b"\r\nHost: a.test\r\n\r\n")
@@ -80,8 +84,12 @@ def head_with(*lines: bytes, version: bytes = b"1.1", host: bytes | None = b"Hos
 def test_order_case_and_repeats_of_fields_stay() -> None:
     head = parse_request_head(head_with(b"X-b: 2", b"x-A: 1", b"X-B: 3", b"ACCEPT: */*"))
     assert head.headers == [
-        (b"Host", b"a.test"), (b"X-b", b"2"), (b"x-A", b"1"), (b"X-B", b"3"), (b"ACCEPT", b"*/*"),
-    ]  # fmt: skip
+        (b"Host", b"a.test"),
+        (b"X-b", b"2"),
+        (b"x-A", b"1"),
+        (b"X-B", b"3"),
+        (b"ACCEPT", b"*/*"),
+    ]
     assert header_value(head.headers, b"x-b") == b"2"
     assert header_value(head.headers, b"x-c") is None
 
@@ -143,9 +151,19 @@ def test_host_is_one_authority(host: bytes) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    [b"a.test/path", b"user@a.test", b"a.test:80:80", b"a.test:x", b"a b", b"[::1", b"a?b", b"a#b",
-     b"caf\xc3\xa9", b'"a"'],
-)  # fmt: skip
+    [
+        b"a.test/path",
+        b"user@a.test",
+        b"a.test:80:80",
+        b"a.test:x",
+        b"a b",
+        b"[::1",
+        b"a?b",
+        b"a#b",
+        b"caf\xc3\xa9",
+        b'"a"',
+    ],
+)
 def test_any_other_host_is_refused(host: bytes) -> None:
     with pytest.raises(PeerProtocolError) as refused:
         parse_request_head(head_with(host=b"Host: " + host))
@@ -271,12 +289,32 @@ def test_any_bytes_are_a_head_or_refused(raw: bytes) -> None:
 
 
 FIELD_BITS = st.lists(
-    st.sampled_from([
-        b"Content-Length: ", b"Transfer-Encoding: ", b"Host: ", b"Connection: ", b"3", b"5", b"chunked",
-        b"gzip", b", ", b"\r\n", b"\r", b"\n", b" ", b"\t", b"\x00", b":", b"X: ", b"close", b"0", b"\x0b",
-    ]),
+    st.sampled_from(
+        [
+            b"Content-Length: ",
+            b"Transfer-Encoding: ",
+            b"Host: ",
+            b"Connection: ",
+            b"3",
+            b"5",
+            b"chunked",
+            b"gzip",
+            b", ",
+            b"\r\n",
+            b"\r",
+            b"\n",
+            b" ",
+            b"\t",
+            b"\x00",
+            b":",
+            b"X: ",
+            b"close",
+            b"0",
+            b"\x0b",
+        ]
+    ),
     max_size=14,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=400)
@@ -317,8 +355,14 @@ def answer_with(*lines: bytes, first: bytes = b"HTTP/1.1 200 OK") -> bytes:
         (b"GET", b"HTTP/1.1 200 OK", [], Framing.CLOSE, 0, False),  # RFC 9112 6.3 rule 8
         (b"GET", b"HTTP/1.1 200 OK", [b"Content-Length: 5", b"Connection: close"], Framing.LENGTH, 5, False),
         (b"GET", b"HTTP/1.0 200 OK", [b"Content-Length: 5"], Framing.LENGTH, 5, False),
-        (b"GET", b"HTTP/1.0 200 OK", [b"Content-Length: 5", b"Connection: keep-alive"],
-         Framing.LENGTH, 5, True),
+        (
+            b"GET",
+            b"HTTP/1.0 200 OK",
+            [b"Content-Length: 5", b"Connection: keep-alive"],
+            Framing.LENGTH,
+            5,
+            True,
+        ),
         (b"GET", b"HTTP/1.0 200 OK", [], Framing.CLOSE, 0, False),
         # 6.3 rule 1: these have no body, whatever their fields say.
         (b"HEAD", b"HTTP/1.1 200 OK", [b"Content-Length: 1234"], Framing.NONE, 1234, True),
@@ -328,12 +372,18 @@ def answer_with(*lines: bytes, first: bytes = b"HTTP/1.1 200 OK") -> bytes:
         (b"GET", b"HTTP/1.1 304 Not Modified", [b"Content-Length: 99"], Framing.NONE, 99, True),
         (b"GET", b"HTTP/1.1 100 Continue", [], Framing.NONE, 0, True),
         (b"GET", b"HTTP/1.1 103 Early Hints", [b"Link: </a>"], Framing.NONE, 0, True),
-        (b"GET", b"HTTP/1.1 101 Switching Protocols", [b"Connection: upgrade", b"Upgrade: websocket"],
-         Framing.NONE, 0, True),
+        (
+            b"GET",
+            b"HTTP/1.1 101 Switching Protocols",
+            [b"Connection: upgrade", b"Upgrade: websocket"],
+            Framing.NONE,
+            0,
+            True,
+        ),
         (b"GET", b"HTTP/1.1 446 Hooks Failed", [b"Content-Length: 2"], Framing.LENGTH, 2, True),
         (b"GET", b"HTTP/1.1 205 Reset Content", [b"Content-Length: 0"], Framing.NONE, 0, True),
     ],
-)  # fmt: skip
+)
 def test_a_responses_framing(
     method: bytes, first: bytes, lines: list[bytes], framing: Framing, length: int, keep: bool
 ) -> None:

@@ -96,7 +96,7 @@ REQUESTS: list[Row] = [
     ("5.1", "no", b"POST / HTTP/1.1\r\nTransfer-Encoding\r\n", ""),
     ("9.6", "ok", b"GET / HTTP/1.1\r\nConnection: close\r\n", ""),
     ("RFC 9110 7.8", "ok", b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n", ""),
-]  # fmt: skip
+]
 
 RESPONSES: list[Row] = [
     ("4", "ok", b"HTTP/1.1 200 OK\r\n", ""),
@@ -133,7 +133,7 @@ RESPONSES: list[Row] = [
     ("RFC 9110 7.8", "ok", b"HTTP/1.1 101 S\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n", ""),
     ("RFC 9110 7.8", "no", b"HTTP/1.1 101 S\r\nUpgrade: websocket\r\n", ""),
     ("RFC 9110 7.8", "no", b"HTTP/1.1 101 S\r\nConnection: Upgrade\r\n", ""),
-]  # fmt: skip
+]
 
 # Chunk-size lines with what stands behind the size `5`; the chunk `hello` and the last one follow.
 SPACED = "llhttp refuses: white space (BWS) before or in an extension"
@@ -189,7 +189,7 @@ EXTENSIONS: list[Row] = [
     ("2.2", "no", b"5;a\nb", ""),
     ("2.2", "no", b"5;a\rb", ""),
     ("2.2", "no", b"5\n", ""),
-]  # fmt: skip
+]
 
 # Whole chunked bodies.
 BODIES: list[Row] = [
@@ -212,7 +212,7 @@ BODIES: list[Row] = [
     ("7.1.2", "no", b"0\r\n: b\r\n\r\n", ""),
     ("7.1.1", "ok", b"0 ;a=b\r\n\r\n", SPACED),
     ("7.1.1", "no", b"0;\r\n\r\n", ""),
-]  # fmt: skip
+]
 
 
 def _id(row: Row) -> str:
@@ -348,18 +348,25 @@ def test_extensions_may_exceed_their_payload_by_a_bound() -> None:
 @pytest.mark.parametrize(
     ("interims", "waited_s", "refused"),
     [
-        (INTERIM_HEADS_MAX, 0, False), (INTERIM_HEADS_MAX + 1, 0.9, True), (INTERIM_HEADS_MAX + 1, 1, False),
-        (600, 600, False), (600, 500, True),
+        (INTERIM_HEADS_MAX, 0, False),
+        (INTERIM_HEADS_MAX + 1, 0.9, True),
+        (INTERIM_HEADS_MAX + 1, 1, False),
+        (600, 600, False),
+        (600, 500, True),
     ],
-)  # fmt: skip
+)
 def test_interim_heads_may_come_once_a_second(interims: int, waited_s: float, refused: bool) -> None:
     """RFC 9110 15.2 has no limit. A server may keep a connection open with a 102 every second."""
 
     def read() -> object:
         return next_response_head(
-            b"HTTP/1.1 200 OK\r\n\r\n", b"GET", bytes_max=100, fields_max=9, interims=interims,
+            b"HTTP/1.1 200 OK\r\n\r\n",
+            b"GET",
+            bytes_max=100,
+            fields_max=9,
+            interims=interims,
             waited_ns=int(waited_s * 1e9),
-        )  # fmt: skip
+        )
 
     if refused:
         with pytest.raises(PeerProtocolError):

@@ -165,10 +165,24 @@ def test_what_may_be_read_otherwise_the_next_time_does_not(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b"", b'"', b'\\\\"', b'a"', b'a","x":"b', b'"},"finish_reason":"stop","y":{"z":"', b"\\", b"\\x",
-        b"a\nb", b"a\n\ndata: b", b"\r", b"\0", b"\xff", b"\xed\xa0\x80", b"\\ud800", b"x" * BLOCK_BYTES_MAX,
+        b"",
+        b'"',
+        b'\\\\"',
+        b'a"',
+        b'a","x":"b',
+        b'"},"finish_reason":"stop","y":{"z":"',
+        b"\\",
+        b"\\x",
+        b"a\nb",
+        b"a\n\ndata: b",
+        b"\r",
+        b"\0",
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"\\ud800",
+        b"x" * BLOCK_BYTES_MAX,
     ],
-)  # fmt: skip
+)
 def test_what_is_no_single_text_is_left_to_the_reader(text: bytes) -> None:
     for first in REPEATED.values():
         found, _ = known(first)
@@ -187,20 +201,49 @@ def test_the_framing_of_a_chunk_must_be_the_usual_one() -> None:
         assert run.add(chunk, 0, 0) and list(run.take()[2]) == [len(block)]
         line = chunk.partition(b"\n")[0] + b"\n"
         for other in (
-            block, chunk[1:], chunk[:-1], chunk + chunk, chunk + b"0\r\n\r\n", b"0" + chunk, line + chunk,
-            chunk[:-2] + b"\n\n", chunk.replace(b"\r\n", b"\n"), chunk.replace(b"\r", b";x\r", 1),
-            b"%x\r\n" % (len(block) + 1) + block + b"\r\n", b"%x\r\n" % (len(block) - 1) + block + b"\r\n",
-        ):  # fmt: skip
+            block,
+            chunk[1:],
+            chunk[:-1],
+            chunk + chunk,
+            chunk + b"0\r\n\r\n",
+            b"0" + chunk,
+            line + chunk,
+            chunk[:-2] + b"\n\n",
+            chunk.replace(b"\r\n", b"\n"),
+            chunk.replace(b"\r", b";x\r", 1),
+            b"%x\r\n" % (len(block) + 1) + block + b"\r\n",
+            b"%x\r\n" % (len(block) - 1) + block + b"\r\n",
+        ):
             assert found.text_in(other, chunked=True) == ""
 
 
 insides = st.lists(
     st.sampled_from(
-        [b"a", b" ", b'"', b"\\", b"\\n", b"\\u0061", b"\\ud83d", b"\n", b"\r\n", b"\x00", b"\xc3", b"\xa9",
-         b"}", b'","role":"x', b"{", b":", b",", b"[DONE]", b"<think>", b"\xe2\x80\xa8"]
+        [
+            b"a",
+            b" ",
+            b'"',
+            b"\\",
+            b"\\n",
+            b"\\u0061",
+            b"\\ud83d",
+            b"\n",
+            b"\r\n",
+            b"\x00",
+            b"\xc3",
+            b"\xa9",
+            b"}",
+            b'","role":"x',
+            b"{",
+            b":",
+            b",",
+            b"[DONE]",
+            b"<think>",
+            b"\xe2\x80\xa8",
+        ]
     ),
     max_size=6,
-).map(b"".join)  # fmt: skip
+).map(b"".join)
 
 
 @given(st.sampled_from(sorted(REPEATED)), insides, st.integers(0), st.binary(max_size=2))
@@ -245,14 +288,15 @@ LOOSE = {
         top('"id":"b2"', '"created":2', CHOICE % "so", '"obfuscation":""'),
     ),
     "two behind the text": (
-        top(CHOICE % "hi", '"seq":7', '"id":"a"'), top(CHOICE % "so", '"seq":8', '"id":"b"'),
+        top(CHOICE % "hi", '"seq":7', '"id":"a"'),
+        top(CHOICE % "so", '"seq":8', '"id":"b"'),
     ),
     "not packed": (sse({**chat(content="hi"), "seq": 7}), sse({**chat(content="so"), "seq": 8})),
     "at the very end": (
         b'data: {"model":"m",%b,\ndata: "seq":7\ndata: }\n\n' % (CHOICE % "hi").encode(),
         b'data: {"model":"m",%b,\ndata: "seq":8\ndata: }\n\n' % (CHOICE % "so").encode(),
     ),
-}  # fmt: skip
+}
 
 LOOSE["a response"] = (
     response("output_text.delta", "hi", logprobs=[], sequence_number=7, obfuscation="Yp"),
@@ -265,25 +309,26 @@ TIGHT = {
         top(CHOICE % "hi").replace(b'"finish_', b'"x":1,"finish_'),
         top(CHOICE % "so").replace(b'"finish_', b'"x":2,"finish_'),
     ),
-    "a value inside another": (
-        top('"a":{"seq":7}', CHOICE % "hi"), top('"a":{"seq":8}', CHOICE % "so"),
-    ),
+    "a value inside another": (top('"a":{"seq":7}', CHOICE % "hi"), top('"a":{"seq":8}', CHOICE % "so")),
     "a fraction": (top('"s":0.5', CHOICE % "hi"), top('"s":1.5', CHOICE % "so")),
     "too many": (
         top('"a":1', '"b":1', '"c":1', '"d":1', CHOICE % "hi"),
         top('"a":2', '"b":2', '"c":2', '"d":2', CHOICE % "so"),
     ),
     "one that is spelt elsewhere": (
-        top('"seq" :7', '"a":{"seq":8}', CHOICE % "hi"), top('"seq" :8', '"a":{"seq":8}', CHOICE % "so"),
+        top('"seq" :7', '"a":{"seq":8}', CHOICE % "hi"),
+        top('"seq" :8', '"a":{"seq":8}', CHOICE % "so"),
     ),
     "one that is overruled": (
-        top('"seq":7', '"seq" :7', CHOICE % "hi"), top('"seq":8', '"seq" :8', CHOICE % "so"),
+        top('"seq":7', '"seq" :7', CHOICE % "hi"),
+        top('"seq":8', '"seq" :8', CHOICE % "so"),
     ),
     "one that has the text's name": (
-        top('"content" :"a"', CHOICE % "hi"), top('"content" :""', CHOICE % "so"),
+        top('"content" :"a"', CHOICE % "hi"),
+        top('"content" :""', CHOICE % "so"),
     ),
     "another member": (top('"a":1', CHOICE % "hi"), top('"b":2', CHOICE % "so")),
-}  # fmt: skip
+}
 
 
 def filled(found: Repetition, values: list[bytes], text: bytes) -> bytes:
@@ -292,9 +337,14 @@ def filled(found: Repetition, values: list[bytes], text: bytes) -> bytes:
     before = zip(values[:n], (fixed for fixed, _ in found.ahead), strict=True)
     behind = zip((fixed for fixed, _ in found.beyond[::-1]), values[n:], strict=True)
     return b"".join(
-        [found.opening, *(part for pair in before for part in pair), text,
-         *(part for pair in behind for part in pair), found.closing]
-    )  # fmt: skip
+        [
+            found.opening,
+            *(part for pair in before for part in pair),
+            text,
+            *(part for pair in behind for part in pair),
+            found.closing,
+        ]
+    )
 
 
 def strings(found: Repetition) -> list[bool]:
@@ -339,13 +389,44 @@ def test_what_was_loose_once_stays_so() -> None:
 
 
 NO_NUMBERS = [
-    b"", b"-1", b"01", b"00", b"1.5", b"1e999", b"1 ", b" 1", b"\n1", b"1\n", b"1\n\n", b"NaN", b"{", b"{}",
-    b"[]", b"null", b'"1"', b'1,"a":2', b'1,"error":{}', b'1,"choices":[]', b"\xc2\xb2", b"+1", b"0x1",
-]  # fmt: skip
+    b"",
+    b"-1",
+    b"01",
+    b"00",
+    b"1.5",
+    b"1e999",
+    b"1 ",
+    b" 1",
+    b"\n1",
+    b"1\n",
+    b"1\n\n",
+    b"NaN",
+    b"{",
+    b"{}",
+    b"[]",
+    b"null",
+    b'"1"',
+    b'1,"a":2',
+    b'1,"error":{}',
+    b'1,"choices":[]',
+    b"\xc2\xb2",
+    b"+1",
+    b"0x1",
+]
 NO_STRINGS = [
-    b'"', b"\\", b'","error":{"a":"', b'","model":"n', b'a","choices":[],"b":"', b"\n", b"\r", b"\n\ndata: ",
-    b"\xff", b"\\x", b"\\ud800", b"\0",
-]  # fmt: skip
+    b'"',
+    b"\\",
+    b'","error":{"a":"',
+    b'","model":"n',
+    b'a","choices":[],"b":"',
+    b"\n",
+    b"\r",
+    b"\n\ndata: ",
+    b"\xff",
+    b"\\x",
+    b"\\ud800",
+    b"\0",
+]
 
 
 @pytest.mark.parametrize("name", LOOSE)
@@ -365,9 +446,23 @@ scalars = st.one_of(
     st.integers(-5, 10**20), st.text(max_size=4), st.floats(), st.booleans(), st.none(), st.just({"a": 1})
 )
 names = st.sampled_from(
-    ["seq", "t_ns", "id", "content", "text", "choices", "error", "usage", "model", "timings", "delta", "a b",
-     '"', ""]
-)  # fmt: skip
+    [
+        "seq",
+        "t_ns",
+        "id",
+        "content",
+        "text",
+        "choices",
+        "error",
+        "usage",
+        "model",
+        "timings",
+        "delta",
+        "a b",
+        '"',
+        "",
+    ]
+)
 members = st.lists(st.tuples(names, scalars), max_size=5)
 
 

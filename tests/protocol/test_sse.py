@@ -29,11 +29,37 @@ from llmtap.protocol.sse import (
 from tests.support.data import CORPUS
 
 PIECES = [
-    b"data: x", b"data:y", b"data:  two spaces", b"data", b"data:", b"data: [DONE]", b'data: {"a":1}',
-    b"data: {", b"data: }", b": comment", b":", b"event: ping", b"event", b"event:", b"id: 7", b"retry: 5",
-    b"name", b"x:y", b" data: no", b"\xef\xbb\xbf", "\u2028\x85".encode(), b"\x0b\x0c", b"\x85",
-    b"\n", b"\n", b"\n\n", b"\r", b"\r\n", b"\r\n\r\n", b"\r\r",
-]  # fmt: skip
+    b"data: x",
+    b"data:y",
+    b"data:  two spaces",
+    b"data",
+    b"data:",
+    b"data: [DONE]",
+    b'data: {"a":1}',
+    b"data: {",
+    b"data: }",
+    b": comment",
+    b":",
+    b"event: ping",
+    b"event",
+    b"event:",
+    b"id: 7",
+    b"retry: 5",
+    b"name",
+    b"x:y",
+    b" data: no",
+    b"\xef\xbb\xbf",
+    "\u2028\x85".encode(),
+    b"\x0b\x0c",
+    b"\x85",
+    b"\n",
+    b"\n",
+    b"\n\n",
+    b"\r",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\r\r",
+]
 bodies = st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join)
 
 
@@ -196,8 +222,10 @@ def test_a_line_ends_in_lf(body: bytes, lines: list[tuple[int, int, bytes]]) -> 
         assert parse(body, edges) == (lines, 0)
 
 
-@given(st.lists(st.sampled_from([b"{}", b"\n", b"\r\n", b"x" * 9, b"\r"]), max_size=12).map(b"".join),
-       st.lists(st.integers(0, 99), max_size=6))  # fmt: skip
+@given(
+    st.lists(st.sampled_from([b"{}", b"\n", b"\r\n", b"x" * 9, b"\r"]), max_size=12).map(b"".join),
+    st.lists(st.integers(0, 99), max_size=6),
+)
 def test_every_cut_gives_the_same_lines(body: bytes, edges: list[int]) -> None:
     assert parse(body, edges, 12) == parse(body, [], 12)
 
@@ -296,8 +324,11 @@ def test_parts_of_a_containers_stream_may_be_cut_anywhere(kind: str, data: st.Da
 def test_parts_that_are_json_values_are_events_each() -> None:
     wire = b"".join(message(b'{"t":"%d"}' % i, PART) for i in range(3)) + message(b"\x00\x01", PART)
     assert [event.data for event in MessageStreamParser().feed(wire)] == [
-        b'{"t":"0"}', b'{"t":"1"}', b'{"t":"2"}', b"\x00\x01"
-    ]  # fmt: skip
+        b'{"t":"0"}',
+        b'{"t":"1"}',
+        b'{"t":"2"}',
+        b"\x00\x01",
+    ]
 
 
 @given(st.binary(max_size=300))

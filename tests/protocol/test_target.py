@@ -49,12 +49,28 @@ def test_a_plain_path_has_one_reading(path: str) -> None:
 
 
 AMBIGUOUS = [
-    "/v1/files/../chat/completions", "/v1/files/%2e%2e/chat/completions", "/v1/files/.%2E/x", "/v1/files/./x",
-    "/v1/files/..", "//v1/files", "/v1/files//x", "/v1/files;a=b", "/v1/files/..;/chat", "/v1/files%2Fx",
-    "/v1/files%2f..%2fchat", "/v1/files/..%5cchat", "/v1/files\\..\\chat", "/v1/files/%252e%252e/chat",
-    "/v1/files/%00", "/v1/files/%c0%ae%c0%ae/chat", "/v1/files/.. /chat", "/v1/files/%3Fx", "/v1/files%23",
-    "/v1/files/%09..", "/v1/files/...//chat",
-]  # fmt: skip
+    "/v1/files/../chat/completions",
+    "/v1/files/%2e%2e/chat/completions",
+    "/v1/files/.%2E/x",
+    "/v1/files/./x",
+    "/v1/files/..",
+    "//v1/files",
+    "/v1/files//x",
+    "/v1/files;a=b",
+    "/v1/files/..;/chat",
+    "/v1/files%2Fx",
+    "/v1/files%2f..%2fchat",
+    "/v1/files/..%5cchat",
+    "/v1/files\\..\\chat",
+    "/v1/files/%252e%252e/chat",
+    "/v1/files/%00",
+    "/v1/files/%c0%ae%c0%ae/chat",
+    "/v1/files/.. /chat",
+    "/v1/files/%3Fx",
+    "/v1/files%23",
+    "/v1/files/%09..",
+    "/v1/files/...//chat",
+]
 
 
 @pytest.mark.parametrize("path", AMBIGUOUS)

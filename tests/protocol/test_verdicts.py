@@ -35,14 +35,25 @@ from llmtap.protocol.verdicts import (
 @pytest.mark.parametrize(
     ("reason", "action", "confidence"),
     [
-        *((reason, "blocked", "high") for reason in (
-            "content_filter", "sensitive", "SAFETY", "PROHIBITED_CONTENT", "BLOCKLIST", "RECITATION", "SPII",
-            "IMAGE_SAFETY", "ERROR_TOXIC", "refusal",
-        )),
+        *(
+            (reason, "blocked", "high")
+            for reason in (
+                "content_filter",
+                "sensitive",
+                "SAFETY",
+                "PROHIBITED_CONTENT",
+                "BLOCKLIST",
+                "RECITATION",
+                "SPII",
+                "IMAGE_SAFETY",
+                "ERROR_TOXIC",
+                "refusal",
+            )
+        ),
         ("guardrail_intervened", "replaced", "medium"),
         ("content_filtered", "replaced", "medium"),
     ],
-)  # fmt: skip
+)
 def test_finish_reasons_that_refuse(reason: str, action: str, confidence: str) -> None:
     verdict = finish_reason_verdict(reason)
     stage = ("output_guardrail", "output") if action == "blocked" else ("guardrail", "unknown")
@@ -88,39 +99,65 @@ def known(verdict: Verdict | None) -> str:
     ("value", "said"),
     [
         (error(**AZURE), "error.code | content_filter | error.code | violence"),
-        (error(**{**AZURE, "code": "400"}),
-         "error.code | ResponsibleAIPolicyViolation | error.innererror.code | violence"),
-        (error(code="invalid_prompt", message="Invalid prompt: flagged as violating our policy"),
-         "error.code | input | invalid_prompt | error.code"),
-        (error(code="data_inspection_failed", message="Output data may contain inappropriate content."),
-         "error.code | output | data_inspection_failed | error.code"),
-        ({"code": "DataInspectionFailed", "message": "Input data may contain inappropriate content."},
-         "error.code | input | DataInspectionFailed | code"),
+        (
+            error(**{**AZURE, "code": "400"}),
+            "error.code | ResponsibleAIPolicyViolation | error.innererror.code | violence",
+        ),
+        (
+            error(code="invalid_prompt", message="Invalid prompt: flagged as violating our policy"),
+            "error.code | input | invalid_prompt | error.code",
+        ),
+        (
+            error(code="data_inspection_failed", message="Output data may contain inappropriate content."),
+            "error.code | output | data_inspection_failed | error.code",
+        ),
+        (
+            {"code": "DataInspectionFailed", "message": "Input data may contain inappropriate content."},
+            "error.code | input | DataInspectionFailed | code",
+        ),
         ({"contentFilter": ASKED, "error": NO}, "error.code | input | 1301 | error.code"),
         ({"contentFilter": ANSWERED, "error": NO}, "error.code | output | 1301 | error.code"),
-        ({"success": False, "error": [{"code": 2016, "message": "Prompt blocked due to security"}]},
-         "error.code | input | 2016 | error[0].code"),
-        ({"errors": [{"code": 2017, "message": "Response blocked"}]},
-         "error.code | output | 2017 | errors[0].code"),
-        (error(code=403, message="requires moderation", metadata=MODERATED),
-         "error.metadata | input | error.metadata.reasons | violence"),
-        ({"code": "no permission", "error": "Content violates usage guidelines. SAFETY_CHECK_TYPE_BIO"},
-         "error.message | Content violates usage guidelines | SAFETY_CHECK_TYPE_BIO"),
-        ({**error(type="hooks_failed", message="see hook_results"), "hook_results": FAILING},
-         "error.type | output | hooks_failed | error.type"),
-        ({"code": "900514", "message": {"action": "GUARDRAIL_INTERVENED", "direction": "REQUEST"}},
-         "error.message | input | GUARDRAIL_INTERVENED | message.action"),
-        (error(type="guardrails_violation", code="content_blocked", param="self check input", message="m"),
-         "error.type | input | guardrails_violation | error.type | self check input"),
-        (error(type="guardrails_violation", param={"a": 1}, message="m"),
-         "error.type | output | guardrails_violation | error.type"),
-        (error(message="{'error': 'Violated guardrail policy', 'outputs': ['Sorry']}", code="400"),
-         "error.message | Violated guardrail policy"),
+        (
+            {"success": False, "error": [{"code": 2016, "message": "Prompt blocked due to security"}]},
+            "error.code | input | 2016 | error[0].code",
+        ),
+        (
+            {"errors": [{"code": 2017, "message": "Response blocked"}]},
+            "error.code | output | 2017 | errors[0].code",
+        ),
+        (
+            error(code=403, message="requires moderation", metadata=MODERATED),
+            "error.metadata | input | error.metadata.reasons | violence",
+        ),
+        (
+            {"code": "no permission", "error": "Content violates usage guidelines. SAFETY_CHECK_TYPE_BIO"},
+            "error.message | Content violates usage guidelines | SAFETY_CHECK_TYPE_BIO",
+        ),
+        (
+            {**error(type="hooks_failed", message="see hook_results"), "hook_results": FAILING},
+            "error.type | output | hooks_failed | error.type",
+        ),
+        (
+            {"code": "900514", "message": {"action": "GUARDRAIL_INTERVENED", "direction": "REQUEST"}},
+            "error.message | input | GUARDRAIL_INTERVENED | message.action",
+        ),
+        (
+            error(type="guardrails_violation", code="content_blocked", param="self check input", message="m"),
+            "error.type | input | guardrails_violation | error.type | self check input",
+        ),
+        (
+            error(type="guardrails_violation", param={"a": 1}, message="m"),
+            "error.type | output | guardrails_violation | error.type",
+        ),
+        (
+            error(message="{'error': 'Violated guardrail policy', 'outputs': ['Sorry']}", code="400"),
+            "error.message | Violated guardrail policy",
+        ),
         (error(message="Content blocked: keyword 'x'"), "error.message | content blocked"),
         (error(message="Your request was flagged"), "error.message | input | was flagged"),
         (error(message="answer replaced by policy"), "error.message | output | replaced by policy"),
     ],
-)  # fmt: skip
+)
 def test_errors_that_are_a_guardrails(value: dict[str, Any], said: str) -> None:
     assert known(error_verdict(value)) == said
 
@@ -194,20 +231,52 @@ def test_warnings() -> None:
     detections = {"output": [{"results": [{"detection_type": "pii", "text": "a@b.c"}]}]}
     warnings = [{"type": "OTHER"}, {"type": "UNSUITABLE_OUTPUT"}]
     assert warnings_verdict(warnings, detections, answered=False) == Verdict(
-        "body_field", "output_guardrail", "blocked", "output", value="UNSUITABLE_OUTPUT", category="pii",
+        "body_field",
+        "output_guardrail",
+        "blocked",
+        "output",
+        value="UNSUITABLE_OUTPUT",
+        category="pii",
         path="warnings[1].type",
-    )  # fmt: skip
+    )
     flag = warnings_verdict([{"type": "UNSUITABLE_INPUT"}], detections, answered=True)
     assert (flag.kind, flag.action, flag.phase, flag.category) == (None, "flagged", "input", None)
 
 
 NAMES = [
-    "error", "errors", "code", "type", "message", "param", "innererror", "content_filter_result", "metadata",
-    "reasons", "flagged_input", "hook_results", "after_request_hooks", "before_request_hooks", "verdict",
-    "contentFilter", "role", "x_groq", "hate", "filtered", "detected", "results", "flagged", "input",
-    "output", "detection_type", "blockReason", "direction", "action", "content_filter_results",
-    "source_type", "blocked",
-]  # fmt: skip
+    "error",
+    "errors",
+    "code",
+    "type",
+    "message",
+    "param",
+    "innererror",
+    "content_filter_result",
+    "metadata",
+    "reasons",
+    "flagged_input",
+    "hook_results",
+    "after_request_hooks",
+    "before_request_hooks",
+    "verdict",
+    "contentFilter",
+    "role",
+    "x_groq",
+    "hate",
+    "filtered",
+    "detected",
+    "results",
+    "flagged",
+    "input",
+    "output",
+    "detection_type",
+    "blockReason",
+    "direction",
+    "action",
+    "content_filter_results",
+    "source_type",
+    "blocked",
+]
 SECRET = "words of somebody"
 values = st.recursive(
     st.none()
@@ -244,15 +313,24 @@ def test_nothing_raises_and_no_text_gets_out(value: Any) -> None:
         # Fixtures show the usual ones.
         ("usage", {"prompt_tokens": 5, "total_latency": 0.3774}, "total 377.4 usage"),
         ("perf_metrics", {"server-processing-time": "0.139"}, "total 139.0 perf_metrics"),
-        ("metrics", {"queue_time_ms": None, "mean_itl_ms": True, "generation_time_ms": -1},
-         "decode -1.0 metrics"),
-        ("metrics", {"queue_time_ms": "soon", "mean_itl_ms": -(10**400), "generation_time_ms": 10**400},
-         "decode inf metrics, mean_itl -inf metrics"),
-        ("perf_metrics", {"server-processing-time": "inf", "server-time-to-first-token": "1" * 99},
-         "total inf perf_metrics"),
+        (
+            "metrics",
+            {"queue_time_ms": None, "mean_itl_ms": True, "generation_time_ms": -1},
+            "decode -1.0 metrics",
+        ),
+        (
+            "metrics",
+            {"queue_time_ms": "soon", "mean_itl_ms": -(10**400), "generation_time_ms": 10**400},
+            "decode inf metrics, mean_itl -inf metrics",
+        ),
+        (
+            "perf_metrics",
+            {"server-processing-time": "inf", "server-time-to-first-token": "1" * 99},
+            "total inf perf_metrics",
+        ),
         ("metrics", "none", ""),
     ],
-)  # fmt: skip
+)
 def test_objects(place: str, value: Any, expected: str) -> None:
     assert ", ".join(f"{t.name} {t.ms} {t.where}" for t in object_times(place, value)) == expected
 
@@ -261,15 +339,24 @@ def test_objects(place: str, value: Any, expected: str) -> None:
     ("name", "value", "expected"),
     [
         (b"OpenAI-Processing-Ms", b"142", "total 142.0 ms openai-processing-ms"),
-        (b"fireworks-server-time-to-first-token", b"0.121",
-         "ttft 121.0 s fireworks-server-time-to-first-token"),
+        (
+            b"fireworks-server-time-to-first-token",
+            b"0.121",
+            "ttft 121.0 s fireworks-server-time-to-first-token",
+        ),
         (b"x-queue-time", b"long", ""),
-        (b"Server-Timing", b'queue;dur=3.5, cache;desc="hit", gfet4t7; dur=901, ttft;desc="x";dur="7"',
-         "queue 3.5 ms server-timing, unnamed 901.0 ms server-timing, ttft 7.0 ms server-timing"),
-        (b"server-timing", b"a;dur=1e999, b;dur=, c;dur=-4, ;",
-         "unnamed inf ms server-timing, unnamed -4.0 ms server-timing"),
+        (
+            b"Server-Timing",
+            b'queue;dur=3.5, cache;desc="hit", gfet4t7; dur=901, ttft;desc="x";dur="7"',
+            "queue 3.5 ms server-timing, unnamed 901.0 ms server-timing, ttft 7.0 ms server-timing",
+        ),
+        (
+            b"server-timing",
+            b"a;dur=1e999, b;dur=, c;dur=-4, ;",
+            "unnamed inf ms server-timing, unnamed -4.0 ms server-timing",
+        ),
     ],
-)  # fmt: skip
+)
 def test_headers(name: bytes, value: bytes, expected: str) -> None:
     times = header_times([(name, value)])
     told = ", ".join(f"{t.name} {t.ms} {t.unit} {t.where.removeprefix('header:')}" for t in times)

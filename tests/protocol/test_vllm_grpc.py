@@ -39,12 +39,19 @@ def test_a_request_as_vllm_reads_it() -> None:
 
 @given(
     st.builds(
-        GrpcRequest, TEXT, TEXT, st.just(()), st.none() | UINT32, UINT32, st.booleans(),
-        st.none() | st.integers(-(1 << 31), (1 << 31) - 1), st.lists(TEXT).map(tuple),
+        GrpcRequest,
+        TEXT,
+        TEXT,
+        st.just(()),
+        st.none() | UINT32,
+        UINT32,
+        st.booleans(),
+        st.none() | st.integers(-(1 << 31), (1 << 31) - 1),
+        st.lists(TEXT).map(tuple),
     )
     | st.builds(GrpcRequest, token_ids=IDS),
     st.builds(GrpcChunk, IDS) | st.builds(GrpcChunk, IDS, TEXT, st.builds(GrpcUsage, UINT32, UINT32, UINT32)),
-)  # fmt: skip
+)
 def test_a_request_and_a_chunk_come_back(request_: GrpcRequest, chunk: GrpcChunk) -> None:
     assert read_request(write_request(request_)) == request_
     assert read_chunk(write_chunk(chunk)) == chunk

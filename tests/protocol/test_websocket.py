@@ -100,12 +100,13 @@ VECTORS = [
     ("7692 6.1 RSV1 on a continuation", "4103f248cd c004c9c90700", True, [], False),
     ("7692 6.1 compressed control frame", "c90548656c6c6f", True, [], False),
     ("7692 6 plain message as well", "810548656c6c6f c107f248cdc9c90700", True, [b"Hello"] * 2, True),
-]  # fmt: skip
+]
 """Clause and case, bytes, whether permessage-deflate is negotiated, payloads, whether all is understood."""
 
 
-@pytest.mark.parametrize(("data", "deflates", "found", "understood"), [v[1:] for v in VECTORS],
-                         ids=[v[0] for v in VECTORS])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "deflates", "found", "understood"), [v[1:] for v in VECTORS], ids=[v[0] for v in VECTORS]
+)
 def test_the_clauses_of_the_standards(
     data: str, deflates: bool, found: list[bytes], understood: bool
 ) -> None:

@@ -32,10 +32,17 @@ METADATA = {"is": "metadata"}
 USED = {"output_tokens": 9}
 COUNTS = {"input": None, "output": 9, "reasoning": None, "cached": None}
 REFUSED = {
-    "signal": "stop_reason", "kind": "output_guardrail", "action": "blocked", "phase": "output",
-    "confidence": "high", "value": "refusal", "category": "cyber", "path": None, "substituted": False,
+    "signal": "stop_reason",
+    "kind": "output_guardrail",
+    "action": "blocked",
+    "phase": "output",
+    "confidence": "high",
+    "value": "refusal",
+    "category": "cyber",
+    "path": None,
+    "substituted": False,
     "detail": None,
-}  # fmt: skip
+}
 INTERVENED = {"stage": "unknown", "why": "whether input or output was blocked is only in the trace"}
 
 CASES = [
@@ -44,7 +51,10 @@ CASES = [
     (
         start(model="c", usage={"input_tokens": 5, "cache_read_input_tokens": 3, "output_tokens": 1}),
         {
-            "is": "role", "also": ["usage"], "model": "c", "usage_running": True,
+            "is": "role",
+            "also": ["usage"],
+            "model": "c",
+            "usage_running": True,
             "counts": {"input": 5, "output": None, "reasoning": None, "cached": 3},
         },
     ),
@@ -57,8 +67,10 @@ CASES = [
     ({"type": "content_block_start"}, METADATA | {"parsed": False}),
     (delta(type="text_delta", text="Hi"), TEXT | {"text": "Hi"}),
     (delta(text="Hi"), TEXT | {"text": "Hi"}),
-    (delta(type="text_delta", text=" \n"), {"is": "content", "output": True, "blank": True, "text": " \n",
-                                            "choices": (0,)}),
+    (
+        delta(type="text_delta", text=" \n"),
+        {"is": "content", "output": True, "blank": True, "text": " \n", "choices": (0,)},
+    ),
     (delta(type="thinking_delta", thinking="hm"), THOUGHT | {"text": "hm"}),
     (delta(type="input_json_delta", partial_json=""), {"is": "tool_call"}),
     (delta(type="input_json_delta", partial_json='{"'), CALL | {"text": '{"'}),
@@ -73,16 +85,37 @@ CASES = [
     (end(None, usage=USED), {"is": "usage", "usage": USED, "counts": COUNTS, "usage_running": True}),
     (end(None, usage={"output_tokens": 0}), METADATA),
     (
-        {"type": "message_delta", "usage": USED, "delta": {
-            "stop_reason": "refusal", "stop_details": {"type": "refusal", "category": "cyber"}}},
-        {"is": "refusal", "also": ["usage"], "finish_reason": "refusal", "usage": USED, "counts": COUNTS,
-         "verdict": REFUSED},
+        {
+            "type": "message_delta",
+            "usage": USED,
+            "delta": {"stop_reason": "refusal", "stop_details": {"type": "refusal", "category": "cyber"}},
+        },
+        {
+            "is": "refusal",
+            "also": ["usage"],
+            "finish_reason": "refusal",
+            "usage": USED,
+            "counts": COUNTS,
+            "verdict": REFUSED,
+        },
     ),
     (
         end("guardrail_intervened"),
-        {"is": "guardrail", "finish_reason": "guardrail_intervened", "verdict": REFUSED | {
-            "kind": "guardrail", "phase": "unknown", "action": "replaced", "confidence": "medium",
-            "value": "guardrail_intervened", "category": None, "substituted": True, "detail": INTERVENED}},
+        {
+            "is": "guardrail",
+            "finish_reason": "guardrail_intervened",
+            "verdict": REFUSED
+            | {
+                "kind": "guardrail",
+                "phase": "unknown",
+                "action": "replaced",
+                "confidence": "medium",
+                "value": "guardrail_intervened",
+                "category": None,
+                "substituted": True,
+                "detail": INTERVENED,
+            },
+        },
     ),
     ({"type": "message_stop"}, {"is": "done", "done": True}),
     ({"type": "ping"}, {"is": "keepalive"}),
@@ -94,7 +127,7 @@ CASES = [
     ({"x": 1}, METADATA | {"parsed": False}),
     (b"{", METADATA | {"parsed": False}),
     (b"", {"is": "keepalive"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("value", "said"), CASES)
@@ -120,19 +153,32 @@ def test_a_gateway_that_begins_again_is_told_by_its_id_or_model() -> None:
 
 def test_a_whole_message() -> None:
     body = {
-        "id": "m", "type": "message", "role": "assistant", "model": "c", "stop_reason": "tool_use",
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "c",
+        "stop_reason": "tool_use",
         "content": [
-            {"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "Hi"},
+            {"type": "thinking", "thinking": "hm", "signature": "s"},
+            {"type": "text", "text": "Hi"},
             {"type": "tool_use", "name": "tide", "input": {"port": "Brest"}},
         ],
         "usage": {"input_tokens": 7, "output_tokens": 9},
-    }  # fmt: skip
+    }
     assert told(Anthropic().read_body(encode(body))) == {
-        "is": "content", "also": ["tool_call", "reasoning", "usage"], "output": True, "content": True,
-        "reasoning": True, "tool_call": True, "text": "Hi", "choices": (0,), "model": "c",
-        "finish_reason": "tool_use", "usage": body["usage"],
+        "is": "content",
+        "also": ["tool_call", "reasoning", "usage"],
+        "output": True,
+        "content": True,
+        "reasoning": True,
+        "tool_call": True,
+        "text": "Hi",
+        "choices": (0,),
+        "model": "c",
+        "finish_reason": "tool_use",
+        "usage": body["usage"],
         "counts": {"input": 7, "output": 9, "reasoning": None, "cached": None},
-    }  # fmt: skip
+    }
     refused = {
         "type": "message",
         "content": [],

@@ -19,8 +19,11 @@ TEXT = {"is": "content", "output": True, "content": True, "choices": (0,), "text
 CALL = {"is": "tool_call", "output": True, "tool_call": True, "choices": (0,)}
 THOUGHT = {"is": "reasoning", "output": True, "reasoning": True, "choices": (0,), "text": "hm"}
 METADATA = {"is": "metadata"}
-USAGE = {"billed_units": {"input_tokens": 3, "output_tokens": 4},
-         "tokens": {"input_tokens": 205.0, "output_tokens": 6.0}, "cached_tokens": 2}  # fmt: skip
+USAGE = {
+    "billed_units": {"input_tokens": 3, "output_tokens": 4},
+    "tokens": {"input_tokens": 205.0, "output_tokens": 6.0},
+    "cached_tokens": 2,
+}
 COUNTS = {"input": 205, "output": 6, "reasoning": None, "cached": 2}
 
 
@@ -42,37 +45,61 @@ COUNTS = {"input": 205, "output": 6, "reasoning": None, "cached": 2}
         (ev("tool-call-delta", {"tool_calls": {"function": {"arguments": ""}}}), {"is": "tool_call"}),
         (
             {"type": "message-end", "delta": {"finish_reason": "COMPLETE", "usage": USAGE}},
-            {"is": "done", "also": ["usage"], "done": True, "finish_reason": "COMPLETE", "usage": USAGE,
-             "counts": COUNTS},
+            {
+                "is": "done",
+                "also": ["usage"],
+                "done": True,
+                "finish_reason": "COMPLETE",
+                "usage": USAGE,
+                "counts": COUNTS,
+            },
         ),
         (
             {"type": "message-end", "delta": {"finish_reason": "ERROR", "error": "it broke"}},
-            {"is": "error", "also": ["done"], "done": True, "finish_reason": "ERROR", "error_type": "ERROR",
-             "error_message": "it broke"},
+            {
+                "is": "error",
+                "also": ["done"],
+                "done": True,
+                "finish_reason": "ERROR",
+                "error_type": "ERROR",
+                "error_message": "it broke",
+            },
         ),
         ({"type": "message-end"}, {"is": "done", "done": True}),
         ({"type": "vellichor"}, METADATA | {"parsed": False}),
         (b"[DONE]", {"is": "done", "done": True}),
         (b"{", METADATA | {"parsed": False}),
     ],
-)  # fmt: skip
+)
 def test_what_an_event_says(value: Any, said: dict[str, Any]) -> None:
     assert told(Cohere().read_event(event(value))) == said
 
 
 def test_a_whole_answer() -> None:
     body = {
-        "id": "c", "finish_reason": "TOOL_CALL", "usage": USAGE,
+        "id": "c",
+        "finish_reason": "TOOL_CALL",
+        "usage": USAGE,
         "message": {
-            "role": "assistant", "tool_plan": "hm", "content": [{"type": "text", "text": "Hi"}],
+            "role": "assistant",
+            "tool_plan": "hm",
+            "content": [{"type": "text", "text": "Hi"}],
             "tool_calls": [{"function": {"name": "tide", "arguments": "{}"}}],
         },
-    }  # fmt: skip
+    }
     assert told(Cohere().read_body(encode(body))) == {
-        "is": "content", "also": ["tool_call", "reasoning", "usage"], "output": True, "content": True,
-        "reasoning": True, "tool_call": True, "choices": (0,), "text": "Hi", "finish_reason": "TOOL_CALL",
-        "usage": USAGE, "counts": COUNTS,
-    }  # fmt: skip
+        "is": "content",
+        "also": ["tool_call", "reasoning", "usage"],
+        "output": True,
+        "content": True,
+        "reasoning": True,
+        "tool_call": True,
+        "choices": (0,),
+        "text": "Hi",
+        "finish_reason": "TOOL_CALL",
+        "usage": USAGE,
+        "counts": COUNTS,
+    }
     failed = told(Cohere().read_body(b'{"id":"c","message":"no such model"}'))
     assert failed == {"is": "error", "error_type": "error", "error_message": "no such model"}
     assert not Cohere().read_body(b"[]").parsed

@@ -24,11 +24,19 @@ Sample = tuple[Any, bytes | None]
 REALTIME: list[Sample] = [
     ({"type": "session.created", "session": {"model": "m"}}, None),
     ({"type": "response.text.delta", "delta": "a"}, None),
-    ({"type": "response.done", "response": {
-        "status": "incomplete", "usage": {"input_tokens": 3},
-        "status_details": {"reason": "r", "error": {"type": "t"}}}}, None),
+    (
+        {
+            "type": "response.done",
+            "response": {
+                "status": "incomplete",
+                "usage": {"input_tokens": 3},
+                "status_details": {"reason": "r", "error": {"type": "t"}},
+            },
+        },
+        None,
+    ),
     ({"type": "error", "error": {"type": "invalid_request_error", "message": "m"}}, None),
-]  # fmt: skip
+]
 
 
 def recorded(path: Path) -> list[Sample]:
@@ -60,8 +68,24 @@ SAMPLES = samples()
 PLACES_MIN = 2
 """Places in the samples of a dialect: an event with one member has two."""
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
-ODD = [None, True, -1, 1 << 70, 0.5, math.nan, math.inf, "", "x" * 300, "\ud800", "error", [], [None], {},
-       [{"a": []}], {"type": {"type": []}}]  # fmt: skip
+ODD = [
+    None,
+    True,
+    -1,
+    1 << 70,
+    0.5,
+    math.nan,
+    math.inf,
+    "",
+    "x" * 300,
+    "\ud800",
+    "error",
+    [],
+    [None],
+    {},
+    [{"a": []}],
+    {"type": {"type": []}},
+]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -27,10 +27,12 @@ TIMINGS = {
 }
 LAST = {"stop": True, "tokens_predicted": 5, "tokens_evaluated": 7, "model": "m"}
 ENDED = {
-    "is": "metadata", "also": ["usage"], "model": "m",
+    "is": "metadata",
+    "also": ["usage"],
+    "model": "m",
     "counts": {"input": 7, "output": 5, "reasoning": None, "cached": None},
     "usage": {"tokens_predicted": 5, "tokens_evaluated": 7},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -116,28 +118,46 @@ COUNTS = {"input": 11, "output": 7, "reasoning": None, "cached": None}
         ),
         (
             chat() | {"done": True, "done_reason": "stop", **COUNTED},
-            {"is": "done", "also": ["usage"], "done": True, "finish_reason": "stop", "usage": COUNTED,
-             "counts": COUNTS},
+            {
+                "is": "done",
+                "also": ["usage"],
+                "done": True,
+                "finish_reason": "stop",
+                "usage": COUNTED,
+                "counts": COUNTS,
+            },
         ),
         (
             {"response": "Hi", "done": True, "done_reason": "length", "context": [1, 2], "eval_count": 1},
-            TEXT | {"also": ["done", "usage"], "done": True, "finish_reason": "length",
-                    "usage": {"eval_count": 1}, "counts": COUNTS | {"input": None, "output": 1}},
+            TEXT
+            | {
+                "also": ["done", "usage"],
+                "done": True,
+                "finish_reason": "length",
+                "usage": {"eval_count": 1},
+                "counts": COUNTS | {"input": None, "output": 1},
+            },
         ),
-        ({"model": "m", "done": True, "done_reason": "load"},
-         {"is": "done", "done": True, "finish_reason": "load", "model": "m"}),
+        (
+            {"model": "m", "done": True, "done_reason": "load"},
+            {"is": "done", "done": True, "finish_reason": "load", "model": "m"},
+        ),
         ({"error": "it broke"}, {"is": "error", "error_type": "error", "error_message": "it broke"}),
         ({"status": "pulling"}, {"is": "metadata", "parsed": False}),
         (b"{", {"is": "metadata", "parsed": False}),
     ],
-)  # fmt: skip
+)
 def test_what_a_line_of_ollama_says(value: Any, said: dict[str, Any]) -> None:
     assert told(Ollama().read_event(event(value))) == said
     assert told(Ollama().read_body(encode(value))) == said or not encode(value)
 
 
-STATS = {"input_tokens": 9, "total_output_tokens": 6, "reasoning_output_tokens": 2,
-         "time_to_first_token_seconds": 0.195}  # fmt: skip
+STATS = {
+    "input_tokens": 9,
+    "total_output_tokens": 6,
+    "reasoning_output_tokens": 2,
+    "time_to_first_token_seconds": 0.195,
+}
 LMSTUDIO_COUNTS = {"input": 9, "output": 6, "reasoning": 2, "cached": None}
 
 
@@ -146,8 +166,11 @@ LMSTUDIO_COUNTS = {"input": 9, "output": 6, "reasoning": 2, "cached": None}
     [
         ("chat.start", {"model_instance_id": "m"}, {"is": "metadata", "model": "m"}),
         ("model_load.progress", {"progress": 0.5}, {"is": "metadata"}),
-        ("reasoning.delta", {"content": "hm"},
-         {"is": "reasoning", "output": True, "reasoning": True, "choices": (0,), "text": "hm"}),
+        (
+            "reasoning.delta",
+            {"content": "hm"},
+            {"is": "reasoning", "output": True, "reasoning": True, "choices": (0,), "text": "hm"},
+        ),
         ("message.start", {}, {"is": "role"}),
         ("message.delta", {"content": "Hi"}, TEXT),
         ("message.delta", {"content": ""}, {"is": "metadata"}),
@@ -156,11 +179,14 @@ LMSTUDIO_COUNTS = {"input": 9, "output": 6, "reasoning": 2, "cached": None}
         ("tool_call.arguments", {"tool": "tide", "arguments": {"a": 1}}, CALL),
         ("message.news", {"content": "Hi"}, {"is": "metadata", "parsed": False}),
         ("vellichor", {}, {"is": "metadata", "parsed": False}),
-        ("error", {"error": {"type": "model_error", "message": "m"}},
-         {"is": "error", "error_type": "model_error", "error_message": "m"}),
+        (
+            "error",
+            {"error": {"type": "model_error", "message": "m"}},
+            {"is": "error", "error_type": "model_error", "error_message": "m"},
+        ),
         ("chat.end", {}, {"is": "done", "done": True}),
     ],
-)  # fmt: skip
+)
 def test_what_an_event_of_lmstudio_says(kind: str, fields: dict[str, Any], said: dict[str, Any]) -> None:
     assert told(LmStudio().read_event(event({"type": kind, **fields}))) == said
     assert told(LmStudio().read_event(event(fields, kind.encode()))) == said
@@ -168,9 +194,12 @@ def test_what_an_event_of_lmstudio_says(kind: str, fields: dict[str, Any], said:
 
 def test_a_whole_answer_of_lmstudio() -> None:
     output = [
-        {"type": "reasoning", "content": "hm"}, {"type": "tool_call", "tool": "tide", "output": "3 m"},
-        {"type": "message", "content": "Hi"}, {"type": "invalid_tool_call"}, 3,
-    ]  # fmt: skip
+        {"type": "reasoning", "content": "hm"},
+        {"type": "tool_call", "tool": "tide", "output": "3 m"},
+        {"type": "message", "content": "Hi"},
+        {"type": "invalid_tool_call"},
+        3,
+    ]
     said = told(LmStudio().read_body(encode({"model_instance_id": "m", "output": output, "stats": STATS})))
     assert (said["is"], said["also"]) == ("content", ["tool_call", "reasoning", "usage"])
     assert (said["text"], said["counts"], said["model"]) == ("Hi", LMSTUDIO_COUNTS, "m")

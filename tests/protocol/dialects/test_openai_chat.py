@@ -18,9 +18,22 @@ C = EventClass
 
 
 TOP = (
-    "id", "usage", "error", "moderation", "model", "timings", "hook_results", "warnings", "x_groq", "nvext",
-    "time_info", "perf_metrics", "metrics", "amazon-bedrock-guardrailAction", "prompt_filter_results",
-)  # fmt: skip
+    "id",
+    "usage",
+    "error",
+    "moderation",
+    "model",
+    "timings",
+    "hook_results",
+    "warnings",
+    "x_groq",
+    "nvext",
+    "time_info",
+    "perf_metrics",
+    "metrics",
+    "amazon-bedrock-guardrailAction",
+    "prompt_filter_results",
+)
 
 
 def chunk(delta: Any = None, /, *, index: int = 0, **beside: Any) -> dict[str, Any]:
@@ -110,7 +123,11 @@ def content(text: str, *also: EventClass, choices: tuple[int, ...] = (0,)) -> De
         (
             chunk({"content": [{"type": "refusal", "refusal": "no"}]}),
             Delta(
-                C.REFUSAL, output=True, text="no", choices=(0,), refusal=True,
+                C.REFUSAL,
+                output=True,
+                text="no",
+                choices=(0,),
+                refusal=True,
                 verdict=Verdict(
                     "content.refusal", "model_refusal", path="choices[0].delta.content[0].refusal"
                 ),
@@ -150,7 +167,7 @@ def content(text: str, *also: EventClass, choices: tuple[int, ...] = (0,)) -> De
         (b'{"choices":', Delta(C.METADATA, parsed=False)),
         (b"[DONE]", Delta(C.DONE, done=True)),
     ],
-)  # fmt: skip
+)
 def test_what_a_chunk_says(value: Any, delta: Delta) -> None:
     assert read(value) == delta, "as the first of its stream"
     assert read(ROLE, ROLE, value) == delta, "after others"
@@ -303,11 +320,18 @@ deltas = st.fixed_dictionaries(
         "reasoning": st.sampled_from(["", "hm", None]),
         "refusal": st.sampled_from(["", "no", None]),
         "tool_calls": st.sampled_from(
-            [None, [], [{"function": {"name": "f"}}], [{"function": {"name": "f", "arguments": "{"}}],
-             [{"function": {"arguments": ""}}], [{"id": "c"}], [{"custom": {"name": "g"}}]]
+            [
+                None,
+                [],
+                [{"function": {"name": "f"}}],
+                [{"function": {"name": "f", "arguments": "{"}}],
+                [{"function": {"arguments": ""}}],
+                [{"id": "c"}],
+                [{"custom": {"name": "g"}}],
+            ]
         ),
     },
-)  # fmt: skip
+)
 besides = st.fixed_dictionaries(
     {},
     optional={

@@ -122,11 +122,32 @@ def test_failures_of_unknown_dialects(
 
 
 names = st.sampled_from(
-    ["error", "errors", "code", "type", "message", "object", "choices", "usage", "x_groq", "metrics", "nvext",
-     "timing", "warnings", "detections", "hook_results", "promptFeedback", "prompt_filter_results",
-     "moderation", "latency_checkpoint", "amazon-bedrock-guardrailAction", "time_info", "perf_metrics",
-     "total_latency"]
-)  # fmt: skip
+    [
+        "error",
+        "errors",
+        "code",
+        "type",
+        "message",
+        "object",
+        "choices",
+        "usage",
+        "x_groq",
+        "metrics",
+        "nvext",
+        "timing",
+        "warnings",
+        "detections",
+        "hook_results",
+        "promptFeedback",
+        "prompt_filter_results",
+        "moderation",
+        "latency_checkpoint",
+        "amazon-bedrock-guardrailAction",
+        "time_info",
+        "perf_metrics",
+        "total_latency",
+    ]
+)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=6),

@@ -91,8 +91,17 @@ VALUES: list[tuple[Any, bytes | None]] = [
     ([{"generated_text": "a"}], None),
     ({"object": "response", "content": "a", "stop": False, "text": "a", "meta_info": {}}, b"message"),
 ]
-PATHS = (CHAT, "/v1/messages", "/v1/responses", "/v1/realtime", "/api/chat", "/model/m/converse-stream",
-         "/model/m/invoke-with-response-stream", "/v1beta/models/g:streamGenerateContent", "/x")  # fmt: skip
+PATHS = (
+    CHAT,
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/realtime",
+    "/api/chat",
+    "/model/m/converse-stream",
+    "/model/m/invoke-with-response-stream",
+    "/v1beta/models/g:streamGenerateContent",
+    "/x",
+)
 OWN = DialectTable(name="acme.chat", source="acme.example", end="none", rules=(Rule(content="response"),))
 
 

@@ -66,17 +66,34 @@ def read(dialect: str, value: dict[str, Any]) -> Delta:
 
 GEMINI_REASONS: dict[str, tuple[str, ...]] = {
     "output_guardrail": (
-        "SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE", "IMAGE_SAFETY",
-        "IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION", "MODEL_ARMOR",
+        "SAFETY",
+        "RECITATION",
+        "BLOCKLIST",
+        "PROHIBITED_CONTENT",
+        "SPII",
+        "LANGUAGE",
+        "IMAGE_SAFETY",
+        "IMAGE_PROHIBITED_CONTENT",
+        "IMAGE_RECITATION",
+        "MODEL_ARMOR",
     ),
     "input_guardrail": ("ESCALATION", "PUP_LIMITED_DISABLED"),
     # The answer ended, or the model failed to write what was wanted.
     "no verdict": (
-        "FINISH_REASON_UNSPECIFIED", "STOP", "MAX_TOKENS", "CONTINUATION", "OTHER", "MALFORMED_FUNCTION_CALL",
-        "MALFORMED_RESPONSE", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MISSING_THOUGHT_SIGNATURE",
-        "IMAGE_OTHER", "NO_IMAGE",
+        "FINISH_REASON_UNSPECIFIED",
+        "STOP",
+        "MAX_TOKENS",
+        "CONTINUATION",
+        "OTHER",
+        "MALFORMED_FUNCTION_CALL",
+        "MALFORMED_RESPONSE",
+        "UNEXPECTED_TOOL_CALL",
+        "TOO_MANY_TOOL_CALLS",
+        "MISSING_THOUGHT_SIGNATURE",
+        "IMAGE_OTHER",
+        "NO_IMAGE",
     ),
-}  # fmt: skip
+}
 
 
 def test_each_finish_reason_of_gemini_has_a_meaning() -> None:

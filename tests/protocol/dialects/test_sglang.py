@@ -39,8 +39,11 @@ def test_increments_are_told_by_not_being_repeated() -> None:
 def test_choices_are_kept_apart() -> None:
     deltas = read(ev("a", 1, index=0), ev("x", 1, index=1), ev("ab", 2, index=0), ev("xyz", 3, index=1))
     assert [(d.text, d.choices, d.tokens) for d in deltas] == [
-        ("a", (0,), 1), ("x", (1,), 1), ("b", (0,), 1), ("yz", (1,), 2),
-    ]  # fmt: skip
+        ("a", (0,), 1),
+        ("x", (1,), 1),
+        ("b", (0,), 1),
+        ("yz", (1,), 2),
+    ]
 
 
 ONE = {"tokens": 1, "token_source": TokenSource.RUNNING_USAGE, "output": True, "choices": (0,)}

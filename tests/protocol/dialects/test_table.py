@@ -123,44 +123,74 @@ COUNTS = {"input": 3, "output": 4, "reasoning": None, "cached": None}
         ({"content": "a[t!=x].b"}, {"a": [{"t": "x", "b": "no"}, {"b": "Hi"}]}, TEXT),
         ({"content": ["a", "b"]}, {"a": "H", "b": "i"}, TEXT),
         ({"content": ["a[t=1].b", "a[t=true].b"]}, {"a": [{"t": 1, "b": "H"}, {"t": True, "b": "i"}]}, TEXT),
-        ({"content": "a", "finish_reason": ["f", "g"]}, {"a": "Hi", "g": "length", "f": "stop"},
-         TEXT | {"finish_reason": "stop"}),
+        (
+            {"content": "a", "finish_reason": ["f", "g"]},
+            {"a": "Hi", "g": "length", "f": "stop"},
+            TEXT | {"finish_reason": "stop"},
+        ),
         ({"content": "a"}, {"a": {"b": 1}}, {"is": "metadata"}),
         ({"content": "a", "where": {"k": "x*"}}, {"a": "Hi", "k": "xy"}, TEXT),
         ({"content": "a", "where": {"k": True}}, {"a": "Hi", "k": 1}, {"is": "metadata", "parsed": False}),
         ({"content": "a", "has": "k"}, {"a": "Hi", "k": None}, {"is": "metadata", "parsed": False}),
-        ({"reasoning": "a", "content": "b"}, {"a": "hm", "b": "Hi"},
-         TEXT | {"also": ["reasoning"], "reasoning": True}),
+        (
+            {"reasoning": "a", "content": "b"},
+            {"a": "hm", "b": "Hi"},
+            TEXT | {"also": ["reasoning"], "reasoning": True},
+        ),
         ({"tool_call": "a"}, {"a": "{}"}, CALL | {"text": "{}"}),
         ({"tool_call": "a"}, {"a": {"x": 1}}, CALL),
         ({"call": "a"}, {"a": "tide"}, CALL),
         ({"payload": "a"}, {"a": "UklGRg=="}, {k: v for k, v in TEXT.items() if k != "text"}),
         ({"content": "a", "choice": "i"}, {"a": "Hi", "i": 2}, TEXT | {"choices": (2,)}),
-        ({"content": "c[].t", "choice": "c[].i"}, {"c": [{"t": "H", "i": 1}, {"t": "i", "i": 3}]},
-         TEXT | {"choices": (1, 3)}),
+        (
+            {"content": "c[].t", "choice": "c[].i"},
+            {"c": [{"t": "H", "i": 1}, {"t": "i", "i": 3}]},
+            TEXT | {"choices": (1, 3)},
+        ),
         ({"content": "c[].t", "choice": "c[].i"}, {"c": [{"t": "Hi", "i": 1 << 70}]}, TEXT),
-        ({"content": "a", "tokens": "n"}, {"a": "Hi", "n": 2},
-         TEXT | {"tokens": 2, "token_source": TokenSource.TOKEN_IDS}),
-        ({"content": "a", "tokens": "n"}, {"a": "Hi", "n": [5, 6, 7]},
-         TEXT | {"tokens": 3, "token_source": TokenSource.TOKEN_IDS}),
-        ({"content": "a", "logprobs": "n"}, {"a": "Hi", "n": [{}]},
-         TEXT | {"tokens": 1, "token_source": TokenSource.LOGPROBS}),
+        (
+            {"content": "a", "tokens": "n"},
+            {"a": "Hi", "n": 2},
+            TEXT | {"tokens": 2, "token_source": TokenSource.TOKEN_IDS},
+        ),
+        (
+            {"content": "a", "tokens": "n"},
+            {"a": "Hi", "n": [5, 6, 7]},
+            TEXT | {"tokens": 3, "token_source": TokenSource.TOKEN_IDS},
+        ),
+        (
+            {"content": "a", "logprobs": "n"},
+            {"a": "Hi", "n": [{}]},
+            TEXT | {"tokens": 1, "token_source": TokenSource.LOGPROBS},
+        ),
         ({"content": "a", "finish_reason": "f"}, {"a": "Hi", "f": "stop"}, TEXT | {"finish_reason": "stop"}),
-        ({"content": "a", "done": {"d": True}}, {"a": "Hi", "d": True},
-         TEXT | {"also": ["done"], "done": True}),
+        (
+            {"content": "a", "done": {"d": True}},
+            {"a": "Hi", "d": True},
+            TEXT | {"also": ["done"], "done": True},
+        ),
         ({"event_class": "done", "event": "e"}, {"type": "e"}, {"is": "done", "done": True}),
         ({"role": "r", "content": "a"}, {"r": "assistant", "a": ""}, {"is": "role"}),
-        ({"error": "e"}, {"e": {"type": "overloaded", "message": "m"}},
-         {"is": "error", "error_type": "overloaded", "error_message": "m"}),
-        ({"content": "a"}, {"a": "Hi", "error": "it broke"},
-         {"is": "error", "error_type": "error", "error_message": "it broke"}),
+        (
+            {"error": "e"},
+            {"e": {"type": "overloaded", "message": "m"}},
+            {"is": "error", "error_type": "overloaded", "error_message": "m"},
+        ),
+        (
+            {"content": "a"},
+            {"a": "Hi", "error": "it broke"},
+            {"is": "error", "error_type": "error", "error_message": "it broke"},
+        ),
         ({"content": "a"}, {"a": "Hi", "model": "acme-1"}, TEXT | {"model": "acme-1"}),
         ({"event": "e", "call": "a"}, {"type": "e"}, {"is": "tool_call"}),
         ({"event": "e", "call": "a", "role": "r"}, {"type": "e", "r": "user"}, {"is": "role"}),
-        ({"event": "e", "content": "a"}, {"type": "error", "message": "it broke"},
-         {"is": "error", "error_type": "error", "error_message": "it broke"}),
+        (
+            {"event": "e", "content": "a"},
+            {"type": "error", "message": "it broke"},
+            {"is": "error", "error_type": "error", "error_message": "it broke"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_rule_reads(rule: dict[str, Any], value: Any, said: dict[str, Any]) -> None:
     assert told(reader(rule).read_event(event(value))) == said
     assert told(reader(rule).read_body(encode(value))) == said, "a whole body is read by the same rules"
@@ -168,18 +198,24 @@ def test_what_a_rule_reads(rule: dict[str, Any], value: Any, said: dict[str, Any
 
 def test_usage_finish_reasons_and_verdicts() -> None:
     table = raw(
-        {"has": "u", "usage": "u", "finish_reason": "f", "verdicts": [
-            {"path": "blocked.why", "kind": "input_guardrail"}]},
+        {
+            "has": "u",
+            "usage": "u",
+            "finish_reason": "f",
+            "verdicts": [{"path": "blocked.why", "kind": "input_guardrail"}],
+        },
         counts={"input": "in", "output": ["out", "far.out"]},
         finish_reasons={"POLICY": "output_guardrail", "NO": "refusal", "BROKE": "failed", "safety": "stop"},
-    )  # fmt: skip
+    )
     read = TableDialect(decode_table(table))
     said = told(read().read_event(event({"u": {"in": 3, "far": {"out": 4}}})))
     assert (said["is"], said["counts"]) == ("usage", COUNTS)
     for reason, of in (
-        ("POLICY", ("guardrail", "output_guardrail")), ("NO", ("refusal", "model_refusal")),
-        ("content_filter", ("guardrail", "output_guardrail")), ("safety", ("metadata", None)),
-    ):  # fmt: skip
+        ("POLICY", ("guardrail", "output_guardrail")),
+        ("NO", ("refusal", "model_refusal")),
+        ("content_filter", ("guardrail", "output_guardrail")),
+        ("safety", ("metadata", None)),
+    ):
         delta = read().read_event(event({"u": {}, "f": reason}))
         kind = None if delta.verdict is None else delta.verdict.kind
         assert (delta.event_class.name.lower(), kind, delta.finish_reason) == (*of, reason)
@@ -187,8 +223,10 @@ def test_usage_finish_reasons_and_verdicts() -> None:
     delta = read().read_event(event({"u": {}, "blocked": {"why": "VIOLENCE"}}))
     assert delta.verdict is not None
     assert (delta.verdict.kind, delta.verdict.phase, delta.verdict.value) == (
-        "input_guardrail", "input", "VIOLENCE",
-    )  # fmt: skip
+        "input_guardrail",
+        "input",
+        "VIOLENCE",
+    )
 
 
 def test_counts_that_run_and_texts_that_repeat_the_text_so_far() -> None:
@@ -331,8 +369,11 @@ def test_a_body_that_is_an_array() -> None:
     assert (events["text"], events["choices"], events["counts"]["output"]) == ("xy", (0,), 3)
 
 
-OWN = raw({"event": "message_start", "event_class": "role"},
-          {"event": "content_block_delta", "content": "delta.text"}, name="own.dialect")  # fmt: skip
+OWN = raw(
+    {"event": "message_start", "event_class": "role"},
+    {"event": "content_block_delta", "content": "delta.text"},
+    name="own.dialect",
+)
 BLOCK = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}}
 
 

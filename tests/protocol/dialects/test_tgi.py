@@ -20,9 +20,11 @@ ONE = {"tokens": 1, "token_source": TokenSource.TOKEN_IDS, "output": True, "choi
 TEXT = {"is": "content", "content": True, "text": "Hi", **ONE}
 DETAILS = {"finish_reason": "eos_token", "generated_tokens": 5, "seed": None, "input_length": 6}
 ENDED = {
-    "also": ["usage"], "finish_reason": "eos_token", "usage": DETAILS,
+    "also": ["usage"],
+    "finish_reason": "eos_token",
+    "usage": DETAILS,
     "counts": {"input": 6, "output": 5, "reasoning": None, "cached": None},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +57,12 @@ def test_a_text_that_repeats_the_tokens_is_no_output() -> None:
 
 def test_a_whole_answer() -> None:
     assert told(Tgi().read_body(b'{"generated_text":"Hi"}')) == {
-        "is": "content", "output": True, "content": True, "text": "Hi", "choices": (0,),
-    }  # fmt: skip
+        "is": "content",
+        "output": True,
+        "content": True,
+        "text": "Hi",
+        "choices": (0,),
+    }
     details = DETAILS | {"input_length": None, "prefill": [{"id": 1}, {"id": 2}], "tokens": [{"id": 3}]}
     said = told(Tgi().read_body(encode({"generated_text": "Hi", "details": details})))
     assert said["counts"]["input"] == 2

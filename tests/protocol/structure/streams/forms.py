@@ -54,9 +54,16 @@ CODE = ["def", " f", "(", "x", "):\n", "    return", " x", " +", " ", "1"]
 GERMAN = ["Der", " See", " ist", " tief", " und", " kalt", "."]
 SENTENCES = ["The lake is deep. ", "It is cold. ", "Few fish live there."]
 TEXTS = {
-    "lake": LAKE, "short": SHORT, "two": TWO, "trailing": TRAILING, "slices": SLICES, "chinese": CHINESE,
-    "code": CODE, "german": GERMAN, "sentences": SENTENCES,
-}  # fmt: skip
+    "lake": LAKE,
+    "short": SHORT,
+    "two": TWO,
+    "trailing": TRAILING,
+    "slices": SLICES,
+    "chinese": CHINESE,
+    "code": CODE,
+    "german": GERMAN,
+    "sentences": SENTENCES,
+}
 
 
 def so_far(pieces: list[str]) -> list[str]:
