@@ -35,31 +35,56 @@ def made(prompt: Prompt, output: int = 20, **options: Any) -> dict[str, Any]:
 
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 MESSAGES = [
-    {"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"},
-    {"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"},
-]  # fmt: skip
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "and now?"},
+]
 BODIES: list[tuple[Prompt, dict[str, Any], dict[str, Any]]] = [
     (PLAIN, {}, {"messages": [{"role": "user", "content": 'say "ü" 🙂'}], "max_tokens": 20, **USAGE}),
     (TALK, {"model": "m"}, {"model": "m", "messages": MESSAGES, "max_tokens": 20, **USAGE}),
     (TALK, {"server": "openai"}, {"messages": MESSAGES, "max_completion_tokens": 20, **USAGE}),
-    (TALK, {"server": "sglang", "min_tokens": True},
-     {"messages": MESSAGES, "max_tokens": 20, "min_tokens": 20, "ignore_eos": True, **USAGE}),
+    (
+        TALK,
+        {"server": "sglang", "min_tokens": True},
+        {"messages": MESSAGES, "max_tokens": 20, "min_tokens": 20, "ignore_eos": True, **USAGE},
+    ),
     (TALK, {"server": "vllm", "exact_output": False}, {"messages": MESSAGES, "max_tokens": 20, **USAGE}),
-    (TALK, {"server": "openai", "min_tokens": True},
-     {"messages": MESSAGES, "max_completion_tokens": 20, **USAGE}),
+    (
+        TALK,
+        {"server": "openai", "min_tokens": True},
+        {"messages": MESSAGES, "max_completion_tokens": 20, **USAGE},
+    ),
     (TALK, {"stream": False}, {"messages": MESSAGES, "max_tokens": 20, "stream": False}),
     (TALK, {"temperature": 0.0}, {"messages": MESSAGES, "max_tokens": 20, "temperature": 0.0, **USAGE}),
-    (TALK, {"endpoint": "completions"},
-     {"prompt": "be brief\n\nhello\n\nyes\n\nand now?", "max_tokens": 20, **USAGE}),
-    (IDS, {"endpoint": "completions", "server": "vllm", "min_tokens": True},
-     {"prompt": [5, 6, 7], "max_tokens": 20, "min_tokens": 20, "ignore_eos": True, **USAGE}),
+    (
+        TALK,
+        {"endpoint": "completions"},
+        {"prompt": "be brief\n\nhello\n\nyes\n\nand now?", "max_tokens": 20, **USAGE},
+    ),
+    (
+        IDS,
+        {"endpoint": "completions", "server": "vllm", "min_tokens": True},
+        {"prompt": [5, 6, 7], "max_tokens": 20, "min_tokens": 20, "ignore_eos": True, **USAGE},
+    ),
     (PLAIN, {"endpoint": "responses"}, {"input": 'say "ü" 🙂', "max_output_tokens": 20, "stream": True}),
-    (TALK, {"endpoint": "responses", "server": "vllm", "min_tokens": True},
-     {"instructions": "be brief", "input": MESSAGES[1:], "max_output_tokens": 20, "ignore_eos": True,
-      "stream": True}),
-    (TALK, {"endpoint": "responses", "server": "sglang"},
-     {"instructions": "be brief", "input": MESSAGES[1:], "max_output_tokens": 20, "stream": True}),
-]  # fmt: skip
+    (
+        TALK,
+        {"endpoint": "responses", "server": "vllm", "min_tokens": True},
+        {
+            "instructions": "be brief",
+            "input": MESSAGES[1:],
+            "max_output_tokens": 20,
+            "ignore_eos": True,
+            "stream": True,
+        },
+    ),
+    (
+        TALK,
+        {"endpoint": "responses", "server": "sglang"},
+        {"instructions": "be brief", "input": MESSAGES[1:], "max_output_tokens": 20, "stream": True},
+    ),
+]
 
 
 @pytest.mark.parametrize(("prompt", "options", "wanted"), BODIES)
@@ -91,8 +116,12 @@ def test_the_users_fields_come_last_and_win() -> None:
     )
     body = made(PLAIN, temperature=0.0, server="vllm", fields=fields)
     assert (body["top_p"], body["stop"], body["temperature"], body["ignore_eos"], body["lora"]) == (
-        0.9, ["x"], 1, False, None,
-    )  # fmt: skip
+        0.9,
+        ["x"],
+        1,
+        False,
+        None,
+    )
     told = BodyMaker(BodyOptions(fields=parse_body_fields(['user="secret"']))).describe()
     assert told["fields"] == ["user"]
     assert "secret" not in str(told)
@@ -101,13 +130,16 @@ def test_the_users_fields_come_last_and_win() -> None:
 @pytest.mark.parametrize(
     ("texts", "problem"),
     [
-        (["top_p"], "expected NAME=JSON"), (["=1"], "expected NAME=JSON"),
+        (["top_p"], "expected NAME=JSON"),
+        (["=1"], "expected NAME=JSON"),
         (["user=me"], "of 'user' is not JSON"),
-        (["a=1", "a=2"], "'a' is given twice"), (["messages=[]"], "the workload sets it"),
-        (["model=1"], "--model sets it"), (["stream=true"], "--stream or --no-stream sets it"),
+        (["a=1", "a=2"], "'a' is given twice"),
+        (["messages=[]"], "the workload sets it"),
+        (["model=1"], "--model sets it"),
+        (["stream=true"], "--stream or --no-stream sets it"),
         (["x=[1"], "is not JSON"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_is_named(texts: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=f"^--body-field: .*{problem}"):
         parse_body_fields(texts)
@@ -131,16 +163,30 @@ CHANGES: list[tuple[bytes, dict[str, Any], bytes]] = [
     (b'{"a":1}', {}, b'{"a":1,"stream":true,"stream_options":{"include_usage":true}}'),
     (b'{"a":1}', {"stream": False}, b'{"a":1}'),
     (b'{"stream":null}', {"stream": False}, b'{"stream":false}'),
-    (b'{"stream":true,"stream_options":{"chunk":5}}', {},
-     b'{"stream":true,"stream_options":{"chunk":5,"include_usage":true}}'),
-    (b'{"stream":true,"stream_options":null}', {},
-     b'{"stream":true,"stream_options":{"include_usage":true}}'),
-    (b'{"stream_options":{"include_obfuscation":false},"stream":true}', {"endpoint": "responses"},
-     b'{"stream_options":{"include_obfuscation":false},"stream":true}'),
-    (b'{"stream":true,"k":1}', {"endpoint": "responses", "fields": {"k": msgspec.Raw(b"2")}},
-     b'{"stream":true,"k":2}'),
-    (b"", {}, b""), (b"[1]", {}, b"[1]"), (b'{"a":', {}, b'{"a":'),
-]  # fmt: skip
+    (
+        b'{"stream":true,"stream_options":{"chunk":5}}',
+        {},
+        b'{"stream":true,"stream_options":{"chunk":5,"include_usage":true}}',
+    ),
+    (
+        b'{"stream":true,"stream_options":null}',
+        {},
+        b'{"stream":true,"stream_options":{"include_usage":true}}',
+    ),
+    (
+        b'{"stream_options":{"include_obfuscation":false},"stream":true}',
+        {"endpoint": "responses"},
+        b'{"stream_options":{"include_obfuscation":false},"stream":true}',
+    ),
+    (
+        b'{"stream":true,"k":1}',
+        {"endpoint": "responses", "fields": {"k": msgspec.Raw(b"2")}},
+        b'{"stream":true,"k":2}',
+    ),
+    (b"", {}, b""),
+    (b"[1]", {}, b"[1]"),
+    (b'{"a":', {}, b'{"a":'),
+]
 
 
 @pytest.mark.parametrize(("body", "options", "wanted"), CHANGES)
@@ -154,15 +200,19 @@ RECORDED = [
     (CHAT, b'{"model":"a","messages":[]}', {"model": "b", "replace_model": False}, None),
     (CHAT, b'{"model":"a","messages":[]}', {"model": "b"}, b'{"model":"b","messages":[]}'),
     (CHAT, b'{"messages":[],"stream":true}', {"stream": False}, b'{"messages":[],"stream":false}'),
-    (CHAT, b'{"messages":[]}', {"stream": True},
-     b'{"messages":[],"stream":true,"stream_options":{"include_usage":true}}'),
+    (
+        CHAT,
+        b'{"messages":[]}',
+        {"stream": True},
+        b'{"messages":[],"stream":true,"stream_options":{"include_usage":true}}',
+    ),
     ("/v1/messages", b'{"messages":[]}', {"stream": True}, b'{"messages":[],"stream":true}'),
     ("/v1/responses", b'{"input":"x"}', {"stream": True}, b'{"input":"x","stream":true}'),
     (EMBEDDINGS, b'{"model":"e","input":"x"}', {}, None),
     (EMBEDDINGS, b'{"model":"e","input":"x"}', {"stream": True}, None),
     ("/v1/rerank", b'{"query":"q","documents":[]}', {"stream": True, "model": "b"}, None),
     ("/v1beta/models/m:generateContent", b'{"contents":[]}', {"model": "b", "stream": True}, None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "body", "options", "wanted"), RECORDED)
@@ -255,9 +305,11 @@ def test_whatever_a_captured_body_holds_it_holds_afterwards(
         (b'{"data":[{"id":"sim","owned_by":"llmtap"}]}', "vllm"),
         (b'{"data":[{"id":"a","owned_by":"openai"},{"id":"b","owned_by":"system"}]}', "openai"),
         (b'{"data":[{"id":"a","owned_by":"vllm"},{"id":"b","owned_by":"sglang"}]}', "auto"),
-        (b'{"data":[{"id":"a"}]}', "auto"), (b"<html>", "auto"), (b'{"data":7}', "auto"),
+        (b'{"data":[{"id":"a"}]}', "auto"),
+        (b"<html>", "auto"),
+        (b'{"data":7}', "auto"),
     ],
-)  # fmt: skip
+)
 def test_a_server_tells_itself_by_its_models(models: bytes, server: str) -> None:
     assert server_of(models) == server
 
@@ -302,8 +354,12 @@ def test_a_trace_keeps_its_own_bodies_and_the_rest_is_made() -> None:
         assert prepared.body(3) == MAKER.body(prompts.prompt(3), 4)
         assert list(prepared.tokens) == [-1, 30, -1, 30]
         assert prepared.lengths.describe() == {
-            "n": 2, "exact": 2, "missed_min": 0, "missed_max": 0, "ways": {"reference tokenizer": 2},
-        }  # fmt: skip
+            "n": 2,
+            "exact": 2,
+            "missed_min": 0,
+            "missed_max": 0,
+            "ways": {"reference tokenizer": 2},
+        }
 
 
 def test_a_row_with_neither_body_nor_prompt_is_named() -> None:

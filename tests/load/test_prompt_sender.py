@@ -60,9 +60,11 @@ class Words:
 def requests(arrivals_ms: Sequence[float], tenants: list[str] | None = None) -> Requests:
     n = len(arrivals_ms)
     return Requests(
-        array("q", [int(ms * MS) for ms in arrivals_ms]), array("q", [3 + row % 5 for row in range(n)]),
-        array("q", [1 + row % 9 for row in range(n)]), tenants=tenants or [],
-    )  # fmt: skip
+        array("q", [int(ms * MS) for ms in arrivals_ms]),
+        array("q", [3 + row % 5 for row in range(n)]),
+        array("q", [1 + row % 9 for row in range(n)]),
+        tenants=tenants or [],
+    )
 
 
 async def sent(

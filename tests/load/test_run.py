@@ -27,9 +27,10 @@ def requests(
     arrivals_ms: Sequence[float], after: Sequence[int] = (), think_ms: Sequence[int] = ()
 ) -> Requests:
     return Requests(
-        array("q", [int(ms * MS) for ms in arrivals_ms]), after=array("q", after),
+        array("q", [int(ms * MS) for ms in arrivals_ms]),
+        after=array("q", after),
         think_ns=array("q", [ms * MS for ms in think_ms]),
-    )  # fmt: skip
+    )
 
 
 class Playing:

@@ -11,12 +11,14 @@ from llmtap.load.stop_conditions import QueueGrowth, StopConditions, parse_stop_
 @pytest.mark.parametrize(
     ("text", "conditions"),
     [
-        ("error_rate>10%", StopConditions(0.1)), ("error_rate > 0.25", StopConditions(0.25)),
-        ("error_rate>0%", StopConditions(0.0)), ("saturated", StopConditions(saturated=True)),
+        ("error_rate>10%", StopConditions(0.1)),
+        ("error_rate > 0.25", StopConditions(0.25)),
+        ("error_rate>0%", StopConditions(0.0)),
+        ("saturated", StopConditions(saturated=True)),
         ("saturated, error_rate>99.9%", StopConditions(0.999, True)),
         ("error_rate>10% saturated", StopConditions(0.1, True)),
     ],
-)  # fmt: skip
+)
 def test_conditions_are_separated_by_blanks_or_commas(text: str, conditions: StopConditions) -> None:
     assert parse_stop_when(text) == conditions
 
@@ -24,10 +26,19 @@ def test_conditions_are_separated_by_blanks_or_commas(text: str, conditions: Sto
 @pytest.mark.parametrize(
     "text",
     [
-        "", " ", "error_rate", "error_rate>100%", "error_rate<10%", "error_rate>=10%", "error_rate>half",
-        "ttft_p99>1s", "error_rate>10% error_rate>20%", "saturation", "error_rate>-1%",
+        "",
+        " ",
+        "error_rate",
+        "error_rate>100%",
+        "error_rate<10%",
+        "error_rate>=10%",
+        "error_rate>half",
+        "ttft_p99>1s",
+        "error_rate>10% error_rate>20%",
+        "saturation",
+        "error_rate>-1%",
     ],
-)  # fmt: skip
+)
 def test_a_condition_that_cannot_end_a_load_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_stop_when(text)

@@ -39,10 +39,15 @@ def test_fields_of_the_target_and_of_one_request() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        (b"", b"a"), (b"a b", b"c"), (b"\xc3\xa4", b"c"), (b"Host", b"x"), (b"content-length", b"1"),
-        (b"a", b"b\r\nc: d"), (b"a", b"\x00"),
+        (b"", b"a"),
+        (b"a b", b"c"),
+        (b"\xc3\xa4", b"c"),
+        (b"Host", b"x"),
+        (b"content-length", b"1"),
+        (b"a", b"b\r\nc: d"),
+        (b"a", b"\x00"),
     ],
-)  # fmt: skip
+)
 def test_fields_that_cannot_be_sent(name: bytes, value: bytes) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_target("http://gw.test", "completions", [(name, value)])

@@ -132,12 +132,17 @@ def test_both_requests_and_tokens_and_rows_come_again() -> None:
     ("script", "options", "calls", "figures", "problem"),
     [
         (says(NO), quick(requests=3), 4, (0, 3, 0), "none of 3 requests succeeded"),
-        (answers(b""), quick(requests=3, requests_max=5, probes_max=0), 6, (5, 0, 0),
-         "5 answers (minimum 3) and 0 output tokens (minimum 10) after 5 requests"),
+        (
+            answers(b""),
+            quick(requests=3, requests_max=5, probes_max=0),
+            6,
+            (5, 0, 0),
+            "5 answers (minimum 3) and 0 output tokens (minimum 10) after 5 requests",
+        ),
         (says(NO), WarmUpOptions(cold=True), 0, (0, 0, 0), None),
     ],
     ids=["only fails", "says nothing of tokens", "cold start"],
-)  # fmt: skip
+)
 def test_a_server_that_cannot_be_warmed(
     script: Script, options: WarmUpOptions, calls: int, figures: tuple[int, int, int], problem: str | None
 ) -> None:
@@ -154,11 +159,13 @@ def test_a_server_that_cannot_be_warmed(
     ("requests", "tokens", "missing"),
     [
         (0, 0, 100),  # nothing is known of lengths: first the requests
-        (100, 10_000, 0), (99, 20_000, 1), (100, 9_999, 1),
+        (100, 10_000, 0),
+        (99, 20_000, 1),
+        (100, 9_999, 1),
         (60, 600, 940),  # 10 each
         (100, 0, 100),
     ],
-)  # fmt: skip
+)
 def test_missing(requests: int, tokens: int, missing: int) -> None:
     """As the seed has it: 100 requests or 10,000 tokens, whichever is greater."""
     assert _missing_requests(WarmUp(requests=requests, tokens=tokens), WarmUpOptions()) == missing

@@ -128,10 +128,8 @@ async def test_what_goes_wrong_is_an_outcome_and_the_session_goes_on(
 
 @pytest.mark.parametrize(
     ("fault", "outcome"),
-    [
-        ("reset", Outcome.UPSTREAM_RESET), ("truncate", Outcome.TRUNCATED),
-    ],
-)  # fmt: skip
+    [("reset", Outcome.UPSTREAM_RESET), ("truncate", Outcome.TRUNCATED)],
+)
 async def test_a_session_that_breaks_off_is_not_used_again(fault: str, outcome: Outcome) -> None:
     async with engine() as e, target_of(e, x_sim_fault=fault, x_sim_fault_after="3") as target:
         for _ in range(2):
@@ -206,10 +204,11 @@ class ResponsesServer:
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [
-        ("responses_basic", Outcome.COMPLETE), ("responses_incomplete_filter", Outcome.REFUSED),
+        ("responses_basic", Outcome.COMPLETE),
+        ("responses_incomplete_filter", Outcome.REFUSED),
         ("responses_error_nested", Outcome.UPSTREAM_ERROR),
     ],
-)  # fmt: skip
+)
 async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Outcome) -> None:
     server = ResponsesServer(name)
     prompt = Prompt(text="more", system="Be brief.", history=(("user", "hi"), ("assistant", "hello")))
@@ -222,15 +221,19 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
     assert (target.connects, target.reuses) == (1, 1)
     for message in server.messages:
         assert message == {
-            "type": "response.create", "model": "m", "instructions": "Be brief.", "max_output_tokens": 7,
+            "type": "response.create",
+            "model": "m",
+            "instructions": "Be brief.",
+            "max_output_tokens": 7,
             "input": [
                 {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
                 for role, kind, text in (
-                    ("user", "input_text", "hi"), ("assistant", "output_text", "hello"),
+                    ("user", "input_text", "hi"),
+                    ("assistant", "output_text", "hello"),
                     ("user", "input_text", "more"),
                 )
             ],
-        }  # fmt: skip
+        }
     expected = server.expected
     for x, got_ns, sent_ns in zip(found, server.received_ns, server.sent_ns, strict=True):
         assert (x.outcome, x.dialect, x.endpoint) == (outcome, "openai.responses", "responses")

@@ -39,26 +39,46 @@ def test_what_is_no_object_is_told_with_its_place(data: bytes) -> None:
 def test_what_was_asked_for_comes_into_columns() -> None:
     row = request_columns(
         {
-            "model": "m", "max_tokens": 5, "temperature": 1, "top_p": 0.5, "n": 2, "tools": [{}, {}],
+            "model": "m",
+            "max_tokens": 5,
+            "temperature": 1,
+            "top_p": 0.5,
+            "n": 2,
+            "tools": [{}, {}],
             "response_format": {"type": "json_object"},
-            "messages": [{"role": "user", "content": "é"},
-                         {"role": "x", "content": [{"text": "ab"}, 3, "c", {"type": "image_url"}]}],
+            "messages": [
+                {"role": "user", "content": "é"},
+                {"role": "x", "content": [{"text": "ab"}, 3, "c", {"type": "image_url"}]},
+            ],
         }
-    )  # fmt: skip
+    )
     assert row == {
-        "model": "m", "max_tokens": 5, "temperature": 1.0, "top_p": 0.5, "n": 2, "tools": 2, "images": 1,
-        "response_format": "json_object", "message_roles": ["user", "x"], "message_bytes": [2, 3],
+        "model": "m",
+        "max_tokens": 5,
+        "temperature": 1.0,
+        "top_p": 0.5,
+        "n": 2,
+        "tools": 2,
+        "images": 1,
+        "response_format": "json_object",
+        "message_roles": ["user", "x"],
+        "message_bytes": [2, 3],
         "prompt_bytes": 5,
-    }  # fmt: skip
+    }
 
 
 def test_what_makes_no_sense_is_not_kept() -> None:
     row = request_columns(
         {
-            "model": 3, "max_tokens": True, "temperature": "hot", "n": 1 << 40, "tools": 1, "messages": 5,
+            "model": 3,
+            "max_tokens": True,
+            "temperature": "hot",
+            "n": 1 << 40,
+            "tools": 1,
+            "messages": 5,
             "response_format": "x",
         }
-    )  # fmt: skip
+    )
     assert set(row.values()) == {None}
     assert request_columns({"max_tokens": None, "max_completion_tokens": 8})["max_tokens"] == 8
 
@@ -71,8 +91,11 @@ def played(*events: object, path: str = "/v1/chat/completions") -> tuple[dict[st
 
 
 def choice(index: int = 0, finish: str | None = None, **delta: str) -> dict[str, object]:
-    return {"object": "chat.completion.chunk", "model": "m",
-            "choices": [{"index": index, "delta": delta, "finish_reason": finish}]}  # fmt: skip
+    return {
+        "object": "chat.completion.chunk",
+        "model": "m",
+        "choices": [{"index": index, "delta": delta, "finish_reason": finish}],
+    }
 
 
 def test_of_several_choices_the_first_ones_text_is_kept() -> None:
@@ -93,18 +116,30 @@ CASES: list[tuple[str, bytes, str, list[Any]]] = [
     ("empty with blanks", b" \n[ \r\n\t] \n", "", []),
     ("strings with brackets", rb'["a]b", "{\"x\": [", "\\", "\\\"]"]', "", ["a]b", '{"x": [', "\\", '\\"]']),
     ("strings with commas", b'["a,b","c:d"]', "", ["a,b", "c:d"]),
-    ("nested", b'[{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]', "",
-     [{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]),
-    ("an array in an object", b'{"a": [0], "log": {"x": {"entries": [9]}, "entries": [1, {"y": 2}]}} ',
-     ENTRIES, [1, {"y": 2}]),
-    ("such a key elsewhere", b'{"entries": [5], "b": {"log": {"entries": 6}}, "log": {"entries": [7]}}',
-     ENTRIES, [7]),
+    (
+        "nested",
+        b'[{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]',
+        "",
+        [{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}],
+    ),
+    (
+        "an array in an object",
+        b'{"a": [0], "log": {"x": {"entries": [9]}, "entries": [1, {"y": 2}]}} ',
+        ENTRIES,
+        [1, {"y": 2}],
+    ),
+    (
+        "such a key elsewhere",
+        b'{"entries": [5], "b": {"log": {"entries": 6}}, "log": {"entries": [7]}}',
+        ENTRIES,
+        [7],
+    ),
     ("the same key as a word", b'{"a": "log", "log" : 3, "data":[{"log": []}]}', "data", [{"log": []}]),
     ("an escaped key", rb'{"d\u0061ta": [1]}', "data", [1]),
     ("the second of two such objects", b'{"log": {"a": 1}, "log": {"entries": [1]}}', ENTRIES, [1]),
     ("keys inside an array do not count", b'[{"data": [2]}]', "", [{"data": [2]}]),
-    ("long strings before it", b'{"x": "' + b"a]\\\"" * 500 + b'", "data": [1]}', "data", [1]),
-]  # fmt: skip
+    ("long strings before it", b'{"x": "' + b'a]\\"' * 500 + b'", "data": [1]}', "data", [1]),
+]
 
 
 def elements(data: bytes, path: str = "") -> list[Any]:

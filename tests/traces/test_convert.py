@@ -51,9 +51,11 @@ def test_there_and_back_it_is_the_same_file(tmp_path: Path) -> None:
     assert (there.rows_read, there.rows_written, back.rows_written) == (50, 50, 50)
     assert there.bytes_in == back.bytes_out == len(MOONCAKE)
     assert there.bytes_out == back.bytes_in == (tmp_path / "a.parquet").stat().st_size
-    assert fates(there) == fates(back) == dict.fromkeys(
-        ("arrival", "input tokens", "output tokens", "prefix blocks"), (50, "kept")
-    )  # fmt: skip
+    assert (
+        fates(there)
+        == fates(back)
+        == dict.fromkeys(("arrival", "input tokens", "output tokens", "prefix blocks"), (50, "kept"))
+    )
     assert there.seconds > 0
 
 
@@ -132,9 +134,11 @@ def test_places_that_do_not_do_are_told(
 # Counts.
 
 DERIVED = {
-    ("openai-batch", "message roles and sizes"), ("openai-batch", "model"), ("openai-batch", "max_tokens"),
+    ("openai-batch", "message roles and sizes"),
+    ("openai-batch", "model"),
+    ("openai-batch", "max_tokens"),
     ("sharegpt", "session and turn"),
-}  # fmt: skip
+}
 """What a reader finds in the bodies, or gives to every row."""
 
 
@@ -189,9 +193,11 @@ def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> No
     report = convert(str(source), str(tmp_path / "b"), target_format="mooncake")
     result = {a.name: (a.written, a.rows, a.fate) for a in report.aspects if a.rows}
     assert result == {
-        "arrival": (2, 3, "partly"), "input tokens": (2, 2, "kept"), "output tokens": (2, 3, "partly"),
+        "arrival": (2, 3, "partly"),
+        "input tokens": (2, 2, "kept"),
+        "output tokens": (2, 3, "partly"),
         "model": (0, 1, "lost"),
-    }  # fmt: skip
+    }
     assert report.aspects[0].why == (
         "left out: no count of input tokens (1); in whole milliseconds, from the first one"
     )
@@ -322,22 +328,40 @@ def body(text: str) -> str:
 @pytest.mark.parametrize(
     ("rules", "columns", "expected", "notes"),
     [
-        (("email", "re:gr[ae]y"),
-         {"request_body": [body("a@b.com, again a@b.com"), None, None],
-          "response_text": ["a gray cat", None, "x"], "redactions": [4, None, None]},
-         [(body("[email], again [email]"), "a [redacted] cat", 7), (None, None, None), (None, "x", 0)], []),
-        (("email",), {"request_body": ["a@b.com"], "response_text": ["b"]}, [(None, "b", 0)],
-         ["--redact found nothing to redact",
-          "1 bodies are no JSON that --redact could read, and were left out"]),
-        ((), {"request_body": [body("a@b.com"), body("x"), None], "redactions": [None, 0, None]},
-         [(body("a@b.com"), None, None), (body("x"), None, 0), (None, None, None)],
-         ["1 rows have text that nobody redacted; --redact email,card,phone,key does"]),
+        (
+            ("email", "re:gr[ae]y"),
+            {
+                "request_body": [body("a@b.com, again a@b.com"), None, None],
+                "response_text": ["a gray cat", None, "x"],
+                "redactions": [4, None, None],
+            },
+            [(body("[email], again [email]"), "a [redacted] cat", 7), (None, None, None), (None, "x", 0)],
+            [],
+        ),
+        (
+            ("email",),
+            {"request_body": ["a@b.com"], "response_text": ["b"]},
+            [(None, "b", 0)],
+            [
+                "--redact found nothing to redact",
+                "1 bodies are no JSON that --redact could read, and were left out",
+            ],
+        ),
+        (
+            (),
+            {"request_body": [body("a@b.com"), body("x"), None], "redactions": [None, 0, None]},
+            [(body("a@b.com"), None, None), (body("x"), None, 0), (None, None, None)],
+            ["1 rows have text that nobody redacted; --redact email,card,phone,key does"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_text_is_redacted_by_the_rules_or_counted(
-    rules: tuple[str, ...], columns: dict[str, list[Any]], expected: list[tuple[Any, ...]], notes: list[str],
+    rules: tuple[str, ...],
+    columns: dict[str, list[Any]],
+    expected: list[tuple[Any, ...]],
+    notes: list[str],
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     source, target = tmp_path / "a.parquet", tmp_path / "b.parquet"
     write_parquet(source, CaptureInfo(capture="c"), [batch_of(len(expected), columns)])
     report = convert(str(source), str(target), redact=rules)

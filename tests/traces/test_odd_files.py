@@ -21,58 +21,73 @@ def lines(*values: object) -> bytes:
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 SPAN = {
-    "traceId": "t", "spanId": "s", "startTimeUnixNano": "1700000000000000000",
+    "traceId": "t",
+    "spanId": "s",
+    "startTimeUnixNano": "1700000000000000000",
     "endTimeUnixNano": "1700000001000000000",
     "attributes": [
         {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}},
         {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "5"}},
     ],
-}  # fmt: skip
+}
 DYNAMO = {
-    "schema": "dynamo.request.trace.v1", "event_type": "request_end",
+    "schema": "dynamo.request.trace.v1",
+    "event_type": "request_end",
     "request": {"request_id": "a", "request_received_ms": 1.7e12, "input_tokens": 5, "output_tokens": 6},
-}  # fmt: skip
+}
 ROUND = {
-    "session_id": "a", "round_index": 0, "input_tokens_total": 5, "output_tokens": 6,
+    "session_id": "a",
+    "round_index": 0,
+    "input_tokens_total": 5,
+    "output_tokens": 6,
     "timing_events": [{"event_type": "user_message", "timestamp": "2026-01-01T00:00:00Z"}],
-}  # fmt: skip
+}
 MOONCAKE = {"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 ENTRY = {
-    "startedDateTime": "2026-01-01T00:00:00Z", "timings": {"send": 1, "wait": 50, "receive": 49},
+    "startedDateTime": "2026-01-01T00:00:00Z",
+    "timings": {"send": 1, "wait": 50, "receive": 49},
     "request": {
-        "method": "POST", "url": "https://x/v1/chat/completions", "headers": [],
+        "method": "POST",
+        "url": "https://x/v1/chat/completions",
+        "headers": [],
         "postData": {"text": json.dumps(CHAT)},
     },
     "response": {"status": 200, "headers": [], "content": {"mimeType": "application/json", "text": "{}"}},
-}  # fmt: skip
+}
 PLAIN: dict[str, tuple[str, bytes]] = {
     "mooncake": ("jsonl", lines(MOONCAKE, {**MOONCAKE, "timestamp": 2000})),
     "guidellm": ("jsonl", lines({"timestamp": 1, "input_length": 6, "output_length": 5, "duration": 1}) * 2),
     "aiperf": ("jsonl", lines({"timestamp": 5, "session_id": "a", "input_length": 3}) * 2),
     "vllm-custom": ("jsonl", lines({"prompt": "a"}, {"prompt": "b", "output_tokens": 3})),
     "openai-batch": (
-        "jsonl", lines({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}) * 2
+        "jsonl",
+        lines({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}) * 2,
     ),
     "dynamo": ("jsonl", lines(DYNAMO) * 2),
-    "weka": ("jsonl", lines({"id": "a", "block_size": 64, "requests": [{"t": 0, "type": "s", "in": 5,
-                                                                          "hash_ids": [1]}]}) * 2),
+    "weka": (
+        "jsonl",
+        lines({"id": "a", "block_size": 64, "requests": [{"t": 0, "type": "s", "in": 5, "hash_ids": [1]}]})
+        * 2,
+    ),
     "otlp": ("jsonl", lines({"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]})),
     "tracelab": ("jsonl", lines(ROUND, {**ROUND, "round_index": 1})),
     "servegen": ("jsonl", lines({"timestamp": 0.5, "data": {"input_tokens": 1, "output_tokens": 2}}) * 2),
     "azure": ("csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"2023-11-16 18:15:46.68,374,44\n" * 2),
     "burstgpt": (
-        "csv", b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        + b"5,ChatGPT,472,18,490,Conversation log\n" * 2
+        "csv",
+        b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        + b"5,ChatGPT,472,18,490,Conversation log\n" * 2,
     ),
     "tracelab-replay": (
-        "csv", b"session_id,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"
-        + b"a,0,0,5,6,7\n" * 2
+        "csv",
+        b"session_id,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n" + b"a,0,0,5,6,7\n" * 2,
     ),
     "sharegpt": (
-        "json", lines([{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}])
+        "json",
+        lines([{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}]),
     ),
     "har": ("har", lines({"log": {"version": "1.2", "creator": {}, "entries": [ENTRY]}})),
-}  # fmt: skip
+}
 SAME: dict[str, Callable[[bytes], bytes]] = {
     "CRLF": lambda data: data.replace(b"\n", b"\r\n"),
     "byte order mark": lambda data: b"\xef\xbb\xbf" + data,

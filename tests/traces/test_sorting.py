@@ -32,10 +32,16 @@ def test_many_runs_of_many_pieces_are_merged(step: int) -> None:
     n, per = 60_000, 5_000
     keys = [i * step % n // 3 for i in range(n)]  # of each three equal ones
     batches = (
-        batch_of(per, {"arrival_ns": keys[at : at + per], "seq": list(range(at, at + per)),
-                       "request_body": ["x" * 100] * per})
+        batch_of(
+            per,
+            {
+                "arrival_ns": keys[at : at + per],
+                "seq": list(range(at, at + per)),
+                "request_body": ["x" * 100] * per,
+            },
+        )
         for at in range(0, n, per)
-    )  # fmt: skip
+    )
     wanted = ("arrival_ns", "seq", "request_body")
     found = list(sort_batches("arrival_ns", batches, run_bytes=1 << 20))
     assert [row[:2] for row in rows(found, *wanted)] == sorted(zip(keys, range(n), strict=True))

@@ -63,8 +63,9 @@ def test_rows_have_their_lines_and_unknown_fields_are_counted() -> None:
     found = [(number, row.n) for row, number in json_rows(io.BytesIO(data), Row, notes)]
     assert found == [(1, 1), (3, 2), (4, 3)]
     assert notes == [
-        "2 rows with a field 'other' that is not kept", "1 rows with a field 'more' that is not kept",
-    ]  # fmt: skip
+        "2 rows with a field 'other' that is not kept",
+        "1 rows with a field 'more' that is not kept",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,11 @@ def test_the_first_objects_are_those_of_whole_lines() -> None:
     assert first_objects(b"") == []
 
 
-COLUMNS = (CsvColumn("n", COUNT, "n"), CsvColumn("text", TEXT, "text", required=False),
-           CsvColumn("t", SECONDS, "t", required=False, allows_empty=True))  # fmt: skip
+COLUMNS = (
+    CsvColumn("n", COUNT, "n"),
+    CsvColumn("text", TEXT, "text", required=False),
+    CsvColumn("t", SECONDS, "t", required=False, allows_empty=True),
+)
 Rows = list[tuple[object, ...]]
 
 

@@ -79,15 +79,25 @@ def test_salted_hashes_are_numbered_by_first_use_over_all_batches() -> None:
         (256, "tokens", [[1, 2, 3], [1, 2, 3, 4]], [600, 1024], [[2, 3], [2, 4]], "2 rows had smaller"),
         (256, "tokens", [[]], [0], [[]], "1 rows had smaller blocks: of their ids every n-th, and the last"),
         (2048, "bytes", [[1, 2]], [600], [[1, 2]], "blocks of 2,048 bytes go out as ids of 512 tokens: 0"),
-        (2048, "bytes", [[1, 2, 3]], [600], [[1, 2, 3]],
-         "1 rows have another number of ids than ceil(input_length / 512); with meter.tokenizer set"),
+        (
+            2048,
+            "bytes",
+            [[1, 2, 3]],
+            [600],
+            [[1, 2, 3]],
+            "1 rows have another number of ids than ceil(input_length / 512); with meter.tokenizer set",
+        ),
         (1024, "tokens", [[1]], [600], [[1]], "blocks of 1,024 tokens go out as ids of 512 tokens: 1 rows"),
     ],
-)  # fmt: skip
+)
 def test_other_sizes_are_made_larger_or_left(
-    size: int, unit: str, blocks: list[list[int]], tokens: list[int], found: list[list[int]],
+    size: int,
+    unit: str,
+    blocks: list[list[int]],
+    tokens: list[int],
+    found: list[list[int]],
     changed: str | None,
-) -> None:  # fmt: skip
+) -> None:
     made, result = block_ids("trace", (blocks, tokens), size=size, unit=unit)
     assert (made, result.notes) == ([found], [])
     assert result.changed == {} if changed is None else changed in result.changed["prefix blocks"]

@@ -121,8 +121,11 @@ def test_the_last_rate_stays_for_hours_without_a_drift() -> None:
 
 
 PROCESSES: list[tuple[str, float | None]] = [
-    ("poisson", 24), ("uniform", 24), ("gamma:burstiness=0.25", 24), *(case[:2] for case in CHANGING),
-]  # fmt: skip
+    ("poisson", 24),
+    ("uniform", 24),
+    ("gamma:burstiness=0.25", 24),
+    *(case[:2] for case in CHANGING),
+]
 
 
 @pytest.mark.parametrize(("text", "rate_rps"), PROCESSES)

@@ -36,7 +36,7 @@ from llmtap.workload.arrivals import FORMS, parse_arrivals
         ("diurnal:amplitude=2,period=24h", 1, "diurnal: amplitude: expected a number from 0 to 1, got 2"),
         ("diurnal:amplitude=1,period=0s", 1, "diurnal: period: expected a time above 0"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_refused_by_place_process_and_field(
     text: str, rate_rps: float | None, problem: str
 ) -> None:
@@ -73,16 +73,19 @@ FIELDS = st.sampled_from(
     ["burstiness", "cv", "on", "off", "idle", "from", "to", "over", "amplitude", "period"]
 )
 VALUES = st.one_of(
-    st.floats().map(repr), st.integers().map(str), st.sampled_from(["1s", "-1s", "1e3", "", "=", "x", "1h"]),
+    st.floats().map(repr),
+    st.integers().map(str),
+    st.sampled_from(["1s", "-1s", "1e3", "", "=", "x", "1h"]),
     st.text(max_size=5),
-)  # fmt: skip
+)
 PARTS = st.one_of(
     st.builds("{}={}".format, FIELDS, VALUES), st.builds("{}x{}".format, VALUES, VALUES), VALUES
 )
 ANYTHING = st.builds(
     lambda name, parts: name + ":" + ",".join(parts),
-    st.one_of(st.sampled_from(sorted(FORMS)), st.text(max_size=8)), st.lists(PARTS, max_size=5),
-)  # fmt: skip
+    st.one_of(st.sampled_from(sorted(FORMS)), st.text(max_size=8)),
+    st.lists(PARTS, max_size=5),
+)
 
 
 @given(ANYTHING, st.one_of(st.none(), st.floats(), st.integers()))

@@ -32,20 +32,24 @@ TALKS: list[dict[str, Any]] = [
     {
         "id": "a",
         "conversations": [
-            turn("system", "Be brief."), turn("human", "What is a river?"), turn("gpt", "Water that runs."),
-            turn("human", "And a hill?"), turn("gpt", "Ground that is high."),
+            turn("system", "Be brief."),
+            turn("human", "What is a river?"),
+            turn("gpt", "Water that runs."),
+            turn("human", "And a hill?"),
+            turn("gpt", "Ground that is high."),
         ],
     },
     {"id": "b", "conversations": [turn("human", "Nobody answers this.")]},
     {"id": "c", "conversations": [turn("gpt", "I begin."), turn("human", "Go on."), turn("gpt", "No.")]},
-    {"id": "d", "conversations": [
-        turn("human", " "), turn("gpt", "?"), turn("human", "Ah."), turn("gpt", "!"),
-    ]},
+    {
+        "id": "d",
+        "conversations": [turn("human", " "), turn("gpt", "?"), turn("human", "Ah."), turn("gpt", "!")],
+    },
     *(
         {"id": f"e{i}", "conversations": [turn("human", f"Say {i}."), turn("gpt", f"{i}, then.")]}
         for i in range(30)
     ),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -140,8 +144,10 @@ def test_items_are_concatenated_to_1600_tokens_on_average(tmp_path: Path) -> Non
     assert not any(prompt.system for prompt in prompts), "nothing is shared"
     result: Any = workload.describe()
     assert (result["name"], result["data"]["prompts"], result["sharing"]) == (
-        "long-conversation", data.count, None
-    )  # fmt: skip
+        "long-conversation",
+        data.count,
+        None,
+    )
 
 
 def test_too_few_items_are_refused(talks: Path) -> None:
@@ -228,18 +234,19 @@ def bodies(text: str, language: str) -> list[tuple[str, str]]:
 
 def test_functions_of_each_language() -> None:
     python = [
-        ("    Twice.\"\"\"", "    if a:\n        return b\n\n    return a"),
+        ('    Twice."""', "    if a:\n        return b\n\n    return a"),
         ("    ):", "        return x  # done"),
-    ]  # fmt: skip
+    ]
     load = "  if (url) {\n    return await fetch(url);\n  }\n  return null;\n}"
-    script = [
-        ("export async function load(url) {", load), ("const add = (a, b) => {", "  return a + b;\n}"),
-    ]  # fmt: skip
+    script = [("export async function load(url) {", load), ("const add = (a, b) => {", "  return a + b;\n}")]
     typed = [("export const sum = (a: number, b: number): number => {", "  return a + b;\n}")]
     for text, language, found in (
-        (PYTHON, "python", python), (SCRIPT, "javascript", script), (TYPED, "typescript", typed),
-        (PYTHON, "", python), (SCRIPT, "", script),  # a language that nobody told
-    ):  # fmt: skip
+        (PYTHON, "python", python),
+        (SCRIPT, "javascript", script),
+        (TYPED, "typescript", typed),
+        (PYTHON, "", python),
+        (SCRIPT, "", script),  # a language that nobody told
+    ):
         assert bodies(text, language) == found
 
 

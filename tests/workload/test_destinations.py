@@ -47,5 +47,10 @@ def test_what_cannot_be_sent_is_left_out_with_its_reason(row: tuple[str | None, 
 def test_the_members_of_a_body_decide_where_it_goes() -> None:
     bodies = (b'{"messages":[],"input":1}', b'{"prompt":""}', b'{"input":""}', b'{"query":""}', b"[]", b"{")
     assert [endpoint_of_body(body) for body in bodies] == [
-        "chat.completions", "completions", "responses", None, None, None,
-    ]  # fmt: skip
+        "chat.completions",
+        "completions",
+        "responses",
+        None,
+        None,
+        None,
+    ]

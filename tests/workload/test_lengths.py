@@ -64,7 +64,7 @@ def test_a_sample_has_its_quantiles_and_its_mean(name: str) -> None:
         (UniformLengths(min=128, max=512), {1e-12: 128, 0.5: 320, 1 - 1e-12: 512}),
         (Empirical(values=(9, 1, 5)), {0.1: 1, 0.5: 5, 0.9: 9}),
     ],
-)  # fmt: skip
+)
 def test_quantiles_are_those_that_were_told(lengths: Lengths, points: dict[float, float]) -> None:
     assert {p: lengths.quantile(p) for p in points} == {p: round(value) for p, value in points.items()}
 
@@ -127,9 +127,17 @@ def test_a_description_has_type_parameters_and_unit_and_makes_it_again() -> None
 def test_lengths_that_were_recorded_are_told_by_their_parameters() -> None:
     """Of 2, 4, 4, 4, 5, 5, 7, 9 the mean is 5 and the standard deviation 2."""
     assert recorded_lengths([9, 4, 2, 4, 7, 5, 4, 5]) == {
-        "distribution": "empirical", "unit": "tokens", "n": 8, "mean": 5.0, "std": 2.0, "min": 2, "max": 9,
-        "p50": 4.5, "p95": pytest.approx(8.3), "p99": pytest.approx(8.86),
-    }  # fmt: skip
+        "distribution": "empirical",
+        "unit": "tokens",
+        "n": 8,
+        "mean": 5.0,
+        "std": 2.0,
+        "min": 2,
+        "max": 9,
+        "p50": 4.5,
+        "p95": pytest.approx(8.3),
+        "p99": pytest.approx(8.86),
+    }
     assert recorded_lengths([]) == {}
 
 

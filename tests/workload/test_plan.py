@@ -80,9 +80,12 @@ TALK = Conversations(
     turns=UniformLengths(min=1, max=5), think=ThinkExponential(mean=Duration(8 * S)), tokens_max=4_000
 )
 CHATS = ComposedWorkload(
-    "chats", LogNormal(median=90, p95=600), UniformLengths(min=50, max=300),
-    sharing=Sharing(fraction=0.7, tokens=200, contexts=3, zipf=1.0), conversations=TALK,
-)  # fmt: skip
+    "chats",
+    LogNormal(median=90, p95=600),
+    UniformLengths(min=50, max=300),
+    sharing=Sharing(fraction=0.7, tokens=200, contexts=3, zipf=1.0),
+    conversations=TALK,
+)
 
 
 @pytest.mark.parametrize(

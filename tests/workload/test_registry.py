@@ -169,13 +169,14 @@ def test_contents_are_of_their_kind(tmp_path: Path) -> None:
         (LEAST + "[sharing]\nfraction = 0.5", "sharing.tokens", "is missing"),
         (
             LEAST + '[conversations]\nturns = 3\nthink = {distribution = "exponential", mean = "8 potatoes"}',
-            "conversations.think.mean", "expected a duration",
+            "conversations.think.mean",
+            "expected a duration",
         ),
         (LEAST + '[content]\nkind = "poem"', "content.kind", "Invalid"),
         (LEAST + 'arrivals = "poison"', "arrivals", "'poison'"),
         ("input = ", "", "is not TOML"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_told_by_its_key(tmp_path: Path, text: str, place: str, problem: str) -> None:
     file = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:

@@ -84,7 +84,7 @@ def test_compression_and_folders_of_captures_are_read(kind: str, tmp_path: Path)
         ("broken.csv", HEADER + "1,x,2,y,4,z\n", "line 2"),
         ("lengths.json", SHAREGPT, "has an arrival time"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_trace_is_refused_by_name(
     name: str, text: str | None, problem: str, tmp_path: Path
 ) -> None:
@@ -204,9 +204,15 @@ def talk(*rows: tuple[float, int]) -> Trace:
         sessions.append(row if before < 0 else sessions[before])
     names = [f"n{row}" for row in numbers]
     requests = Requests(
-        times, numbers, numbers, after=after, think_ns=think_ns, tenants=names,
-        bodies=[name.encode() for name in names], models=names,
-    )  # fmt: skip
+        times,
+        numbers,
+        numbers,
+        after=after,
+        think_ns=think_ns,
+        tenants=names,
+        bodies=[name.encode() for name in names],
+        models=names,
+    )
     return Trace(requests, sessions=sessions)
 
 

@@ -95,9 +95,13 @@ def test_without_a_parent_the_turn_decides(tmp_path: Path) -> None:
 
 def test_without_turns_the_order_of_arrivals_decides(tmp_path: Path) -> None:
     trace = loaded(
-        tmp_path, row(7, "a", response_end_us=US), row(3, "b", response_end_us=10 * US),
-        row(0, "a", response_end_us=2 * US), row(4, "b"), row(5),
-    )  # fmt: skip
+        tmp_path,
+        row(7, "a", response_end_us=US),
+        row(3, "b", response_end_us=10 * US),
+        row(0, "a", response_end_us=2 * US),
+        row(4, "b"),
+        row(5),
+    )
     # Rows in order: a at 0, b at 3, b at 4 (who did not wait), nobody's at 5, a at 7.
     assert links(trace) == [(-1, 0), (-1, 0), (1, 0), (-1, 0), (0, 5)]
     assert list(trace.sessions) == [0, 1, 1, 2, 0]
@@ -132,10 +136,14 @@ def test_a_parent_that_is_not_there_gives_way_to_the_session(tmp_path: Path) -> 
 
 def test_names_mean_nothing_in_another_capture(tmp_path: Path) -> None:
     trace = loaded(
-        tmp_path, row(0, "a", id="x", capture="one"), row(1, "a", id="x", capture="two"),
-        row(2, "a", parent="x", capture="two", think_us=7), row(3, "a", capture="one"),
-        row(4, parent="x", capture="one", think_us=7), row(5, parent="x", capture="three"),
-    )  # fmt: skip
+        tmp_path,
+        row(0, "a", id="x", capture="one"),
+        row(1, "a", id="x", capture="two"),
+        row(2, "a", parent="x", capture="two", think_us=7),
+        row(3, "a", capture="one"),
+        row(4, parent="x", capture="one", think_us=7),
+        row(5, parent="x", capture="three"),
+    )
     assert [after for after, _ in links(trace)] == [-1, -1, 1, 0, 0, -1]
     assert list(trace.sessions) == [0, 1, 1, 0, 0, 2]
 
@@ -165,18 +173,24 @@ def test_a_turn_without_a_time_comes_when_its_conversation_would_go_on(tmp_path:
 NAMES = st.one_of(st.none(), st.sampled_from("abc"))
 ROWS = st.lists(
     st.tuples(
-        st.integers(0, 20), NAMES, st.one_of(st.none(), st.integers(0, 4)), NAMES, NAMES,
-        st.one_of(st.none(), st.integers(0, 9)), st.one_of(st.none(), st.integers(0, 9)),
+        st.integers(0, 20),
+        NAMES,
+        st.one_of(st.none(), st.integers(0, 4)),
+        NAMES,
+        NAMES,
+        st.one_of(st.none(), st.integers(0, 9)),
+        st.one_of(st.none(), st.integers(0, 9)),
     ),
     max_size=25,
-)  # fmt: skip
+)
 
 
 # A row that waited for a subagent, but not for the answer before.
 NOT_WAITED = [
-    (0, "a", None, "a", None, None, 1), (0, "b", None, None, "a", None, 0),
+    (0, "a", None, "a", None, None, 1),
+    (0, "b", None, None, "a", None, 0),
     (1, "a", None, None, None, None, None),
-]  # fmt: skip
+]
 
 
 @given(ROWS)
@@ -255,8 +269,10 @@ def test_rows_without_a_count_of_the_server_are_estimated_from_their_stream(tmp_
     assert list(trace.requests.output) == [10, 7, 3, 9, 0, 0]
     assert (trace.omitted_count, trace.estimated_count) == (1, 4)
     assert [note[:30] for note in trace.notes] == [
-        "1 rows have no count of input ", "1 rows are no requests to a mo", "4 rows lack a token count: est"
-    ]  # fmt: skip
+        "1 rows have no count of input ",
+        "1 rows are no requests to a mo",
+        "4 rows lack a token count: est",
+    ]
     rows = (row(1, input_tokens=None, prompt_bytes=60), row(2, input_tokens=None, prompt_bytes=7))
     alone = load_trace(capture(tmp_path / "d.parquet", *rows))
     assert list(alone.requests.input) == [15, 2]  # by the assumed mean

@@ -60,22 +60,27 @@ WELL: dict[str, tuple[Script, int, int | None]] = {
     "HTTP/1.0": (says(b"HTTP/1.0 200 OK\r\n" + SSE + b"\r\n", *events(3), then=CLOSE), 200, 3),
     "no content": (says(b"HTTP/1.1 204 No Content\r\n\r\n"), 204, None),
     "100 and 103 in one write": (
-        says(INTERIM + b"HTTP/1.1 103 Early\r\nLink: </a>\r\n\r\n" + b"".join(STREAM)), 200, 3,
+        says(INTERIM + b"HTTP/1.1 103 Early\r\nLink: </a>\r\n\r\n" + b"".join(STREAM)),
+        200,
+        3,
     ),
     "100 in pieces of a byte": (says(*(bytes([b]) for b in INTERIM + b"".join(STREAM))), 200, 3),
     "says it will close": (says(*streamed_answer(3, fields=b"Connection: close\r\n"), then=CLOSE), 200, 3),
     "trailers": (
         says(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunked(*events(3), trailers=b"X-A: 1\r\n")),
-        200, 3,
+        200,
+        3,
     ),
     "more than announced": (says(with_length(JSON) + b"and more"), 200, 3),
     "more than nothing": (says(b"HTTP/1.1 204 No Content\r\n\r\nand more"), 204, None),
     "more after its chunks": (says(b"".join(STREAM) + b"and more"), 200, 3),
     "more than announced, later": (
-        in_two_reads(with_length(JSON)[:-20], with_length(JSON)[-20:] + b"and more"), 200, 3,
+        in_two_reads(with_length(JSON)[:-20], with_length(JSON)[-20:] + b"and more"),
+        200,
+        3,
     ),
     "a large head": (says(*streamed_answer(3, fields=b"X-A: " + b"a" * 60_000 + b"\r\n")), 200, 3),
-}  # fmt: skip
+}
 # What the server sends; then the outcome, the status, the output tokens, and words of the error.
 BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
     "429": (answers(b"{}", status=b"429 Too Many Requests"), ERROR, 429, None, "upstream answered 429"),
@@ -88,7 +93,11 @@ BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
     "closes in a chunk": (says(*STREAM[:2], STREAM[2][:9], then=CLOSE), CUT, 200, 1, "middle of its answer"),
     "closes before the last chunk's end": (says(*STREAM[:-1], b"0\r\n", then=CLOSE), CUT, 200, 3, "closed"),
     "a stream without an end": (
-        says(STREAM[0], STREAM[1], b"0\r\n\r\n"), CUT, 200, 1, "without a finish reason or an end marker",
+        says(STREAM[0], STREAM[1], b"0\r\n\r\n"),
+        CUT,
+        200,
+        1,
+        "without a finish reason or an end marker",
     ),
     "resets before its length": (says(with_length(JSON[:50], 9), then=RESET), GONE, 200, None, "reset"),
     "no HTTP": (says(b"220 mail\r\n"), ERROR, None, None, "sent invalid HTTP"),
@@ -96,10 +105,14 @@ BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
     "no chunk": (says(STREAM[0] + STREAM[1] + b"zz\r\n"), ERROR, 200, None, "sent invalid HTTP"),
     "a chunk longer than its size": (says(STREAM[0], b"1\r\nabc"), ERROR, 200, None, "sent invalid HTTP"),
     "a head without an end": (
-        says(HEAD + b"A: ", *[b"a" * 65_536] * (HEAD_BYTES_MAX // 65_536 + 1)), ERROR, None, None, "longer",
+        says(HEAD + b"A: ", *[b"a" * 65_536] * (HEAD_BYTES_MAX // 65_536 + 1)),
+        ERROR,
+        None,
+        None,
+        "longer",
     ),
     "interim heads without an end": (says(*[INTERIM * 1_000] * 12), ERROR, None, None, "too many interim"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WELL)

@@ -18,11 +18,19 @@ S = 1_000_000_000
 @pytest.mark.parametrize(
     ("retries", "asked", "waits_ns"),
     [
-        (0, None, FIRST_NS), (4, None, 16 * FIRST_NS), (100_000, None, 30 * S), (0, b" 30 ", 30 * S),
-        (7, b"0", 0), (0, b"007", 7 * S), (0, b"31", None), (0, b"9" * 5_000, None), (0, b"1.5", FIRST_NS),
-        (0, b"Sun, 06 Nov 1994 08:49:37 GMT", FIRST_NS), (0, b"\xb2", FIRST_NS),
+        (0, None, FIRST_NS),
+        (4, None, 16 * FIRST_NS),
+        (100_000, None, 30 * S),
+        (0, b" 30 ", 30 * S),
+        (7, b"0", 0),
+        (0, b"007", 7 * S),
+        (0, b"31", None),
+        (0, b"9" * 5_000, None),
+        (0, b"1.5", FIRST_NS),
+        (0, b"Sun, 06 Nov 1994 08:49:37 GMT", FIRST_NS),
+        (0, b"\xb2", FIRST_NS),
     ],
-)  # fmt: skip
+)
 def test_the_wait(retries: int, asked: bytes | None, waits_ns: int | None) -> None:
     assert wait_ns(retries, asked) == waits_ns
 
@@ -69,19 +77,26 @@ def first(n: int, *said: bytes, then: str | None = None) -> Script:
 AGAIN = b"Retry-After: 0"
 FAILS: dict[str, tuple[str, Outcome, tuple[bytes, ...], str | None]] = {
     "429 and closes": (
-        "429", Outcome.UPSTREAM_ERROR, (busy(b"429 Too Many Requests", AGAIN, close=True),), CLOSE,
+        "429",
+        Outcome.UPSTREAM_ERROR,
+        (busy(b"429 Too Many Requests", AGAIN, close=True),),
+        CLOSE,
     ),
     "503 in pieces": (
-        "503", Outcome.UPSTREAM_ERROR,
+        "503",
+        Outcome.UPSTREAM_ERROR,
         (b"HTTP/1.1 503 No\r\nRetry-After: 0\r\nTransfer-Encoding: chunked\r\n\r\n", chunked(b"{}")),
         None,
     ),
     "503 until the end": (
-        "503", Outcome.UPSTREAM_ERROR, (b"HTTP/1.1 503 No\r\nRetry-After: 0\r\n\r\n", b"{}"), CLOSE,
+        "503",
+        Outcome.UPSTREAM_ERROR,
+        (b"HTTP/1.1 503 No\r\nRetry-After: 0\r\n\r\n", b"{}"),
+        CLOSE,
     ),
     "resets": ("closed", Outcome.UPSTREAM_RESET, (), RESET),
     "100 and closes": ("closed", Outcome.UPSTREAM_RESET, (b"HTTP/1.1 100 Continue\r\n\r\n",), CLOSE),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", FAILS)

@@ -145,8 +145,11 @@ def test_the_host_and_its_gpus_are_sampled() -> None:
     watch.close()
     latest = watch.columns.latest()
     assert {name: latest[name] for name in latest if name.startswith("gpu0")} == {
-        "gpu0_utilization": 0.3, "gpu0_temperature": 50, "gpu0_power": 200, "gpu0_memory": 7,
-    }  # fmt: skip
+        "gpu0_utilization": 0.3,
+        "gpu0_temperature": 50,
+        "gpu0_power": 200,
+        "gpu0_memory": 7,
+    }
     assert watch.columns.column("gpu0_power")[:2] == [100.0, 200.0]
     assert (
         "gpu1_power" not in watch.columns.known_series()
@@ -277,9 +280,12 @@ def test_only_sockets_that_the_target_reaches(
     monkeypatch: pytest.MonkeyPatch, host: str, holders: list[int]
 ) -> None:
     sockets = [
-        listening("::ffff:127.0.0.1", 44), listening("127.0.0.1", 11), listening("192.168.0.2", 22),
-        listening("127.0.0.1", 33, psutil.CONN_ESTABLISHED), listening("::1", 55),
-    ]  # fmt: skip
+        listening("::ffff:127.0.0.1", 44),
+        listening("127.0.0.1", 11),
+        listening("192.168.0.2", 22),
+        listening("127.0.0.1", 33, psutil.CONN_ESTABLISHED),
+        listening("::1", 55),
+    ]
     monkeypatch.setattr(psutil, "net_connections", lambda kind: sockets)
     found, why = listening_pids(host, 8_080)
     assert (found, why is None) == (holders, bool(holders))
@@ -312,17 +318,22 @@ def test_each_gpu_in_our_units() -> None:
     read = gpus.read()
     assert read.keys() == gpus.series().keys()
     assert [read[f"gpu0_{name}"] for name in ("utilization", "temperature", "power", "memory")] == [
-        0.25, 61, 123.456, 2_000
-    ]  # fmt: skip
+        0.25,
+        61,
+        123.456,
+        2_000,
+    ]
 
 
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        ("nvmlDeviceGetUtilizationRates", "utilization"), ("nvmlDeviceGetTemperature", "temperature"),
-        ("nvmlDeviceGetPowerUsage", "power"), ("nvmlDeviceGetMemoryInfo", "memory"),
+        ("nvmlDeviceGetUtilizationRates", "utilization"),
+        ("nvmlDeviceGetTemperature", "temperature"),
+        ("nvmlDeviceGetPowerUsage", "power"),
+        ("nvmlDeviceGetMemoryInfo", "memory"),
     ],
-)  # fmt: skip
+)
 def test_what_a_device_does_not_tell_is_none_and_the_rest_is_there(call: str, name: str) -> None:
     gpus, _ = open_gpus(FakeNvml(FakeGpu(untold={call})))
     assert gpus is not None

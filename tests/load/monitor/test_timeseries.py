@@ -46,29 +46,48 @@ def test_the_json_has_arrays_of_one_length_in_seconds_since_the_start() -> None:
     }
     told = json.loads(msgspec.json.encode(samples))
     assert {name: told[name] for name in ("period", "server", "system")} == {
-        "period": 1.0, "server": None, "system": {
-            "t": [-1.0, 0.0, 1.0, 4.0], "took": [0.002] * 4, "dropped": 0,
+        "period": 1.0,
+        "server": None,
+        "system": {
+            "t": [-1.0, 0.0, 1.0, 4.0],
+            "took": [0.002] * 4,
+            "dropped": 0,
             "series": {
                 name: {"unit": unit, "kind": kind, "values": values}
                 for name, (unit, kind, values) in series.items()
             },
         },
-    }  # fmt: skip
+    }
 
 
 def test_a_summary_weighs_averages_by_their_time_and_counts_what_grew() -> None:
     told = msgspec.to_builtins(TimeSeries(100 * S, RUN).summary())
     assert told["system"]["busy"] == {
-        "unit": "cpus", "kind": "interval", "n": 3, "p50": 0.5, "p95": pytest.approx(0.95), "max": 1.0,
+        "unit": "cpus",
+        "kind": "interval",
+        "n": 3,
+        "p50": 0.5,
+        "p95": pytest.approx(0.95),
+        "max": 1.0,
         "mean": pytest.approx((1.0 * 1 + 0.5 * 1 + 0.1 * 3) / 5),
-    }  # fmt: skip
+    }
     assert told["system"]["memory"] == {
-        "unit": "bytes", "kind": "gauge", "n": 4, "mean": 30, "p50": 25, "max": 60,
+        "unit": "bytes",
+        "kind": "gauge",
+        "n": 4,
+        "mean": 30,
+        "p50": 25,
+        "max": 60,
         "p95": pytest.approx(55.5),
-    }  # fmt: skip
+    }
     assert told["system"]["made"] == {
-        "unit": "tokens", "kind": "counter", "n": 3, "total": 35, "per_second": 7, "restarts": 0,
-    }  # fmt: skip
+        "unit": "tokens",
+        "kind": "counter",
+        "n": 3,
+        "total": 35,
+        "per_second": 7,
+        "restarts": 0,
+    }
     assert "never" not in told["system"]
     assert (told["window"], told["server"], told["energy"]) == ((None, None), None, None)
 
@@ -80,8 +99,13 @@ def test_a_window_takes_the_samples_in_it_with_the_time_they_speak_for() -> None
     assert (told["system"]["memory"]["n"], told["system"]["memory"]["mean"]) == (2, 45)
     # One known value of a counter says nothing about growth.
     assert told["system"]["made"] == {
-        "unit": "tokens", "kind": "counter", "n": 1, "total": None, "per_second": None, "restarts": 0,
-    }  # fmt: skip
+        "unit": "tokens",
+        "kind": "counter",
+        "n": 1,
+        "total": None,
+        "per_second": None,
+        "restarts": 0,
+    }
 
 
 def test_a_counter_that_was_started_anew_counts_from_0_again() -> None:
@@ -92,9 +116,11 @@ def test_a_counter_that_was_started_anew_counts_from_0_again() -> None:
 
 GPUS = {f"gpu{i}_power": MonitorSeries("watts") for i in range(2)}
 POWERED = columns(
-    (0, {"gpu0_power": 100, "gpu1_power": 200}), (1, {"gpu0_power": 300, "gpu1_power": 200}),
-    (2, {"gpu0_power": 100, "gpu1_power": 200}), spec=GPUS,
-)  # fmt: skip
+    (0, {"gpu0_power": 100, "gpu1_power": 200}),
+    (1, {"gpu0_power": 300, "gpu1_power": 200}),
+    (2, {"gpu0_power": 100, "gpu1_power": 200}),
+    spec=GPUS,
+)
 
 
 def test_energy_is_that_of_all_gpus_over_the_window() -> None:
@@ -102,10 +128,14 @@ def test_energy_is_that_of_all_gpus_over_the_window() -> None:
         TimeSeries(100 * S, POWERED).summary(from_ns=100 * S, to_ns=102 * S, tokens=1_600)
     )["energy"]
     assert told == {
-        "joules": 800.0, "seconds": 2.0, "seconds_missing": 0.0, "power": 400.0, "tokens": 1_600,
+        "joules": 800.0,
+        "seconds": 2.0,
+        "seconds_missing": 0.0,
+        "power": 400.0,
+        "tokens": 1_600,
         "joules_per_token": 0.5,
         "devices": {"gpu0": {"joules": 400.0}, "gpu1": {"joules": 400.0}},
-    }  # fmt: skip
+    }
 
 
 def test_energy_says_what_is_missing() -> None:

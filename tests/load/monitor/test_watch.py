@@ -45,9 +45,15 @@ python_gc_objects_collected_total{generation="0"} 9.0
 """
 VLLM_SAYS = {
     "ttft_seconds": 0.5,
-    "running": 8, "waiting": 3, "kv_use": 0.25, "prefix_queries": 1_000, "prefix_hits": 480, "preemptions": 2,
-    "prompt_tokens": 1_500_000, "generation_tokens": 77,
-}  # fmt: skip
+    "running": 8,
+    "waiting": 3,
+    "kv_use": 0.25,
+    "prefix_queries": 1_000,
+    "prefix_hits": 480,
+    "preemptions": 2,
+    "prompt_tokens": 1_500_000,
+    "generation_tokens": 77,
+}
 OLD_VLLM = """\
 vllm:num_requests_running{model_name="m"} 1.0
 vllm:gpu_cache_usage_perc{model_name="m"} 0.5
@@ -74,9 +80,15 @@ sglang:cached_tokens_total{cache_source="host",model_name="m"} 11.0
 sglang:cache_hit_rate{model_name="m"} 0.0075
 """
 SGLANG_SAYS = {
-    "running": 12, "waiting": 5, "kv_use": 0.28, "prefix_queries": 8_128_902, "prefix_hits": 111,
-    "preemptions": 6, "prompt_tokens": 8_128_902, "generation_tokens": 7_557_572,
-}  # fmt: skip
+    "running": 12,
+    "waiting": 5,
+    "kv_use": 0.28,
+    "prefix_queries": 8_128_902,
+    "prefix_hits": 111,
+    "preemptions": 6,
+    "prompt_tokens": 8_128_902,
+    "generation_tokens": 7_557_572,
+}
 RANKS = """\
 sglang:num_running_reqs{dp_rank="0",model_name="m",pp_rank="0",tp_rank="0"} 3.0
 sglang:num_running_reqs{dp_rank="0",model_name="m",pp_rank="0",tp_rank="1"} 3.0
@@ -142,9 +154,14 @@ llm_d_epp_request_input_tokens_sum{fairness_id="a",model_name="m"} 800.0
 llm_d_epp_request_output_tokens_sum{fairness_id="a",model_name="m"} 44.0
 """
 LLM_D_SAYS = {
-    "ttft_seconds": 2.5, "ttft_values": 4, "itl_seconds": 2, "itl_values": 40, "kv_use": 0.5,
-    "prompt_tokens": 800, "generation_tokens": 44,
-}  # fmt: skip
+    "ttft_seconds": 2.5,
+    "ttft_values": 4,
+    "itl_seconds": 2,
+    "itl_values": 40,
+    "kv_use": 0.5,
+    "prompt_tokens": 800,
+    "generation_tokens": 44,
+}
 
 
 @pytest.mark.parametrize(
@@ -169,10 +186,27 @@ LLM_D_SAYS = {
         ("vllm:num_requests_running 2\r\nvllm:num_requests_waiting 1\r\n", {"running": 2, "waiting": 1}),
         ("<html><body>404</body></html>", {}),
     ],
-    ids=["parts", "sglang's parts", "other stage",
-         "times", "former times", "llm-d", "vllm", "old vllm", "two engines", "sglang", "ranks", "priorities",
-         "tgi", "not finite", "negative", "timestamp", "crlf", "page"],
-)  # fmt: skip
+    ids=[
+        "parts",
+        "sglang's parts",
+        "other stage",
+        "times",
+        "former times",
+        "llm-d",
+        "vllm",
+        "old vllm",
+        "two engines",
+        "sglang",
+        "ranks",
+        "priorities",
+        "tgi",
+        "not finite",
+        "negative",
+        "timestamp",
+        "crlf",
+        "page",
+    ],
+)
 def test_each_server_s_names_are_ours(text: str, says: dict[str, float]) -> None:
     assert read_metrics(text.encode()) == says
     assert says.keys() <= SERIES.keys()
@@ -180,9 +214,13 @@ def test_each_server_s_names_are_ours(text: str, says: dict[str, float]) -> None
 
 @pytest.mark.parametrize(
     "text",
-    [b"vllm:num_requests_running{", b"vllm:num_requests_running many", b"vllm:num_requests_running \xff",
-     b'vllm:num_requests_running{engine=, ="0",modea} l_name="a"} 3.0'],
-)  # fmt: skip
+    [
+        b"vllm:num_requests_running{",
+        b"vllm:num_requests_running many",
+        b"vllm:num_requests_running \xff",
+        b'vllm:num_requests_running{engine=, ="0",modea} l_name="a"} 3.0',
+    ],
+)
 def test_a_line_that_cannot_be_read_is_an_error(text: bytes) -> None:
     with pytest.raises(ValueError):
         read_metrics(text)

@@ -86,8 +86,10 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
     assert list(result["pairs"]["ttft"]["difference"].values()) == close_to(shares_of(more))
     assert result["pairs"]["ttft"]["slower"] == 1
     assert result["requests"] == {
-        "compared": len(places), "not_found": 0, "repeated": len(plan.requests) - len(places),
-    }  # fmt: skip
+        "compared": len(places),
+        "not_found": 0,
+        "repeated": len(plan.requests) - len(places),
+    }
     assert result["output_tokens"]["equal"] == result["output_tokens"]["n"] == len(places)
 
 

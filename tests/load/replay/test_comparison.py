@@ -43,8 +43,11 @@ def test_an_end_that_is_open_on_either_side_is_open_in_the_difference() -> None:
         difference_interval(*pair) for pair in ((closed, low), (low, closed), (closed, high), (high, closed))
     ]
     assert [(start is None, end is None) for start, end in ends] == [
-        (True, False), (False, True), (False, True), (True, False)
-    ]  # fmt: skip
+        (True, False),
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
 
 
 def test_a_slower_server_is_a_difference_with_an_interval_and_the_same_load() -> None:
@@ -73,9 +76,7 @@ def test_itl_of_different_options_has_no_difference_and_tbc_has_one() -> None:
         assert (getattr(row, here), getattr(row, there)) == (even["metrics"]["itl"]["p99"], None)
         assert (getattr(row, f"few_{there}"), row.difference, row.share) == (False, None, None)
     assert rows["tbc", None].difference == 0
-    assert [(row.name, row.a, row.b) for row in told.comparisons[0].set_up] == [
-        ("ITL option", "B-even", "A")
-    ]  # fmt: skip
+    assert [(row.name, row.a, row.b) for row in told.comparisons[0].set_up] == [("ITL option", "B-even", "A")]
     text = markdown(comparison_document(told))
     assert "ITL (B-even) p50, ms" in text
     assert "ITL is of different options" in text
@@ -88,8 +89,9 @@ def test_another_load_is_named() -> None:
     told = compare_replays(saved(results))
     set_up = told.comparisons[0].set_up
     assert [(row.name, row.a, row.b) for row in set_up if row.load] == [
-        ("rows", 400, 200), ("requests", 400, 200)
-    ]  # fmt: skip
+        ("rows", 400, 200),
+        ("requests", 400, 200),
+    ]
     ended = figures(told)["answers complete", "share"]
     assert (ended.a, ended.b, ended.n_b) == (1, 0.9, 200)
     assert ended.low < -0.1 < ended.high < 0

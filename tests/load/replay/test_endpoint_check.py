@@ -61,9 +61,13 @@ def refused(endpoint: str, *, status: int = 404, warmup: str = "none") -> tuple[
         async with chat_only(status) as (url, paths):
             with pytest.raises(ConfigError) as caught:
                 await replayed(
-                    plan, url, endpoint=endpoint, warmup=warmup, scrape="none",
+                    plan,
+                    url,
+                    endpoint=endpoint,
+                    warmup=warmup,
+                    scrape="none",
                     body=BodyOptions(endpoint=endpoint, temperature=0.0),  # type: ignore[arg-type]
-                )  # fmt: skip
+                )
             return caught.value, len(paths)
 
     found: tuple[ConfigError, int] = play(work(), limit_s=120)

@@ -182,10 +182,12 @@ def test_what_means_nothing_there_is_refused(target: str) -> None:
 @pytest.mark.parametrize(
     ("target", "beside"),
     [
-        ("http://h:1/v1", "http://h:1/v1"), ("ws://h:1/v1/realtime?model=m", "http://h:1"),
-        ("wss://h", "https://h"), ("grpc://h:1", None),
+        ("http://h:1/v1", "http://h:1/v1"),
+        ("ws://h:1/v1/realtime?model=m", "http://h:1"),
+        ("wss://h", "https://h"),
+        ("grpc://h:1", None),
     ],
-)  # fmt: skip
+)
 def test_http_beside(target: str, beside: str | None) -> None:
     assert http_url_of(target) == beside
 

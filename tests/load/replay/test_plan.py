@@ -43,8 +43,12 @@ def test_a_trace_as_it_is(trace: str) -> None:
     assert list(plan.requests.output) == [o for _, _, o in ROWS]
     assert plan.needs_model
     assert plan.describe()["arrivals"] == {
-        "arrivals": "recorded", "scale": 1.0, "speed": None, "recorded_rps": 7.5, "rate_rps": 7.5,
-    }  # fmt: skip
+        "arrivals": "recorded",
+        "scale": 1.0,
+        "speed": None,
+        "recorded_rps": 7.5,
+        "rate_rps": 7.5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,9 +177,13 @@ def test_token_ids_are_the_same_ones_in_another_order() -> None:
 
 def test_turns_wait_for_nobody_tenants_stay_and_every_part_has_other_words() -> None:
     requests = Requests(
-        array("q", [5, 6]), array("q", [3, 4]), array("q", [1, 2]), after=array("q", [-1, 0]),
-        think_ns=array("q", [0, 1]), tenants=["a", "b"],
-    )  # fmt: skip
+        array("q", [5, 6]),
+        array("q", [3, 4]),
+        array("q", [1, 2]),
+        after=array("q", [-1, 0]),
+        think_ns=array("q", [0, 1]),
+        tenants=["a", "b"],
+    )
     prompt = Prompt("what is a hill", system="be brief and kind", history=(("user", "one two three"),))
     warm = reverse_words(ReplayPlan(requests, Said([prompt, Prompt("c d")]), {}))
     found = warm.requests

@@ -129,9 +129,12 @@ def test_only_streaming_that_was_asked_for_is_added_where_the_endpoint_can_strea
 
     streamed = {path: body.get("stream") for path, body in play(work(), 120)}
     assert streamed == {
-        "/v1/embeddings": None, "/v1/rerank": None, "/v1/responses": True, "/v1/messages": True,
+        "/v1/embeddings": None,
+        "/v1/rerank": None,
+        "/v1/responses": True,
+        "/v1/messages": True,
         "/v1/chat/completions": True,
-    }  # fmt: skip
+    }
 
 
 def test_a_tokenizer_counts_answers_without_usage_and_without_one_tokens_are_not_valid() -> None:

@@ -127,8 +127,9 @@ def test_a_task_is_measured_from_its_first_submit_to_its_last_end() -> None:
     assert (told["n"], told["duration"]["n"]) == (2, 1)
     assert told["duration"]["p50"] == pytest.approx((last_ms - 1) / 1e3, rel=RELATIVE_ERROR)
     assert [(t["turn"], t["ttft"]["n"], t["e2e"]["n"], t["and_later"]) for t in told["turns"]] == [
-        (0, 2, 2, False), (1, 3, 2, False),
-    ]  # fmt: skip
+        (0, 2, 2, False),
+        (1, 3, 2, False),
+    ]
     assert told["turns"][1]["ttft"]["p50"] == pytest.approx(0.099, rel=RELATIVE_ERROR)
 
 

@@ -16,9 +16,7 @@ from tests.support.servers.sim_engine import engine
 MS = 1_000_000
 N = 24
 ROUNDING_US = 2
-EQUAL = (
-    "status", "outcome", "finish_reason", "input_tokens", "output_tokens", "event_class", "event_bytes",
-)  # fmt: skip
+EQUAL = ("status", "outcome", "finish_reason", "input_tokens", "output_tokens", "event_class", "event_bytes")
 POINTS = ("first_byte", "first_token", "first_content", "last_token", "response_end")
 
 

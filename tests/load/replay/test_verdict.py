@@ -113,8 +113,11 @@ def test_late_reads_spoil_the_times_between_chunks_and_no_other_figure() -> None
     verdict = judged(told)
     states = {name: one["state"] for name, one in verdict["figures"].items()}
     assert {name for name, state in states.items() if state == "not_valid"} == {
-        "tbc", "itl", "tbc_max", "jitter",
-    }  # fmt: skip
+        "tbc",
+        "itl",
+        "tbc_max",
+        "jitter",
+    }
     assert {states[name] for name in ("ttft", "tpot", "e2e", "load")} == {"valid"}
     assert verdict["figures"]["tbc"]["error"] == 0.5
     assert verdict["valid"] and not verdict["failed"] and verdict["not_valid"] == []
@@ -200,8 +203,10 @@ def test_another_tokenizer_is_told_and_invalidates_only_where_the_load_was_anoth
 def test_uncertainty_of_a_server_that_sends_bursts_is_limited_by_its_time_per_token(gap: float) -> None:
     # Eight tokens of 25 ms in a burst; a burst may be cut into several reads.
     bursty: dict[str, Any] = {
-        "sender__clock": "kernel", "metrics__tbc": {"p50": gap}, "metrics__tpot": {"p50": 0.025},
-    }  # fmt: skip
+        "sender__clock": "kernel",
+        "metrics__tbc": {"p50": gap},
+        "metrics__tpot": {"p50": 0.025},
+    }
     values = Histogram([26_000_000] * 8 + [24_000_000] * 92)
     changes = bursty | {"uncertainties": {"n": 100, "p99": 0.026}}
     [found] = findings(result(**changes), uncertainties=values)
@@ -234,9 +239,10 @@ def test_answers_in_one_read_leave_their_timestamps_skipped_checks(tpot: float |
 def test_answers_without_content_are_a_caution_and_ttft_any_stands_for_ttft(kind: str) -> None:
     none = {"n": 0, "p50": None}
     told = result(
-        answers__content=0, **{f"answers__{kind}": 100},
+        answers__content=0,
+        **{f"answers__{kind}": 100},
         metrics={"ttft": none, "ttft_any": {"n": 100, "p50": 0.1}, "tbc": {"p50": 0.02}},
-    )  # fmt: skip
+    )
     [found] = findings(told)
     assert (found.kind, found.share, found.invalidates()) == ("no_content", 1.0, False)
     told["dispatch_lateness"]["p99"] = 0.0049  # within 5 % of the TTFT-any

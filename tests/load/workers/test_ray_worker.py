@@ -85,10 +85,15 @@ async def sent(
     with (
         bodies(url, len(r), **more) as (setup, begins, ends),
         WorkerPool(
-            setup, r, (begins, ends), processes=processes, keep=True, clock=clock,
+            setup,
+            r,
+            (begins, ends),
+            processes=processes,
+            keep=True,
+            clock=clock,
             create_member=lambda: RayMember(ray, clock),
         ) as crew,
-    ):  # fmt: skip
+    ):
         running = asyncio.ensure_future(crew.run(told.append))
         try:
             if meanwhile is not None:

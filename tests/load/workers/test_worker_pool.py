@@ -100,9 +100,13 @@ def test_each_row_once_at_its_time() -> None:
     assert (out.stopped, out.lost_statuses, out.lost_rows) == (None, [], 0)
     assert sorted(out.tally.sent_ns) == sorted(x.timeline.arrival_ns for _, x in load.exchanges)
     assert plan(out) | {"lateness": None} == {
-        "planned": n, "sent": n, "dropped": 0, "unsent": 0, "retries": {"n": 0, "reasons": {}},
+        "planned": n,
+        "sent": n,
+        "dropped": 0,
+        "unsent": 0,
+        "retries": {"n": 0, "reasons": {}},
         "lateness": None,
-    }  # fmt: skip
+    }
     assert load.told[-1].ended == load.told[-1].sent == n
     assert load.told[-1].left == 0
 

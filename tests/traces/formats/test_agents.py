@@ -20,13 +20,18 @@ def query(t: float, *ids: int, **more: Any) -> dict[str, Any]:
 def conversation(name: str, **more: Any) -> dict[str, Any]:
     agent = {"type": "subagent", "agent_id": "agent_001", "subagent_type": "Explore", "duration_ms": 9}
     return {
-        "id": name, "models": ["m"], "block_size": 64, "hash_id_scope": "local", "tool_tokens": 8,
+        "id": name,
+        "models": ["m"],
+        "block_size": 64,
+        "hash_id_scope": "local",
+        "tool_tokens": 8,
         "requests": [
             query(0.0, 1, 2, type="s", ttft=0.25, api_time=1.5, think_time=0.0, stop="tool_use"),
             {**agent, "t": 2.5, "requests": [query(2.5, 3), query(4.125, 3, 4, think_time=0.125)]},
             query(32.0, 1, 2, 5),
-        ], **more,
-    }  # fmt: skip
+        ],
+        **more,
+    }
 
 
 def test_a_weka_trace_is_a_tree_of_sessions_with_lengths_and_blocks() -> None:
@@ -34,9 +39,11 @@ def test_a_weka_trace_is_a_tree_of_sessions_with_lengths_and_blocks() -> None:
     source, batches = read(WEKA, data)
     assert (source.info.arrivals, source.info.block_unit) == ("trace", "tokens")
     assert rows(batches, *TREE)[:4] == [
-        ("a#0", "a", 0, None, 0), ("a/agent_001#0", "a/agent_001", 0, "a#0", None),
-        ("a/agent_001#1", "a/agent_001", 1, "a/agent_001#0", 125_000), ("a#1", "a", 1, "a#0", None),
-    ]  # fmt: skip
+        ("a#0", "a", 0, None, 0),
+        ("a/agent_001#0", "a/agent_001", 0, "a#0", None),
+        ("a/agent_001#1", "a/agent_001", 1, "a/agent_001#0", 125_000),
+        ("a#1", "a", 1, "a#0", None),
+    ]
     columns = ("arrival_ns", "input_tokens", "output_tokens", "stream", "first_token_us", "response_end_us")
     assert rows(batches, *columns)[0] == (0, 100, 5, True, 250_000, 1_500_000)
     assert rows(batches, "arrival_ns")[2] == (4_125_000_000,)
@@ -62,22 +69,37 @@ S = 1_000_000_000
 def span(name: str, parent: str, start_s: float, end_s: float, **attributes: Any) -> dict[str, Any]:
     kinds = {str: "stringValue", float: "doubleValue", bool: "boolValue"}
     values = [
-        {"key": key.replace("__", "."), "value": {"intValue": str(value)}
-         if type(value) is int else {kinds[type(value)]: value}}
+        {
+            "key": key.replace("__", "."),
+            "value": {"intValue": str(value)} if type(value) is int else {kinds[type(value)]: value},
+        }
         for key, value in attributes.items()
-    ]  # fmt: skip
+    ]
     return {
-        "traceId": "t1", "spanId": name, "parentSpanId": parent, "name": "x", "kind": 3,
-        "startTimeUnixNano": str(round(start_s * S)), "endTimeUnixNano": str(round(end_s * S)),
-        "attributes": values, "status": {},
-    }  # fmt: skip
+        "traceId": "t1",
+        "spanId": name,
+        "parentSpanId": parent,
+        "name": "x",
+        "kind": 3,
+        "startTimeUnixNano": str(round(start_s * S)),
+        "endTimeUnixNano": str(round(end_s * S)),
+        "attributes": values,
+        "status": {},
+    }
 
 
 def chat(name: str, parent: str, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
     return span(
-        name, parent, start_s, end_s, gen_ai__operation__name="chat", gen_ai__request__model="m",
-        gen_ai__usage__input_tokens=100, gen_ai__usage__output_tokens=5, **more,
-    )  # fmt: skip
+        name,
+        parent,
+        start_s,
+        end_s,
+        gen_ai__operation__name="chat",
+        gen_ai__request__model="m",
+        gen_ai__usage__input_tokens=100,
+        gen_ai__usage__output_tokens=5,
+        **more,
+    )
 
 
 def agent(name: str, parent: str, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
@@ -114,17 +136,22 @@ def test_a_time_to_the_first_token_that_is_none_is_counted(time: Any) -> None:
 def test_spans_are_rows_and_agents_their_tree() -> None:
     first = chat("c1", "root", 1, 2, gen_ai__response__time_to_first_chunk=0.25)
     data = line(chat("s1", "sub", 3, 4), chat("s2", "sub", 5, 6), first) + line(
-        agent("sub", "tool", 2.5, 7), span("tool", "root", 2.5, 7, gen_ai__operation__name="execute_tool"),
-        chat("c2", "root", 8, 9), agent("root", "", 0, 10, gen_ai__conversation__id="talk"),
+        agent("sub", "tool", 2.5, 7),
+        span("tool", "root", 2.5, 7, gen_ai__operation__name="execute_tool"),
+        chat("c2", "root", 8, 9),
+        agent("root", "", 0, 10, gen_ai__conversation__id="talk"),
         {**chat("lone", "", 20, 21, llmtap__tenant="acme"), "status": {"code": 2}},
         span("vllm", "", 30, 31, gen_ai__usage__prompt_tokens=7, gen_ai__latency__time_to_first_token=0.5),
-    )  # fmt: skip
+    )
     source, batches = read(OTLP, data)
     assert rows(batches, *TREE) == [
-        ("c1", "talk", 0, None, None), ("s1", "talk/sub", 0, "c1", 1_000_000),
-        ("s2", "talk/sub", 1, "s1", 1_000_000), ("c2", "talk", 1, "c1", 6_000_000),
-        ("lone", None, None, None, None), ("vllm", None, None, None, None),
-    ]  # fmt: skip
+        ("c1", "talk", 0, None, None),
+        ("s1", "talk/sub", 0, "c1", 1_000_000),
+        ("s2", "talk/sub", 1, "s1", 1_000_000),
+        ("c2", "talk", 1, "c1", 6_000_000),
+        ("lone", None, None, None, None),
+        ("vllm", None, None, None, None),
+    ]
     columns = ("arrival_ns", "model", "input_tokens", "output_tokens", "first_token_us", "response_end_us")
     assert rows(batches, *columns)[0] == (S, "m", 100, 5, 250_000, 1_000_000)
     assert rows(batches, "input_tokens", "first_token_us", "outcome")[5] == (7, 500_000, "complete")
@@ -152,14 +179,24 @@ def record(name: str, received_ms: float, session: str | None = None, **more: An
     if context is not None and parent is not None:
         context["parent_trajectory_id"] = parent
     return {
-        "schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_source": "dynamo",
-        "event_time_unix_ms": received_ms + 900, "agent_context": context,
+        "schema": "dynamo.request.trace.v1",
+        "event_type": "request_end",
+        "event_source": "dynamo",
+        "event_time_unix_ms": received_ms + 900,
+        "agent_context": context,
         "request": {
-            "request_id": name, "model": "m", "input_tokens": 70, "output_tokens": 9, "cached_tokens": 64,
-            "request_received_ms": received_ms, "ttft_ms": 12.5, "total_time_ms": 900.25, "queue_depth": 3,
+            "request_id": name,
+            "model": "m",
+            "input_tokens": 70,
+            "output_tokens": 9,
+            "cached_tokens": 64,
+            "request_received_ms": received_ms,
+            "ttft_ms": 12.5,
+            "total_time_ms": 900.25,
+            "queue_depth": 3,
             **more,
         },
-    }  # fmt: skip
+    }
 
 
 def dynamo_lines(*records: dict[str, Any], wrapped: bool = True) -> bytes:
@@ -178,9 +215,12 @@ AGENTS = (
     record("x", 5_000),
 )
 TOOL = {
-    "schema": "dynamo.request.trace.v1", "event_type": "tool_end", "event_time_unix_ms": 1,
-    "agent_context": {"session_id": "root"}, "tool": {"tool_call_id": "c", "tool_class": "bash"},
-}  # fmt: skip
+    "schema": "dynamo.request.trace.v1",
+    "event_type": "tool_end",
+    "event_time_unix_ms": 1,
+    "agent_context": {"session_id": "root"},
+    "tool": {"tool_call_id": "c", "tool_class": "bash"},
+}
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -188,9 +228,12 @@ def test_sessions_and_subagents_are_a_tree_of_requests(wrapped: bool) -> None:
     source, batches = read(DYNAMO, dynamo_lines(*AGENTS, TOOL, wrapped=wrapped))
     found = [row for batch in batches for row in batch.to_pylist()]
     assert [(r["id"], r["session"], r["turn"], r["parent"]) for r in found] == [
-        ("a1", "root", 0, None), ("s1", "sub", 0, "a1"), ("s2", "sub", 1, "s1"), ("a2", "root", 1, "a1"),
+        ("a1", "root", 0, None),
+        ("s1", "sub", 0, "a1"),
+        ("s2", "sub", 1, "s1"),
+        ("a2", "root", 1, "a1"),
         ("x", None, None, None),
-    ]  # fmt: skip
+    ]
     first = found[0]
     assert source.info.arrivals == "wall"
     times = (first["arrival_ns"], first["first_token_us"], first["response_end_us"])
@@ -223,8 +266,9 @@ def test_records_with_times_in_seconds_get_a_note() -> None:
 def test_times_of_a_record_have_any_spelling_and_a_late_first_token_is_not_kept() -> None:
     source, batches = read(DYNAMO, dynamo_lines(record("a", 1_000.5, ttft_ms=1000), record("b", 2e3)))
     assert rows(batches, "arrival_ns", "first_token_us", "response_end_us", "stream") == [
-        (1_000_500_000, None, 900_250, True), (2_000 * MS, 12_500, 900_250, True),
-    ]  # fmt: skip
+        (1_000_500_000, None, 900_250, True),
+        (2_000 * MS, 12_500, 900_250, True),
+    ]
     assert len(source.notes) == 1 and source.notes[0].startswith("1 times to the first token")
 
 
@@ -241,19 +285,30 @@ def attempt(name: str, parent: str, **more: Any) -> dict[str, Any]:
     [
         ([summed("run", "", 0, 9, 200), chat("a", "run", 1, 2), chat("b", "run", 3, 4)], "ab", 200),
         (  # a span without an operation in another one, around a step of the agent
-            [summed("run", "", 0, 9, 100), summed("step", "run", 1, 8, 100),
-             span("tool", "step", 1, 8, gen_ai__operation__name="execute_tool"), chat("a", "tool", 1, 2)],
-            "a", 100,
+            [
+                summed("run", "", 0, 9, 100),
+                summed("step", "run", 1, 8, 100),
+                span("tool", "step", 1, 8, gen_ai__operation__name="execute_tool"),
+                chat("a", "tool", 1, 2),
+            ],
+            "a",
+            100,
         ),
         ([agent("run", "", 0, 9, gen_ai__usage__input_tokens=100), chat("a", "run", 1, 2)], "a", 100),
         (
-            [span("run", "", 0, 9, gen_ai__operation__name="invoke_workflow", gen_ai__usage__input_tokens=9),
-             chat("a", "run", 1, 2)],
-            "a", 100,
+            [
+                span(
+                    "run", "", 0, 9, gen_ai__operation__name="invoke_workflow", gen_ai__usage__input_tokens=9
+                ),
+                chat("a", "run", 1, 2),
+            ],
+            "a",
+            100,
         ),
         (
             [chat("a", "", 1, 9), {**attempt("b", "a"), "status": {"code": 2}}, chat("c", "a", 3, 4)],
-            "bc", 100,
+            "bc",
+            100,
         ),
         ([chat("a", "", 1, 9), attempt("b", "a"), attempt("c", "a")], "a", 100),
         ([attempt("a", ""), attempt("b", "a")], "b", 0),
@@ -262,7 +317,7 @@ def attempt(name: str, parent: str, **more: Any) -> dict[str, Any]:
         ([chat("a", "b", 1, 2), chat("b", "a", 1, 2)], "", 0),
         ([summed("a", "gone", 1, 2, 7)], "a", 7),
     ],
-)  # fmt: skip
+)
 def test_no_token_is_counted_twice(spans: list[dict[str, Any]], ids: str, tokens: int) -> None:
     for ordered in (spans, spans[::-1]):
         source, batches = read(OTLP, line(*ordered))
@@ -294,9 +349,10 @@ def test_counts_and_ends_that_cannot_be_read_are_counted() -> None:
 
 def test_a_request_of_dynamo_that_is_there_twice_is_counted() -> None:
     record = {
-        "schema": "dynamo.request.trace.v1", "event_type": "request_end",
+        "schema": "dynamo.request.trace.v1",
+        "event_type": "request_end",
         "request": {"request_id": "a", "request_received_ms": 5, "input_tokens": 1, "output_tokens": 2},
-    }  # fmt: skip
+    }
     source, batches = read(DYNAMO, (json.dumps(record) + "\n").encode() * 2)
     assert len(rows(batches, "id")) == 2
     assert [note.split()[0] for note in source.notes] == ["1"]

@@ -72,10 +72,15 @@ def test_an_error_names_line_and_field(line: bytes, result: str) -> None:
 
 
 def test_no_session_has_bodies_and_lengths() -> None:
-    batch = batch_of(5, {
-        "arrival_ns": [1, 2, 3, 4, 5], "session": ["a", "a", None, "b", None],
-        "request_body": ['{"prompt":\n"x"}', None, None, None, "no JSON"], "input_tokens": [1, 2, 3, None, 5],
-    })  # fmt: skip
+    batch = batch_of(
+        5,
+        {
+            "arrival_ns": [1, 2, 3, 4, 5],
+            "session": ["a", "a", None, "b", None],
+            "request_body": ['{"prompt":\n"x"}', None, None, None, "no JSON"],
+            "input_tokens": [1, 2, 3, None, 5],
+        },
+    )
     data, written = write(FORMAT, CaptureInfo(), [batch])
     assert data.splitlines() == [
         b'{"session_id":"a","timestamp":0,"payload":{"prompt": "x"}}',
@@ -101,12 +106,16 @@ COUNT = st.integers(0, 10**17)
 @given(
     st.lists(
         st.tuples(
-            st.none() | st.integers(0, 9 * 10**18), st.none() | st.integers(0, 9 * 10**15), BODY, COUNT,
-            st.none() | COUNT, st.none() | st.lists(st.integers(0, 2**62), max_size=3),
+            st.none() | st.integers(0, 9 * 10**18),
+            st.none() | st.integers(0, 9 * 10**15),
+            BODY,
+            COUNT,
+            st.none() | COUNT,
+            st.none() | st.lists(st.integers(0, 2**62), max_size=3),
         ),
         max_size=10,
     )
-)  # fmt: skip
+)
 def test_what_it_can_hold_survives(table: list[tuple[Any, ...]]) -> None:
     names = ("arrival_ns", "think_us", "request_body", "input_tokens", "output_tokens", "blocks")
     columns: dict[str, Any] = {name: [row[i] for row in table] for i, name in enumerate(names)}

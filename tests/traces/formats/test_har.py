@@ -23,42 +23,59 @@ def sse(*values: Any) -> str:
 
 def chunk(**choice: Any) -> dict[str, Any]:
     return {
-        "object": "chat.completion.chunk", "model": "m-1",
+        "object": "chat.completion.chunk",
+        "model": "m-1",
         "choices": [{"index": 0, "delta": {}, "finish_reason": None, **choice}],
-    }  # fmt: skip
+    }
 
 
 STREAM = sse(
-    chunk(delta={"role": "assistant", "content": ""}), chunk(delta={"content": "he"}),
-    chunk(delta={"content": "llo"}), chunk(finish_reason="stop"),
+    chunk(delta={"role": "assistant", "content": ""}),
+    chunk(delta={"content": "he"}),
+    chunk(delta={"content": "llo"}),
+    chunk(finish_reason="stop"),
     {"model": "m-1", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
-)  # fmt: skip
+)
 
 
 def entry(**more: Any) -> dict[str, Any]:
     """As a browser saves it, with all that must not be kept."""
     value: dict[str, Any] = {
-        "startedDateTime": "2026-01-02T03:04:05.678901+01:00", "time": 60.5,
+        "startedDateTime": "2026-01-02T03:04:05.678901+01:00",
+        "time": 60.5,
         "request": {
-            "method": "POST", "url": f"https://gw.example/v1/chat/completions?key={SECRET}",
-            "httpVersion": "h2", "cookies": [{"name": "sid", "value": SECRET}],
-            "headers": [{"name": "Authorization", "value": f"Bearer {SECRET}"},
-                        {"name": "Cookie", "value": SECRET}],
-            "queryString": [{"name": "key", "value": SECRET}], "headersSize": -1, "bodySize": 99,
+            "method": "POST",
+            "url": f"https://gw.example/v1/chat/completions?key={SECRET}",
+            "httpVersion": "h2",
+            "cookies": [{"name": "sid", "value": SECRET}],
+            "headers": [
+                {"name": "Authorization", "value": f"Bearer {SECRET}"},
+                {"name": "Cookie", "value": SECRET},
+            ],
+            "queryString": [{"name": "key", "value": SECRET}],
+            "headersSize": -1,
+            "bodySize": 99,
             "postData": {"mimeType": "application/json", "text": json.dumps(ASK)},
         },
         "response": {
-            "status": 200, "statusText": "", "httpVersion": "h2",
+            "status": 200,
+            "statusText": "",
+            "httpVersion": "h2",
             "cookies": [{"name": "sid", "value": SECRET}],
-            "headers": [{"name": "content-type", "value": "text/event-stream"},
-                        {"name": "content-encoding", "value": "br"}, {"name": "Set-Cookie", "value": SECRET},
-                        {"name": "x-request-id", "value": "req-7"}],
+            "headers": [
+                {"name": "content-type", "value": "text/event-stream"},
+                {"name": "content-encoding", "value": "br"},
+                {"name": "Set-Cookie", "value": SECRET},
+                {"name": "x-request-id", "value": "req-7"},
+            ],
             "content": {"size": len(STREAM), "mimeType": "text/event-stream", "text": STREAM},
-            "redirectURL": "", "headersSize": -1, "bodySize": -1,
+            "redirectURL": "",
+            "headersSize": -1,
+            "bodySize": -1,
         },
         "cache": {},
         "timings": {"blocked": 1, "dns": -1, "connect": 4, "ssl": 2, "send": 0.5, "wait": 20, "receive": 35},
-    }  # fmt: skip
+    }
     return value | more
 
 
@@ -80,8 +97,10 @@ def test_an_entry_of_a_browser_is_read_like_live_traffic() -> None:
     assert row["arrival_ns"] == 1_767_319_445_678_901_000
     assert row["arrival"].isoformat() == "2026-01-02T02:04:05.678901+00:00"
     assert (row["endpoint"], row["dialect"], row["path"]) == (
-        "chat.completions", "openai.chat", "/v1/chat/completions",
-    )  # fmt: skip
+        "chat.completions",
+        "openai.chat",
+        "/v1/chat/completions",
+    )
     assert (row["model"], row["response_model"], row["max_tokens"]) == ("m", "m-1", 9)
     assert (row["status"], row["outcome"], row["finish_reason"]) == (200, "complete", "stop")
     assert (row["input_tokens"], row["output_tokens"], row["token_source"]) == (3, 2, "usage")
@@ -159,8 +178,9 @@ def test_recorded_answers_give_what_they_said(name: str) -> None:
     one["response"]["headers"] = []
     one["response"]["content"] = {
         "mimeType": dict(recorded.doc["response"]["headers"]).get("content-type", ""),
-        "text": base64.b64encode(recorded.decoded).decode(), "encoding": "base64",
-    }  # fmt: skip
+        "text": base64.b64encode(recorded.decoded).decode(),
+        "encoding": "base64",
+    }
     (row,), _ = rows_of(har(one))
     message, refused, finish = (recorded.expect[k] for k in ("content_text", "refusal_text", "finish_reason"))
     if isinstance(message, dict):  # of several choices, the first one's text, and the last reason

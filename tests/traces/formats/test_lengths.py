@@ -85,8 +85,11 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
             '"7",z,8,2023-11-16T18:15:46Z\n'
         ),
         LENGTHS,
-        [(1_700_158_546_680_590_100, 3, 4), (1_700_158_546_500_000_000, 5, 6),
-         (1_700_158_546_000_000_000, 8, 7)],
+        [
+            (1_700_158_546_680_590_100, 3, 4),
+            (1_700_158_546_500_000_000, 5, 6),
+            (1_700_158_546_000_000_000, 8, 7),
+        ],
         ["columns that are not kept: Extra"],
     ),
     ("azure", f"\ufeff{HEADER}\r\n1969-12-31 23:59:59.999999999,1,2", LENGTHS, [(-1, 1, 2)], []),
@@ -94,8 +97,10 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
         "burstgpt",
         f"{V3}\n19440110.0,s1,43,GPT-4,906,446,1352,Conversation log\n19440111.25,,0,ChatGPT,7,0,7,API log\n",
         (*LENGTHS, "session", "response_end_us", "model", "outcome", "route"),
-        [(19_440_110 * 10**9, 906, 446, "s1", 43_000_000, "GPT-4", "complete", "Conversation log"),
-         (19_440_111_250_000_000, 7, 0, None, 0, "ChatGPT", "upstream_error", "API log")],
+        [
+            (19_440_110 * 10**9, 906, 446, "s1", 43_000_000, "GPT-4", "complete", "Conversation log"),
+            (19_440_111_250_000_000, 7, 0, None, 0, "ChatGPT", "upstream_error", "API log"),
+        ],
         ["1 rows have no response tokens: failed requests"],
     ),
     (
@@ -103,8 +108,10 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
         f'{V1}\n5,"a,""b""",472,18,491,API log\r\n6,GPT-4,1,,1,API log\n7,a,1,2,,x\n',
         (*LENGTHS, "model"),
         [(5 * 10**9, 472, 18, 'a,"b"'), (6 * 10**9, 1, 0, "GPT-4"), (7 * 10**9, 1, 2, "a")],
-        ["1 rows have no response tokens: failed requests",
-         "2 rows have another total than the sum: it is not kept"],
+        [
+            "1 rows have no response tokens: failed requests",
+            "2 rows have another total than the sum: it is not kept",
+        ],
     ),
     (
         "mooncake",
@@ -114,14 +121,21 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
         ),
         (*LENGTHS, "blocks", "block_size"),
         [(250_000, 513, 1, [1], 512), (7_000_000, 1, 2, None, None)],
-        ["1 rows with a field 'level' that is not kept",
-         "1 times have fractions of a millisecond; `--from guidellm` reads seconds",
-         "1 rows have no hash_ids",
-         "1 rows have another number of hash_ids than blocks of 512 tokens"],
+        [
+            "1 rows with a field 'level' that is not kept",
+            "1 times have fractions of a millisecond; `--from guidellm` reads seconds",
+            "1 rows have no hash_ids",
+            "1 rows have another number of hash_ids than blocks of 512 tokens",
+        ],
     ),
-    ("guidellm", '{"timestamp": 1.5, "input_length": 3, "output_length": 4, "duration": 0.25}\n',
-     (*LENGTHS, "response_end_us"), [(1_500_000_000, 3, 4, 250_000)], ["1 rows have no hash_ids"]),
-]  # fmt: skip
+    (
+        "guidellm",
+        '{"timestamp": 1.5, "input_length": 3, "output_length": 4, "duration": 0.25}\n',
+        (*LENGTHS, "response_end_us"),
+        [(1_500_000_000, 3, 4, 250_000)],
+        ["1 rows have no hash_ids"],
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "data", "names", "expected", "notes"), DATA)
@@ -144,14 +158,20 @@ ERRORS: list[tuple[str, str | bytes, str]] = [
     ("mooncake", MOON % (b"1", b"") + MOON % (b"-1", b""), "line 2: timestamp: is negative"),
     ("mooncake", MOON % (b"10000000000000", b""), "line 1: timestamp: is not a finite number"),
     ("mooncake", MOON % (b"1", b', "hash_ids": [-9223372036854775809]'), "line 1: hash_ids[0]: "),
-    ("mooncake", MOON.replace(b": 1,", b": 1.5,") % (b"1", b""),
-     "line 1: input_length: expected int, got float"),
+    (
+        "mooncake",
+        MOON.replace(b": 1,", b": 1.5,") % (b"1", b""),
+        "line 1: input_length: expected int, got float",
+    ),
     ("mooncake", MOON.replace(b": 1,", b": -1.0,") % (b"1", b""), "line 1: input_length: expected int >= 0"),
-    ("mooncake", MOON.replace(b": 1,", b": true,") % (b"1", b""),
-     "line 1: input_length: expected int, got bool"),
+    (
+        "mooncake",
+        MOON.replace(b": 1,", b": true,") % (b"1", b""),
+        "line 1: input_length: expected int, got bool",
+    ),
     ("burstgpt", f"{V1}\n5,GPT-4,1.5,2,3,API log\n", "line 2: Request tokens: expected a whole number"),
     ("guidellm", MOON % (b"1", b', "duration": -1'), "line 1: duration: is negative"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "data", "result"), ERRORS)
@@ -247,8 +267,9 @@ def test_fields_tell_the_format(line: bytes, mooncake: bool, guidellm: bool) -> 
 
 def test_a_capture_becomes_azure_in_time_order_and_its_exactness_is_told() -> None:
     ns = 1_700_158_546_680_590_099
-    batch = batch_of(3, {"arrival_ns": [ns + 10**9, ns, ns], "input_tokens": [1, 2, 3],
-                         "output_tokens": [4, 5, None]})  # fmt: skip
+    batch = batch_of(
+        3, {"arrival_ns": [ns + 10**9, ns, ns], "input_tokens": [1, 2, 3], "output_tokens": [4, 5, None]}
+    )
     for fmt, end, digits in ((AZURE, "\r\n", "6805900"), (PERF, "\n", "680590")):
         data, written = write(fmt, CaptureInfo(arrivals="wall"), [batch])
         lines = (HEADER, f"2023-11-16 18:15:46.{digits},2,5", f"2023-11-16 18:15:47.{digits},1,4", "")
@@ -262,16 +283,25 @@ def test_a_capture_becomes_azure_in_time_order_and_its_exactness_is_told() -> No
 
 
 def test_a_capture_becomes_burstgpt() -> None:
-    batch = batch_of(3, {
-        "arrival_ns": [2_500_000_000, 1_000_000_000, 3_000_000_000], "input_tokens": [5, 7, None],
-        "output_tokens": [6, None, None], "session": ["s,1", None, None],
-        "response_end_us": [1_500_000, 7, None], "outcome": ["complete", "upstream_reset", "complete"],
-        "route": ["a", "b", "c"], "model": ["GPT-4", None, None],
-    })  # fmt: skip
+    batch = batch_of(
+        3,
+        {
+            "arrival_ns": [2_500_000_000, 1_000_000_000, 3_000_000_000],
+            "input_tokens": [5, 7, None],
+            "output_tokens": [6, None, None],
+            "session": ["s,1", None, None],
+            "response_end_us": [1_500_000, 7, None],
+            "outcome": ["complete", "upstream_reset", "complete"],
+            "route": ["a", "b", "c"],
+            "model": ["GPT-4", None, None],
+        },
+    )
     data, written = write(BURST, CaptureInfo(arrivals="wall"), [batch])
     assert data.decode().splitlines() == [
-        V3, "0.0,,0.000007,,7,0,7,API log", '1.5,"s,1",1.5,GPT-4,5,6,11,Conversation log',
-    ]  # fmt: skip
+        V3,
+        "0.0,,0.000007,,7,0,7,API log",
+        '1.5,"s,1",1.5,GPT-4,5,6,11,Conversation log',
+    ]
     assert written.dropped == {"no count of input tokens": 1}
     assert written.notes == ["arrivals count from the smallest one, 1970-01-01T00:00:01.000000000Z"]
 
@@ -280,9 +310,16 @@ def test_a_capture_becomes_mooncake_and_counts_from_its_smallest_arrival() -> No
     day = 1_700_158_546_680_590_000
     batches = [
         batch_of(2, {"arrival_ns": [day + 5_900_000, None], "input_tokens": [1, 1], "output_tokens": [1, 1]}),
-        batch_of(2, {"arrival_ns": [day, day + 2_900_000], "input_tokens": [2, 3], "output_tokens": [1, None],
-                     "outcome": ["complete", "upstream_error"]}),
-    ]  # fmt: skip
+        batch_of(
+            2,
+            {
+                "arrival_ns": [day, day + 2_900_000],
+                "input_tokens": [2, 3],
+                "output_tokens": [1, None],
+                "outcome": ["complete", "upstream_error"],
+            },
+        ),
+    ]
     data, written = write(MOONCAKE, CaptureInfo(arrivals="wall", level="shape"), batches)
     assert data.splitlines() == [
         b'{"timestamp": 0, "input_length": 2, "output_length": 1}',
@@ -310,11 +347,17 @@ def test_a_capture_keeps_its_sharing_under_small_numbers() -> None:
 
 
 def test_blocks_of_other_sizes_are_told() -> None:
-    info, batch = from_trace("x", {
-        "arrival_ns": [0, 1, 2], "input_tokens": [1024, 40, 600], "output_tokens": [1, 1, 1],
-        "blocks": [list(range(64)), [64, 65, 66], [1, 2]], "block_size": [16, 16, 2048],
-        "block_unit": ["tokens", "tokens", "bytes"],
-    })  # fmt: skip
+    info, batch = from_trace(
+        "x",
+        {
+            "arrival_ns": [0, 1, 2],
+            "input_tokens": [1024, 40, 600],
+            "output_tokens": [1, 1, 1],
+            "blocks": [list(range(64)), [64, 65, 66], [1, 2]],
+            "block_size": [16, 16, 2048],
+            "block_unit": ["tokens", "tokens", "bytes"],
+        },
+    )
     data, written = write(GUIDELLM, info, [batch])
     assert rows(read(GUIDELLM, data)[1], "blocks") == [([31, 63],), ([66],), ([1, 2],)]
     assert written.changed["prefix blocks"].startswith("2 rows had smaller blocks: ")
@@ -332,9 +375,17 @@ ANY: list[tuple[str, dict[str, st.SearchStrategy[Any]]]] = [
     ("azure", {"arrival_ns": st.integers(-(9 * 10**16), 9 * 10**16).map(lambda t: t * 100)}),
     ("mooncake", {"arrival_ns": NS, "blocks": BLOCKS}),
     ("guidellm", {"arrival_ns": NS, "blocks": BLOCKS, "response_end_us": st.none() | st.integers(0, 10**14)}),
-    ("burstgpt", {"arrival_ns": NS, "session": st.none() | TEXT, "model": st.none() | TEXT,
-                  "response_end_us": st.none() | st.integers(0, 10**15), "route": st.none() | TEXT}),
-]  # fmt: skip
+    (
+        "burstgpt",
+        {
+            "arrival_ns": NS,
+            "session": st.none() | TEXT,
+            "model": st.none() | TEXT,
+            "response_end_us": st.none() | st.integers(0, 10**15),
+            "route": st.none() | TEXT,
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "kinds"), ANY)

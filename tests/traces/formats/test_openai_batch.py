@@ -101,13 +101,16 @@ def test_what_a_batch_cannot_have_is_taken_out_and_told() -> None:
     )
     assert lines[0]["body"] == BODY
     assert [line["url"] for line in lines] == [
-        "/proxy/v1/chat/completions", "/v1/chat/completions", "/v1/completions",
-    ]  # fmt: skip
+        "/proxy/v1/chat/completions",
+        "/v1/chat/completions",
+        "/v1/completions",
+    ]
     assert len({line["custom_id"] for line in lines}) == 3
     assert result.dropped == {
-        "no request body": 1, "request body is no JSON object": 1,
+        "no request body": 1,
+        "request body is no JSON object": 1,
         "the destination of the request is unknown": 1,
-    }  # fmt: skip
+    }
     notes = " ".join(result.notes)
     assert "1 requests asked for a stream" in notes
     assert "1 ids were not unique" in notes

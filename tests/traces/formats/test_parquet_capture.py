@@ -39,22 +39,27 @@ def written(*batches: pa.RecordBatch, info: CaptureInfo = INFO) -> bytes:
     st.lists(
         st.lists(
             st.tuples(
-                st.integers(-(1 << 60), 1 << 60), st.none() | st.text(st.characters(codec="utf-8")),
+                st.integers(-(1 << 60), 1 << 60),
+                st.none() | st.text(st.characters(codec="utf-8")),
                 st.none() | st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=3),
             ),
             max_size=4,
         ),
         max_size=4,
     )
-)  # fmt: skip
+)
 def test_rows_survive(parts: list[list[tuple[int, str | None, list[int] | None]]]) -> None:
     batches = [
-        batch_of(len(part), {
-            "arrival_ns": [row[0] for row in part], "model": [row[1] for row in part],
-            "blocks": [row[2] for row in part],
-        })
+        batch_of(
+            len(part),
+            {
+                "arrival_ns": [row[0] for row in part],
+                "model": [row[1] for row in part],
+                "blocks": [row[2] for row in part],
+            },
+        )
         for part in parts
-    ]  # fmt: skip
+    ]
     source = read(io.BytesIO(written(*batches)))
     assert rows_of(source) == [row for batch in batches for row in batch.to_pylist()]
     assert (source.info.source, source.info.arrivals) == ("mooncake", "trace")
@@ -129,8 +134,12 @@ def test_of_several_captures_in_one_file_nothing_is_told_that_is_not_so(tmp_path
     assert (result.ok, result.captures, result.unnumbered) == (True, [], 5)
     table = open_capture(tmp_path / "both.parquet").table(["capture", "seq"]).to_pylist()
     assert [(row["capture"], row["seq"]) for row in table] == [
-        ("a", 1), ("a", 2), ("a", 5), ("b", 2), ("b", 3),
-    ]  # fmt: skip
+        ("a", 1),
+        ("a", 2),
+        ("a", 5),
+        ("b", 2),
+        ("b", 3),
+    ]
 
 
 def test_it_is_told_how_much_of_many_files_is_read(tmp_path: Path) -> None:

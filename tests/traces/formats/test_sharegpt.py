@@ -52,8 +52,9 @@ def test_each_answer_is_a_row_whose_request_has_what_was_said_before() -> None:
     rows, notes = rows_of(json.dumps([{"id": "a_0", "conversations": TALK}]))
     assert notes == []
     assert [(r["session"], r["turn"], r["response_text"]) for r in rows] == [
-        ("a_0", 0, "hello"), ("a_0", 1, "because"),
-    ]  # fmt: skip
+        ("a_0", 0, "hello"),
+        ("a_0", 1, "because"),
+    ]
     assert json.loads(rows[0]["request_body"]) == {
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     }
@@ -206,9 +207,13 @@ def test_an_edited_question_becomes_a_conversation_of_its_own() -> None:
     rows = [
         {"session": "s", "turn": 0, "request_body": body(("user", "a")), "response_text": "1"},
         {"session": "s", "turn": 1, "request_body": body(("user", "b")), "response_text": "2"},
-        {"session": "s", "turn": 2, "request_body": body(("user", "b"), ("assistant", " 2"), ("user", "c")),
-         "response_text": "3"},
-    ]  # fmt: skip
+        {
+            "session": "s",
+            "turn": 2,
+            "request_body": body(("user", "b"), ("assistant", " 2"), ("user", "c")),
+            "response_text": "3",
+        },
+    ]
     talks, result = written(rows)
     found = {talk["id"]: [turn["value"] for turn in talk["conversations"]] for talk in talks}
     assert found == {"s": ["a", "1"], "s-branch-1": ["b", " 2", "c", "3"]}
@@ -225,9 +230,14 @@ def test_rows_without_session_stand_alone_and_the_same_name_of_two_captures_is_n
 def test_rows_without_text_are_dropped_and_counted() -> None:
     good = {"request_body": body(("user", "a")), "response_text": "1"}
     talks, result = written(
-        [{**good, "request_body": None}, {**good, "response_text": None}, {**good, "request_body": "[]"},
-         {**good, "request_body": "{}"}, good]
-    )  # fmt: skip
+        [
+            {**good, "request_body": None},
+            {**good, "response_text": None},
+            {**good, "request_body": "[]"},
+            {**good, "request_body": "{}"},
+            good,
+        ]
+    )
     assert len(talks) == result.rows == 1
     assert result.dropped == {"no request body": 1, "no response text": 1, "request without messages": 2}
 
@@ -237,18 +247,35 @@ def test_rows_without_text_are_dropped_and_counted() -> None:
     [
         ({"prompt": "p"}, [("human", "p")]),
         ({"input": "p", "instructions": "i"}, [("system", "i"), ("human", "p")]),
-        ({"system": [{"type": "text", "text": "i"}], "messages": [{"role": "user", "content": "p"}]},
-         [("system", "i"), ("human", "p")]),
-        ({"messages": [{"role": "developer", "content": "i"}, {"role": "user", "content": [
-            {"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]}]},
-         [("system", "i"), ("human", "ab")]),
+        (
+            {"system": [{"type": "text", "text": "i"}], "messages": [{"role": "user", "content": "p"}]},
+            [("system", "i"), ("human", "p")],
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "developer", "content": "i"},
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "a"},
+                            {"type": "image_url"},
+                            {"type": "text", "text": "b"},
+                        ],
+                    },
+                ]
+            },
+            [("system", "i"), ("human", "ab")],
+        ),
         ({"messages": [{"role": "tool", "content": "42"}]}, [("tool", "42")]),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
-         [("gpt", '{"name":"f"}')]),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
+            [("gpt", '{"name":"f"}')],
+        ),
         ({"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, [("gpt", "a")]),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": 5}]}, [("gpt", "")]),
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_request_has_its_text(query: Any, message: list[tuple[str, str]]) -> None:
     talks, _ = written([{"request_body": json.dumps(query), "response_text": "!"}])
     assert talks[0]["conversations"] == turns(*message, ("gpt", "!"))

@@ -23,11 +23,19 @@ def event(kind: str, second: str) -> dict[str, Any]:
 
 def round_of(index: int, *events: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
-        "session_id": "claude:a", "round_index": index, "round_id": f"r{index}", "model": "m",
-        "input_tokens_total": 100.0, "prefix_tokens": 60, "newly_append_tokens": 40, "output_tokens": 7,
-        "reasoning_output_tokens": None, "timing_events": list(events),
-        "tools": [{"tool_name": "Bash"}], **more,
-    }  # fmt: skip
+        "session_id": "claude:a",
+        "round_index": index,
+        "round_id": f"r{index}",
+        "model": "m",
+        "input_tokens_total": 100.0,
+        "prefix_tokens": 60,
+        "newly_append_tokens": 40,
+        "output_tokens": 7,
+        "reasoning_output_tokens": None,
+        "timing_events": list(events),
+        "tools": [{"tool_name": "Bash"}],
+        **more,
+    }
 
 
 def lines(*values: object) -> bytes:
@@ -37,20 +45,26 @@ def lines(*values: object) -> bytes:
 def test_a_round_arrives_with_its_last_input_and_ends_with_its_last_output() -> None:
     data = lines(
         round_of(
-            0, event("user_message", "01.000"), event("reasoning", "02.500"), event("text", "03.250"),
+            0,
+            event("user_message", "01.000"),
+            event("reasoning", "02.500"),
+            event("text", "03.250"),
             event("usage_report", "09.000"),
         ),
-        round_of(1, event("tool_result", "04.000"), event("tool_result", "05.000"),
-                 event("tool_call", "05.125")),
+        round_of(
+            1, event("tool_result", "04.000"), event("tool_result", "05.000"), event("tool_call", "05.125")
+        ),
         round_of(2, event("text", "06.000"), event("tool_result", "07.000")),
         round_of(3, event("user_message", "08.000"), timing=1),
-    )  # fmt: skip
+    )
     source, batches = read(TRACELAB, data)
     columns = ("arrival_ns", "response_end_us", "turn", "session", "input_tokens", "cached_tokens")
     assert rows(batches, *columns) == [
-        (1_000 * MS, 2_250_000, 0, "claude:a", 100, 60), (5_000 * MS, 125_000, 1, "claude:a", 100, 60),
-        (None, None, 2, "claude:a", 100, 60), (8_000 * MS, None, 3, "claude:a", 100, 60),
-    ]  # fmt: skip
+        (1_000 * MS, 2_250_000, 0, "claude:a", 100, 60),
+        (5_000 * MS, 125_000, 1, "claude:a", 100, 60),
+        (None, None, 2, "claude:a", 100, 60),
+        (8_000 * MS, None, 3, "claude:a", 100, 60),
+    ]
     counts = sorted(note.split()[0] for note in source.notes)
     assert counts == ["1", "1", "1", "4", "4"]
     assert any("'timing'" in note for note in source.notes)
@@ -76,8 +90,10 @@ def test_a_replay_table_has_the_whole_context_and_the_wait_before_each_round() -
     )
     columns = ("session", "turn", "arrival_ns", "think_us", "input_tokens", "output_tokens")
     assert rows(read(REPLAY, data)[1], *columns) == [
-        ("0", 0, 0, None, 18336, 124), ("0", 1, None, 182_000, 31903, 15950), ("1", 0, 0, None, 5, 6),
-    ]  # fmt: skip
+        ("0", 0, 0, None, 18336, 124),
+        ("0", 1, None, 182_000, 31903, 15950),
+        ("1", 0, 0, None, 5, 6),
+    ]
     other = (
         b"id,input_len,output_len,arrival_time,round_idx,tool_wait_after_ms,prefix_len\na,1,2,1500.5,0,5,3\n"
     )
@@ -94,13 +110,21 @@ def test_rounds_of_a_replay_table_that_are_not_in_order_are_refused() -> None:
 
 
 def test_requests_of_servegen_are_read_from_lines_and_from_an_array() -> None:
-    reasoning = {"request_id": 3, "timestamp": 0.5, "data": {
-        "input_tokens": 10, "output_tokens": 5, "reason_ratio": 0.4,
-    }}  # fmt: skip
-    images = {"timestamp": 2, "data": {
-        "text_tokens": 10.0, "image_tokens": [3, 4], "audio_tokens": [2], "video_tokens": [],
-        "output_tokens": 5,
-    }}  # fmt: skip
+    reasoning = {
+        "request_id": 3,
+        "timestamp": 0.5,
+        "data": {"input_tokens": 10, "output_tokens": 5, "reason_ratio": 0.4},
+    }
+    images = {
+        "timestamp": 2,
+        "data": {
+            "text_tokens": 10.0,
+            "image_tokens": [3, 4],
+            "audio_tokens": [2],
+            "video_tokens": [],
+            "output_tokens": 5,
+        },
+    }
     columns = ("id", "arrival_ns", "input_tokens", "output_tokens", "reasoning_tokens", "images")
     expected = [("3", 500 * MS, 10, 5, 2, None), (None, 2_000 * MS, 19, 5, None, 2)]
     assert rows(read(SERVEGEN, lines(reasoning, images))[1], *columns) == expected

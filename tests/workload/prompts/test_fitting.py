@@ -202,8 +202,9 @@ class _Elastic:
         message = max(1, tokens - 22 * turns - 40)
         return Prompt(
             text=self._fit(lambda n: prose(n, f"{row}"), message),
-            system=self._fit(lambda n: prose(n, "context"), 40), history=history,
-        )  # fmt: skip
+            system=self._fit(lambda n: prose(n, "context"), 40),
+            history=history,
+        )
 
     def with_fit(self, fit: Fit) -> "_Elastic":
         return _Elastic(self._requests, fit)

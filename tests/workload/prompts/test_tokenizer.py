@@ -146,7 +146,7 @@ CASES = {
     "tojson leaves letters alone": ("{{ {'a': '<ü>'} | tojson }}", '{"a": "<ü>"}'),
     "the date": ("{{ strftime_now('%d %b %Y') }}", "14 Nov 2023"),
     "no tools": ("{% if tools is none %}none{% endif %}", "none"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -167,10 +167,12 @@ def test_a_template_that_refuses_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("{{ ''.__class__.__mro__ }}", "refuses"), ("{{ messages.append(1) }}", "refuses"),
-        ("{{ cycler.__init__.__globals__.os }}", "refuses"), ("{% for", "is not valid Jinja"),
+        ("{{ ''.__class__.__mro__ }}", "refuses"),
+        ("{{ messages.append(1) }}", "refuses"),
+        ("{{ cycler.__init__.__globals__.os }}", "refuses"),
+        ("{% for", "is not valid Jinja"),
     ],
-)  # fmt: skip
+)
 def test_a_template_cannot_leave_its_sandbox_and_is_jinja(source: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"^--tokenizer: the chat template {problem}"):
         template(source).render(ASKED)
@@ -202,9 +204,13 @@ def test_the_folder_says_which_template(
 
 @pytest.mark.parametrize(
     ("config", "problem"),
-    [({}, "has no chat template"), ("{", "cannot be read"), ("[]", "is not a JSON object"),
-     ({"chat_template": [{"name": "rag", "template": "r"}]}, "has no chat template")],
-)  # fmt: skip
+    [
+        ({}, "has no chat template"),
+        ("{", "cannot be read"),
+        ("[]", "is not a JSON object"),
+        ({"chat_template": [{"name": "rag", "template": "r"}]}, "has no chat template"),
+    ],
+)
 def test_a_folder_without_one_is_named(tmp_path: Path, config: object, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"^--tokenizer: .*{problem}"):
         loaded(tmp_path, config)
