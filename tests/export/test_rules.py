@@ -52,9 +52,11 @@ def test_alerts_have_the_windows_factors_and_least_counts() -> None:
         told.append((rule["labels"]["severity"], long, short, ratios[0][2], least))
     # 1 / (14.4 x 0.01) = 6.9, 1 / 0.06 = 16.7, 1 / 0.03 = 33.3, 1 / 0.01 = 100
     assert told == [
-        ("page", "1h", "5m", "14.4", 7), ("page", "6h", "30m", "6", 17),
-        ("ticket", "1d", "2h", "3", 34), ("ticket", "3d", "6h", "1", 100),
-    ]  # fmt: skip
+        ("page", "1h", "5m", "14.4", 7),
+        ("page", "6h", "30m", "6", 17),
+        ("ticket", "1d", "2h", "3", 34),
+        ("ticket", "3d", "6h", "1", 100),
+    ]
 
 
 def test_a_template_has_the_alarms_of_the_class_and_of_its_tenants() -> None:
@@ -108,8 +110,9 @@ def test_one_cause_sends_one_page() -> None:
     # Without the alert of the class, each tenant has a page; another tenant's does not suppress it.
     tenants = [one for one in of_gold if "tenant" in one]
     assert [one for one in tenants if not inhibited(one, tenants)] == [
-        burn("page", "1h", tenant="a"), burn("page", "1h", tenant="b"),
-    ]  # fmt: skip
+        burn("page", "1h", tenant="a"),
+        burn("page", "1h", tenant="b"),
+    ]
     down = {"alertname": "LlmtapUpstreamDown", "severity": "page", "job": "llmtap", "instance": "a"}
     assert [one for one in [*of_gold, down] if not inhibited(one, [*of_gold, down])] == [down]
     assert not inhibited(burn("page", "1h", sloth_service="another"), [down])

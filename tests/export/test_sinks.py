@@ -27,12 +27,22 @@ def test_a_valid_traceparent_is_read(text: str, flags: int, sampled: bool) -> No
 @pytest.mark.parametrize(
     "text",
     [
-        None, "", "x", f"00-{TRACE}-{SPAN}", f"00-{TRACE}-{SPAN}-1", f"00-{TRACE.upper()}-{SPAN}-01",
-        f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01-more", f"00-{'0' * 32}-{SPAN}-01",
-        f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE[1:]}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01x",
-        f"00_{TRACE}_{SPAN}_01", f"cc-{TRACE}-{SPAN}-01.more",
+        None,
+        "",
+        "x",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-1",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE[1:]}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-01x",
+        f"00_{TRACE}_{SPAN}_01",
+        f"cc-{TRACE}-{SPAN}-01.more",
     ],
-)  # fmt: skip
+)
 def test_what_is_not_valid_counts_as_none(text: str | None) -> None:
     assert parse_trace_parent(text) is None
 

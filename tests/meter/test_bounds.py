@@ -69,11 +69,14 @@ class Relay:
 
 def ask(relay: Relay, plant: str, *, with_id: bool) -> None:
     """A request with long strings."""
-    body = json.dumps({
-        "model": text_of("model", plant), "stream": True,
-        "messages": [{"role": text_of("shape.roles", plant)[:2_000], "content": "x"}],
-        "response_format": {"type": text_of("shape.response_format", plant)[:2_000]},
-    }).encode()  # fmt: skip
+    body = json.dumps(
+        {
+            "model": text_of("model", plant),
+            "stream": True,
+            "messages": [{"role": text_of("shape.roles", plant)[:2_000], "content": "x"}],
+            "response_format": {"type": text_of("shape.response_format", plant)[:2_000]},
+        }
+    ).encode()
     head = (
         f"POST /{text_of('path', plant)}/v1/chat/completions HTTP/1.1\r\nhost: g\r\n"
         f"x-team: {text_of('tenant', plant)}\r\ntraceparent: {text_of('trace_parent', plant)}\r\n"
@@ -91,11 +94,12 @@ def stream(relay: Relay, plant: str) -> None:
     """A stream with long strings."""
     long = text_of("finish_reason", plant)
     relay.say(
-        FrameKind.RESPONSE_HEAD, 5,
+        FrameKind.RESPONSE_HEAD,
+        5,
         f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; x={FILLER}\r\n"
         f"x-litellm-applied-guardrails: {long}\r\nserver-timing: {long};dur=0\r\n"
         f"x-request-id: {text_of('request_id', plant)}\r\n\r\n",
-    )  # fmt: skip
+    )
     for event in (
         {"model": text_of("response_model", plant), "choices": [{"index": 0, "delta": {"content": "a"}}]},
         {"choices": [{"index": 0, "delta": {}, "finish_reason": long}]},
@@ -177,9 +181,10 @@ def test_no_string_is_long_and_no_key_is_shown(
     under_way = json.dumps(running.to_dict())
     relay.say(FrameKind.RESPONSE_END, 8)
     relay.say(
-        FrameKind.CLOSE, 9,
+        FrameKind.CLOSE,
+        9,
         Closing(outcome="complete", error=FILLER, arm=FILLER, route=FILLER, unit=FILLER, excluded=FILLER),
-    )  # fmt: skip
+    )
     recorder.close(60)
     exporter.close(60)
 

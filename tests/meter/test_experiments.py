@@ -108,10 +108,12 @@ def test_an_arm_whose_chunks_arrive_together_has_a_caution() -> None:
     out = results_of(view)
     assert out["cautions"] == [
         {
-            "arm": "b", "metrics": ["tpot", "tbc", "itl"],
-            "events_per_read": 4.0, "control_events_per_read": 1.0,
+            "arm": "b",
+            "metrics": ["tpot", "tbc", "itl"],
+            "events_per_read": 4.0,
+            "control_events_per_read": 1.0,
         }
-    ]  # fmt: skip
+    ]
     assert set(out["cautions"][0]["metrics"]) <= set(METRICS)
 
 
@@ -183,11 +185,15 @@ def test_labels_give_each_arm_its_false_positives_and_negatives() -> None:
 @pytest.mark.parametrize(
     ("outcome", "share"),
     [
-        (Outcome.UPSTREAM_ERROR, "failed"), (Outcome.UPSTREAM_RESET, "failed"),
-        (Outcome.UPSTREAM_TIMEOUT, "failed"), (Outcome.TRUNCATED, "failed"),
-        (Outcome.CLIENT_CANCELLED, "cancelled"), (Outcome.REFUSED, "refused"), (Outcome.COMPLETE, None),
+        (Outcome.UPSTREAM_ERROR, "failed"),
+        (Outcome.UPSTREAM_RESET, "failed"),
+        (Outcome.UPSTREAM_TIMEOUT, "failed"),
+        (Outcome.TRUNCATED, "failed"),
+        (Outcome.CLIENT_CANCELLED, "cancelled"),
+        (Outcome.REFUSED, "refused"),
+        (Outcome.COMPLETE, None),
     ],
-)  # fmt: skip
+)
 def test_how_an_exchange_ended_counts_in_one_share(outcome: Outcome, share: str | None) -> None:
     view = viewed()
     ended(view, streamed(100, outcome=outcome), "a")
@@ -423,8 +429,9 @@ def test_a_ramp_begins_its_next_stage_with_time_and_units_and_an_empty_compariso
     assert out["sample_ratio"]["expected"] == {"a": 0.5, "b": 0.5}
     assert [arm["ended"] for arm in out["arms"].values()] == [0, 0]
     assert [read_switch(word) for word in words] == [
-        (view.experiment.id - 1, True), (view.experiment.id, True),
-    ]  # fmt: skip
+        (view.experiment.id - 1, True),
+        (view.experiment.id, True),
+    ]
     (earlier,) = stage["earlier"]
     assert (earlier["number"], earlier["share"], sum(earlier["units"].values())) == (1, 0.1, 704)
     assert earlier["differences"]["b"]["failed"]["share"]["difference"] == 0

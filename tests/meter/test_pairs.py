@@ -103,9 +103,16 @@ def test_the_api_shows_both_sides_and_the_figures_of_the_pair(stage: Stage) -> N
 def test_the_pairs_have_counts_and_the_newest_ones(stage: Stage) -> None:
     pairs = stage.answer("/api/v1/pairs", "Pairs")
     assert pairs["counts"] == {
-        "front": 1, "back": 1, "pairs": 1, "unpaired_front": 0, "unpaired_back": 0, "ambiguous_front": 0,
-        "ambiguous_back": 0, "left_out_front": 0, "left_out_back": 0,
-    }  # fmt: skip
+        "front": 1,
+        "back": 1,
+        "pairs": 1,
+        "unpaired_front": 0,
+        "unpaired_back": 0,
+        "ambiguous_front": 0,
+        "ambiguous_back": 0,
+        "left_out_front": 0,
+        "left_out_back": 0,
+    }
     assert (pairs["text"], pairs["attempts"], pairs["waiting"]) == ({"equal": 1}, {"delivered": 1}, 0)
     assert pairs["figures"]["ttft"]["p50"]["value"] == pytest.approx(0.015)
     assert [one["front"] for one in pairs["recent"]] == ["front-1"]

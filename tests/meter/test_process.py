@@ -34,9 +34,12 @@ class Meter:
         setup = MeterSetup(options=MeterOptions(), socket=self.path, admin_fd=self.admin.fileno(), **more)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "llmtap.meter"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            pass_fds=[self.admin.fileno()], cwd=Path(__file__).parents[2],
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[self.admin.fileno()],
+            cwd=Path(__file__).parents[2],
+        )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(msgspec.json.encode(setup, enc_hook=encode_special) + b"\n")

@@ -16,26 +16,60 @@ from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 DECODED = {
-    "400 digits": "9" * 400, "400 digits of seconds": "9" * 400 + "s", "4 kB of digits": "1" * 4_000,
-    "exponent": "1e999", "nan": "nan", "infinity": "inf", "negative": "-1", "sign": "+1", "empty": "",
-    "hexadecimal": "0x10", "underscore": "1_000", "fraction": "1.5", "three parts": "1.2.3",
-    "two points": "1..2", "NUL": "1\0",
-    "line end": "1\r\nX: y", "blanks": " " * 2_000, "Arabic-Indic digit": "\N{ARABIC-INDIC DIGIT ONE}",
-    "superscript digit": "\N{SUPERSCRIPT TWO}", "markup": "<script>", "array": "[1]",
-}  # fmt: skip
+    "400 digits": "9" * 400,
+    "400 digits of seconds": "9" * 400 + "s",
+    "4 kB of digits": "1" * 4_000,
+    "exponent": "1e999",
+    "nan": "nan",
+    "infinity": "inf",
+    "negative": "-1",
+    "sign": "+1",
+    "empty": "",
+    "hexadecimal": "0x10",
+    "underscore": "1_000",
+    "fraction": "1.5",
+    "three parts": "1.2.3",
+    "two points": "1..2",
+    "NUL": "1\0",
+    "line end": "1\r\nX: y",
+    "blanks": " " * 2_000,
+    "Arabic-Indic digit": "\N{ARABIC-INDIC DIGIT ONE}",
+    "superscript digit": "\N{SUPERSCRIPT TWO}",
+    "markup": "<script>",
+    "array": "[1]",
+}
 ENCODED = {"no UTF-8": "%ff%fe", "surrogate": "%ed%a0%80", "cut escape": "%", "wrong escape": "%zz"}
 VALUES = {name: quote(value, safe="") for name, value in DECODED.items()} | ENCODED
 COMPARED = frozenset(
-    {"id", "relay", "tenant", "model", "route", "arm", "label", "endpoint", "dialect", "method", "path",
-     "request_id", "upstream_request_id", "trace_id", "pair_id", "content_type", "finish_reason", "clock",
-     "service_tier", "service_tier_requested"}
-)  # fmt: skip
+    {
+        "id",
+        "relay",
+        "tenant",
+        "model",
+        "route",
+        "arm",
+        "label",
+        "endpoint",
+        "dialect",
+        "method",
+        "path",
+        "request_id",
+        "upstream_request_id",
+        "trace_id",
+        "pair_id",
+        "content_type",
+        "finish_reason",
+        "clock",
+        "service_tier",
+        "service_tier_requested",
+    }
+)
 """Parameters whose value is compared and nothing else: each value is valid."""
 VALID = {
     ("/api/v1/streams", "window"): {"fraction"},
     ("/api/v1/exchanges", "next"): {"fraction"},  # event 5 of exchange 1
     ("/api/v1/summary", "by"): {"empty"},
-}  # fmt: skip
+}
 PARAMETERS = [(route.path, parameter.name) for route in ROUTES for parameter in route.query_parameters]
 
 

@@ -60,8 +60,13 @@ def test_the_arms_are_compared_and_the_control_is_the_unchanged_one() -> None:
     assert 0 < low < 0.1 < high
     assert "p" not in refused, "the shares of the arms are not known"
     assert out["sample_ratio"] | {"units": None, "alpha": None} == {
-        "units": None, "expected": None, "p": None, "alpha": None, "alarm": False, "capped": False,
-    }  # fmt: skip
+        "units": None,
+        "expected": None,
+        "p": None,
+        "alpha": None,
+        "alarm": False,
+        "capped": False,
+    }
     assert out["arms"]["guarded"]["refusals"] == {"unknown": 20}
     assert (out["since"], out["until"]) == (WINDOW["start"], WINDOW["end"])
 

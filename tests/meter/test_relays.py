@@ -126,10 +126,12 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
                 result, seen, lost_unseen = True, ledger.opened, 0
                 reckoning.update(
                     relay_status(
-                        opened=ledger.opened, measured=ledger.measured, dropped=dict(ledger.dropped),
+                        opened=ledger.opened,
+                        measured=ledger.measured,
+                        dropped=dict(ledger.dropped),
                         unsettled=ledger.unsettled,
                     )
-                )  # fmt: skip
+                )
     ledger.acknowledge(batch)
     final = reckoning.final_status()
     assert result

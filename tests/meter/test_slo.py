@@ -43,13 +43,19 @@ def windows(slos: SloBook, name: str) -> dict[str, Any]:
 
 def test_a_name_goes_before_a_pattern_and_a_pattern_before_the_default() -> None:
     slos = book(
-        ManualClock(), rest=slo(), teams=slo(tenants=("team-*",)), gold=slo(tenants=("team-a", "acme")),
+        ManualClock(),
+        rest=slo(),
+        teams=slo(tenants=("team-*",)),
+        gold=slo(tenants=("team-a", "acme")),
         odd=slo(tenants=("team-?",)),
-    )  # fmt: skip
+    )
     found = {name: slos.class_of_tenant(name) for name in ("team-a", "team-b", "acme", "x")}
     assert {name: c and c.name for name, c in found.items()} == {
-        "team-a": "gold", "team-b": "teams", "acme": "gold", "x": "rest",
-    }  # fmt: skip
+        "team-a": "gold",
+        "team-b": "teams",
+        "acme": "gold",
+        "x": "rest",
+    }
     assert slos.tenants == ["team-a", "acme"]
 
 
@@ -62,15 +68,25 @@ def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
         assert ended(slos, "b", BAD if i < 4 else GOOD) is (i >= 4)
     result: Any = slos.freeze().to_dict()["gold"]
     assert result["windows"]["5m"] == {
-        "seconds": 25.0, "counted": 20, "good": 16, "not_judged": 0, "own_faults": 0, "attainment": 0.8,
+        "seconds": 25.0,
+        "counted": 20,
+        "good": 16,
+        "not_judged": 0,
+        "own_faults": 0,
+        "attainment": 0.8,
         "burn_rate": pytest.approx(2.0),
         "marks": [],
-    }  # fmt: skip
+    }
     assert result["by"]["tenant"]["b"]["6h"] == {
-        "seconds": 25.0, "counted": 10, "good": 6, "not_judged": 0, "own_faults": 0, "attainment": 0.6,
+        "seconds": 25.0,
+        "counted": 10,
+        "good": 6,
+        "not_judged": 0,
+        "own_faults": 0,
+        "attainment": 0.6,
         "burn_rate": pytest.approx(4.0),
         "marks": [],
-    }  # fmt: skip
+    }
     assert slos.freeze().burn_rates()["gold", "1h"] == pytest.approx(2.0)
     clock.advance(3_600 * S)
     of = windows(slos, "gold")
@@ -205,10 +221,19 @@ def test_an_alarm_does_not_ring_on_too_few() -> None:
     assert ringing(slos) == [False], "one bad exchange is no trend"
     ended(slos, "a", BAD)
     result: Any = slos.freeze().to_dict()["gold"]
-    assert result["alarms"] == [{
-        "tenant": None, "severity": "page", "long": "1h", "short": "5m", "burn_rate": 5.0, "reachable": True,
-        "events_min": 2, "ringing": True, "inhibited": False,
-    }]  # fmt: skip
+    assert result["alarms"] == [
+        {
+            "tenant": None,
+            "severity": "page",
+            "long": "1h",
+            "short": "5m",
+            "burn_rate": 5.0,
+            "reachable": True,
+            "events_min": 2,
+            "ringing": True,
+            "inhibited": False,
+        }
+    ]
 
 
 def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -216,8 +241,9 @@ def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytes
     assert "event=alarm_unreachable slo=loose target=0.9 burn_rate=14.4 burn_rate_max=10" in caplog.text
     result: Any = slos.freeze().to_dict()["loose"]
     assert [(a["long"], a["short"], a["burn_rate"], a["reachable"]) for a in result["alarms"]] == [
-        ("6h", "30m", 6.0, True), ("1h", "5m", 14.4, False),
-    ]  # fmt: skip
+        ("6h", "30m", 6.0, True),
+        ("1h", "5m", 14.4, False),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -822,9 +822,19 @@ def test_a_change_of_the_layout_needs_another_format() -> None:
         (one.__name__, [f"{name}: {type_}" for name, type_ in one.__annotations__.items()]) for one in structs
     ]
     names = [
-        SeriesKey._fields, slo.SloCount._fields, summary._COUNTERS, history._SUM_FIELDS, history.FIGURES,
-        list(history.STEPS.values()), windows.LEVELS, slo._LEVELS, experiments._COUNTS, experiments._COUNTERS,
-        metrics_experiment._SUMS, list(SilenceKind), EDGES_NS,
-    ]  # fmt: skip
+        SeriesKey._fields,
+        slo.SloCount._fields,
+        summary._COUNTERS,
+        history._SUM_FIELDS,
+        history.FIGURES,
+        list(history.STEPS.values()),
+        windows.LEVELS,
+        slo._LEVELS,
+        experiments._COUNTS,
+        experiments._COUNTERS,
+        metrics_experiment._SUMS,
+        list(SilenceKind),
+        EDGES_NS,
+    ]
     digest = blake2b(repr((FORMAT, fields, names)).encode(), digest_size=8).hexdigest()
     assert digest == LAYOUT, "increase FORMAT, so that no version reads another one's file, and set LAYOUT"

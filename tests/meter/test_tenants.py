@@ -22,9 +22,13 @@ KEY = "sk-live-51H8secret"
 
 
 def who(
-    *rules: dict[str, Any], headers: str = "", path: str = "/v1/chat/completions", body: Any = None,
-    salt: str = "pepper", **options: Any,
-) -> str:  # fmt: skip
+    *rules: dict[str, Any],
+    headers: str = "",
+    path: str = "/v1/chat/completions",
+    body: Any = None,
+    salt: str = "pepper",
+    **options: Any,
+) -> str:
     raw = f"POST {path} HTTP/1.1\r\nhost: g\r\n{headers}\r\n".encode("latin-1")
     made = TenantOptions(rules=tuple(TenantRule(**rule) for rule in rules), **options)
     return Tenants(made, salt).identify(parse_request_head(raw), path, lambda: body)
@@ -72,7 +76,7 @@ def test_the_first_rule_that_finds_a_value_wins() -> None:
 @pytest.mark.parametrize(
     "headers",
     [f"Authorization: Bearer {KEY}\r\n", f"authorization: bearer  {KEY} \r\n", f"X-Api-Key: {KEY}\r\n"],
-)  # fmt: skip
+)
 def test_a_key_is_told_by_its_hash_wherever_it_stands(headers: str) -> None:
     found = who({"api_key": True}, headers=headers)
     assert found == who({"api_key": True}, headers=f"api-key: {KEY}\r\n")
@@ -133,9 +137,13 @@ def test_all_mistakes_of_the_table_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as failure:
         TenantOptions(rules=rules, names={"key-1": ""}, salt="")
     assert [one.place for one in failure.value.all_errors()] == [
-        "tenants.rules[0]", "tenants.rules[0].header", "tenants.rules[0].body", "tenants.rules[1].path",
-        "tenants.salt", "tenants.names.key-1",
-    ]  # fmt: skip
+        "tenants.rules[0]",
+        "tenants.rules[0].header",
+        "tenants.rules[0].body",
+        "tenants.rules[1].path",
+        "tenants.salt",
+        "tenants.names.key-1",
+    ]
 
 
 def test_names_and_salt_are_checked() -> None:
@@ -244,13 +252,15 @@ def test_ten_thousand_tenants_are_a_thousand_and_the_rest() -> None:
         name = b"tenant-%d" % seq + b"x" * (seq % 3_000)  # in length without end, too
         request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n"
         request += b"x-llm-d-inference-fairness-id: " + name + b"\r\ncontent-length: 0\r\n\r\n"
-        assembler.digest([
-            (FrameKind.SENT, seq, seq, seq + 1, request),
-            (FrameKind.RESPONSE_HEAD, seq, seq + 2, 0, HEAD),
-            (FrameKind.RESPONSE_DATA, seq, seq + 3, 0, b"data: [DONE]\n\n"),
-            (FrameKind.RESPONSE_END, seq, seq + 4, 0, b""),
-            (FrameKind.CLOSE, seq, seq + 5, 0, CLOSING),
-        ])  # fmt: skip
+        assembler.digest(
+            [
+                (FrameKind.SENT, seq, seq, seq + 1, request),
+                (FrameKind.RESPONSE_HEAD, seq, seq + 2, 0, HEAD),
+                (FrameKind.RESPONSE_DATA, seq, seq + 3, 0, b"data: [DONE]\n\n"),
+                (FrameKind.RESPONSE_END, seq, seq + 4, 0, b""),
+                (FrameKind.CLOSE, seq, seq + 5, 0, CLOSING),
+            ]
+        )
     assert tally.errors == {}
     assert tally.labels.overflow["tenant"] == NAMES - KNOWN_MAX
     body, _ = metrics_of(tally).render("")

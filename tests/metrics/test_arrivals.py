@@ -45,8 +45,11 @@ def test_a_given_rate_has_the_limit_of_a_law_known_beforehand() -> None:
     # No gap is below 1 s, where 1 - exp(-2) of them should be.
     assert found.ks == pytest.approx(1 - math.exp(-2), rel=1e-12)
     assert found.to_dict()["ks"] == {
-        "distance": found.ks, "limit_95": KS_95 / 2, "rate_rps": 2, "rate_from": "what was asked",
-    }  # fmt: skip
+        "distance": found.ks,
+        "limit_95": KS_95 / 2,
+        "rate_rps": 2,
+        "rate_from": "what was asked",
+    }
 
 
 @pytest.mark.parametrize("times", [[], [7]])

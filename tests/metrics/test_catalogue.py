@@ -30,5 +30,10 @@ def test_metrics_of_one_histogram_have_different_labels() -> None:
 
 def test_a_surface_shows_its_metrics_in_the_order_of_tables() -> None:
     assert [metric.name for metric in shown_on(Surface.LIVE)] == [
-        "ttft", "tbc", "itl", "tpot", "e2e", "user_idle",
-    ]  # fmt: skip
+        "ttft",
+        "tbc",
+        "itl",
+        "tpot",
+        "e2e",
+        "user_idle",
+    ]

@@ -103,7 +103,7 @@ RAMP: list[tuple[float, float | None]] = [(0, 0), (1, 100), (2, 200)]
         (STEADY, (20, 30), None, None, None),
         ([], (0, 1), None, None, None),
     ],
-)  # fmt: skip
+)
 def test_energy_of_a_window(
     samples: list[tuple[float, float | None]],
     window: tuple[float | None, float | None],

@@ -53,9 +53,11 @@ def test_the_library_reads_and_merges_what_we_encode(ours: list[int], theirs: li
 
 
 @given(
-    st.lists(st.integers(1, 10**12), max_size=60), st.integers(1, 5), st.sampled_from((1, 1_000)),
+    st.lists(st.integers(1, 10**12), max_size=60),
+    st.integers(1, 5),
+    st.sampled_from((1, 1_000)),
     st.sampled_from((10**12, 1 << 62)),
-)  # fmt: skip
+)
 def test_a_histogram_of_any_precision_and_range_is_read(
     values: list[int], digits: int, lowest: int, highest: int
 ) -> None:
@@ -67,9 +69,17 @@ def test_a_histogram_of_any_precision_and_range_is_read(
 
 
 def encoded(
-    counts: bytes = b"\x02", *, outer: int = 0x1C849314, inner: int = 0x1C849313, offset: int = 0,
-    digits: int = 3, lowest: int = 1, highest: int = 10**9, ratio: float = 1.0, more: int = 0,
-) -> str:  # fmt: skip
+    counts: bytes = b"\x02",
+    *,
+    outer: int = 0x1C849314,
+    inner: int = 0x1C849313,
+    offset: int = 0,
+    digits: int = 3,
+    lowest: int = 1,
+    highest: int = 10**9,
+    ratio: float = 1.0,
+    more: int = 0,
+) -> str:
     head = pack(">iiiiqqd", inner, len(counts) + more, offset, digits, lowest, highest, ratio)
     packed = compress(head + counts)
     return b64encode(pack(">ii", outer, len(packed)) + packed).decode()
@@ -78,13 +88,28 @@ def encoded(
 @pytest.mark.parametrize(
     "text",
     [
-        "", "?", "AAAA", encoded(outer=0x1C849303), encoded(inner=0x1C849303 - 1), encoded(inner=0x1C849301),
-        encoded(digits=0), encoded(digits=6), encoded(lowest=0), encoded(lowest=-1), encoded(lowest=10**9),
-        encoded(highest=-1), encoded(offset=1), encoded(ratio=0.5), encoded(more=1), encoded(b"\x80"),
-        encoded(b"\xff\xff\xff\x7f\x02"), encoded()[:-8], encoded(b"\x02" * (8 << 20)),
+        "",
+        "?",
+        "AAAA",
+        encoded(outer=0x1C849303),
+        encoded(inner=0x1C849303 - 1),
+        encoded(inner=0x1C849301),
+        encoded(digits=0),
+        encoded(digits=6),
+        encoded(lowest=0),
+        encoded(lowest=-1),
+        encoded(lowest=10**9),
+        encoded(highest=-1),
+        encoded(offset=1),
+        encoded(ratio=0.5),
+        encoded(more=1),
+        encoded(b"\x80"),
+        encoded(b"\xff\xff\xff\x7f\x02"),
+        encoded()[:-8],
+        encoded(b"\x02" * (8 << 20)),
         encoded(b"\x02" * (2 << 20)),
     ],
-)  # fmt: skip
+)
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="HdrHistogram"):
         list(hdr.values(text))

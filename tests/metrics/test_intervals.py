@@ -57,9 +57,19 @@ def test_ranks_cover_what_they_say_and_little_more(n: int, p: float) -> None:
 
 @pytest.mark.parametrize(
     ("n", "p", "open_at"),
-    [(367, 0.99, "above"), (368, 0.99, ""), (3_687, 0.999, "above"), (3_688, 0.999, ""), (35, 0.9, "above"),
-     (36, 0.9, ""), (36, 0.1, ""), (35, 0.1, "below"), (5, 0.5, "below and above"), (6, 0.5, "")],
-)  # fmt: skip
+    [
+        (367, 0.99, "above"),
+        (368, 0.99, ""),
+        (3_687, 0.999, "above"),
+        (3_688, 0.999, ""),
+        (35, 0.9, "above"),
+        (36, 0.9, ""),
+        (36, 0.1, ""),
+        (35, 0.1, "below"),
+        (5, 0.5, "below and above"),
+        (6, 0.5, ""),
+    ],
+)
 def test_an_end_of_which_nothing_is_known_is_open(n: int, p: float, open_at: str) -> None:
     found = quantile_interval(range(1, n + 1), p)
     assert found.method == "order statistics" + (f", open {open_at}" if open_at else "")
@@ -188,7 +198,7 @@ def covered(repeats: int, sample: Callable[[np.random.Generator], Interval | Non
         (lambda random: random.lognormal(0, 1, 1_000), 0.9, exp(1.2815515655446004)),
         (bimodal, 0.9, 60.0),
     ],
-)  # fmt: skip
+)
 def test_quantiles_are_covered_as_often_as_is_said(
     draw: Callable[[np.random.Generator], "np.ndarray"], p: float, truth: float
 ) -> None:

@@ -58,14 +58,19 @@ def exchange(
         log.add(t_ms * MS, event_class, 100, tokens, OUTPUT if event_class in CARRYING else 0)
     carrying = output_times_ns(log)
     return Exchange(
-        relay="r", seq=1, arrival_wall_ns=0, stream=True,
+        relay="r",
+        seq=1,
+        arrival_wall_ns=0,
+        stream=True,
         timeline=Timeline(
-            arrival_ns=0, submit_ns=submit_ns, events=log,
+            arrival_ns=0,
+            submit_ns=submit_ns,
+            events=log,
             first_token_ns=carrying[0] if carrying else None,
             last_token_ns=carrying[-1] if carrying else None,
         ),
         tokens=Tokens(output=output, reasoning=reasoning, source=source),
-    )  # fmt: skip
+    )
 
 
 def content(*times_ms: int, tokens: int = -1) -> list[tuple[int, EventClass, int]]:
@@ -74,9 +79,16 @@ def content(*times_ms: int, tokens: int = -1) -> list[tuple[int, EventClass, int
 
 class TestPointsSinceSubmit:
     t = Timeline(
-        arrival_ns=0, submit_ns=10, first_byte_ns=25, first_any_ns=26, first_token_ns=30,
-        first_reasoning_ns=31, first_tool_call_ns=33, first_content_ns=47, response_end_ns=110,
-    )  # fmt: skip
+        arrival_ns=0,
+        submit_ns=10,
+        first_byte_ns=25,
+        first_any_ns=26,
+        first_token_ns=30,
+        first_reasoning_ns=31,
+        first_tool_call_ns=33,
+        first_content_ns=47,
+        response_end_ns=110,
+    )
     TERMS = (ttfb_ns, first_event_ns, ttft_any_ns, ttft_reasoning_ns, ttft_tool_call_ns, ttft_ns, e2e_ns)
 
     def test_each_is_its_point_minus_submit(self) -> None:
@@ -93,11 +105,19 @@ class TestPointsSinceSubmit:
 
 class TestGaps:
     def test_only_events_that_carry_output_count(self) -> None:
-        x = exchange([
-            (5, EventClass.ROLE, -1), (10, EventClass.REASONING, -1), (12, EventClass.KEEPALIVE, -1),
-            (30, EventClass.CONTENT, -1), (31, EventClass.METADATA, -1), (70, EventClass.TOOL_CALL, -1),
-            (71, EventClass.REFUSAL, -1), (90, EventClass.USAGE, -1), (95, EventClass.DONE, -1),
-        ])  # fmt: skip
+        x = exchange(
+            [
+                (5, EventClass.ROLE, -1),
+                (10, EventClass.REASONING, -1),
+                (12, EventClass.KEEPALIVE, -1),
+                (30, EventClass.CONTENT, -1),
+                (31, EventClass.METADATA, -1),
+                (70, EventClass.TOOL_CALL, -1),
+                (71, EventClass.REFUSAL, -1),
+                (90, EventClass.USAGE, -1),
+                (95, EventClass.DONE, -1),
+            ]
+        )
         assert tbc_ns(output_times_ns(x.timeline.events)) == [20 * MS, 40 * MS, 1 * MS]
 
     @pytest.mark.parametrize("times", [[], [5]])
@@ -145,9 +165,17 @@ class TestTpot:
         (exchange([(1, EventClass.KEEPALIVE, -1)], output=0), None),
         (exchange(content(1, 2, tokens=0), output=2), None),
     ],
-    ids=["declared", "partly declared", "one each", "counted chunks", "hidden reasoning", "visible reasoning",
-         "no output", "declared none"],
-)  # fmt: skip
+    ids=[
+        "declared",
+        "partly declared",
+        "one each",
+        "counted chunks",
+        "hidden reasoning",
+        "visible reasoning",
+        "no output",
+        "declared none",
+    ],
+)
 def test_tokens_per_chunk(x: Exchange, expected: list[int] | None) -> None:
     assert tokens_per_chunk(x) == expected
 
@@ -160,20 +188,37 @@ class TestMeasured:
         x.timeline.first_content_ns = 150 * MS
         x.timeline.response_end_ns = 300 * MS
         assert metrics_of(x) == {
-            "ttft": 0.15, "ttft_any": 0.1, "ttft_reasoning": None, "ttft_tool_call": None,
-            "first_event": 0.095, "ttfb": 0.09, "tpot": 0.075, "e2e": 0.3, "user_idle": 0.15,
+            "ttft": 0.15,
+            "ttft_any": 0.1,
+            "ttft_reasoning": None,
+            "ttft_tool_call": None,
+            "first_event": 0.095,
+            "ttfb": 0.09,
+            "tpot": 0.075,
+            "e2e": 0.3,
+            "user_idle": 0.15,
             "user_idle_eq4": 0.1,
-            "user_idle_from_first_token": 0.05, "tbc_max": 0.1, "jitter": 0.025, "smooth_benefit": 2.25,
-        }  # fmt: skip
+            "user_idle_from_first_token": 0.05,
+            "tbc_max": 0.1,
+            "jitter": 0.025,
+            "smooth_benefit": 2.25,
+        }
 
     def test_an_exchange_without_an_answer_has_only_nones(self) -> None:
         x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=Timeline(arrival_ns=0))
         assert set(metrics_of(x).values()) == {None}
         assert chunking_of(x) == {
-            "events": 0, "content_events": 0, "reads": 0, "events_per_read": None,
-            "bytes_per_event_mean": None, "tokens_per_chunk_mean": None, "single_token_share": None,
-            "bursts": 0, "burst_events": 0, "burst_hold_max": None,
-        }  # fmt: skip
+            "events": 0,
+            "content_events": 0,
+            "reads": 0,
+            "events_per_read": None,
+            "bytes_per_event_mean": None,
+            "tokens_per_chunk_mean": None,
+            "single_token_share": None,
+            "bursts": 0,
+            "burst_events": 0,
+            "burst_hold_max": None,
+        }
 
     def test_the_reader_of_unknown_chunks_gets_the_mean(self) -> None:
         # 12 tokens in 3 chunks: 4 each, 200 ms of reading; the third is due at 400 and comes at 450.
@@ -184,10 +229,17 @@ class TestMeasured:
         x = exchange(events, output=10)
         x.reads = 2
         assert chunking_of(x) == {
-            "events": 5, "content_events": 4, "reads": 2, "events_per_read": 2.5,
-            "bytes_per_event_mean": 100.0, "tokens_per_chunk_mean": 2.5, "single_token_share": 0.5,
-            "bursts": 0, "burst_events": 0, "burst_hold_max": None,
-        }  # fmt: skip
+            "events": 5,
+            "content_events": 4,
+            "reads": 2,
+            "events_per_read": 2.5,
+            "bytes_per_event_mean": 100.0,
+            "tokens_per_chunk_mean": 2.5,
+            "single_token_share": 0.5,
+            "bursts": 0,
+            "burst_events": 0,
+            "burst_hold_max": None,
+        }
         of_a_total = chunking_of(exchange(content(1, 2, 3, 4), output=10))
         assert (of_a_total["tokens_per_chunk_mean"], of_a_total["single_token_share"]) == (2.5, None)
 
@@ -249,9 +301,7 @@ def test_equals_the_definition_word_by_word(gaps_ms: list[float]) -> None:
 
 def test_chunks_at_a_time_are_events_of_a_read_or_of_a_burst() -> None:
     def chunking(each: float | None, chunks: int, bursts: int, events: int) -> dict[str, object]:
-        return {
-            "events_per_read": each, "content_events": chunks, "bursts": {"n": bursts, "events": events},
-        }  # fmt: skip
+        return {"events_per_read": each, "content_events": chunks, "bursts": {"n": bursts, "events": events}}
 
     assert chunks_at_a_time(chunking(8.1, 800, 100, 800)) == 8.1
     # Bursts whose events came in several reads.

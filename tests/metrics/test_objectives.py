@@ -68,9 +68,19 @@ class TestText:
 
     @pytest.mark.parametrize(
         "written",
-        ["ttf:200ms", "200ms", "ttft", "ttft:", "ttft:200", "ttft:-2ms", "ttft:soon", "ttft:0ms",
-         "ttft:1s ttft:2s", " , "],
-    )  # fmt: skip
+        [
+            "ttf:200ms",
+            "200ms",
+            "ttft",
+            "ttft:",
+            "ttft:200",
+            "ttft:-2ms",
+            "ttft:soon",
+            "ttft:0ms",
+            "ttft:1s ttft:2s",
+            " , ",
+        ],
+    )
     def test_what_is_wrong_is_refused(self, written: str) -> None:
         with pytest.raises(ConfigError, match=r"^slo\.gold: "):
             Objectives.parse(written, "slo.gold")
@@ -83,10 +93,18 @@ class TestText:
 
 class TestFigures:
     VALUES_US = {
-        "ttft": 100_000, "ttft_any": 100_000, "ttfb": 100_000, "tpot": 50_000, "e2e": 200_000,
-        "user_idle": 100_000, "tbc_max": 80_000, "tbc_p99": 79_400, "jitter": 30_000,
-        "ttft_scheduled": 100_000, "e2e_scheduled": 200_000,
-    }  # fmt: skip
+        "ttft": 100_000,
+        "ttft_any": 100_000,
+        "ttfb": 100_000,
+        "tpot": 50_000,
+        "e2e": 200_000,
+        "user_idle": 100_000,
+        "tbc_max": 80_000,
+        "tbc_p99": 79_400,
+        "jitter": 30_000,
+        "ttft_scheduled": 100_000,
+        "e2e_scheduled": 200_000,
+    }
 
     @pytest.mark.parametrize("name", BOUNDS)
     def test_each_bound_is_inclusive(self, name: str) -> None:
@@ -246,16 +264,27 @@ def tally(objectives: Objectives | None, *exchanges: Exchange) -> Goodput:
 
 def test_good_ones_count_by_the_request_and_by_the_token() -> None:
     goodput = tally(
-        GOLD, judged(100), judged(300, tokens=30), judged(1_100, tokens=20),
-        judged(50, tokens=40, outcome=Outcome.UPSTREAM_RESET), judged(1, outcome=Outcome.REJECTED),
-    )  # fmt: skip
+        GOLD,
+        judged(100),
+        judged(300, tokens=30),
+        judged(1_100, tokens=20),
+        judged(50, tokens=40, outcome=Outcome.UPSTREAM_RESET),
+        judged(1, outcome=Outcome.REJECTED),
+    )
     out = goodput.to_dict(2.0)
     assert out == {
-        "objectives": "ttft:200ms e2e:1s", "met": 1, "counted": 4, "not_judged": 0, "own_faults": 1,
+        "objectives": "ttft:200ms e2e:1s",
+        "met": 1,
+        "counted": 4,
+        "not_judged": 0,
+        "own_faults": 1,
         "attainment": 0.25,
-        "requests_per_second": 0.5, "tokens_per_second": 5.0, "token_attainment": 0.1,
-        "broken": {"e2e": 1, "ended": 1, "ttft": 2}, "by": out["by"],
-    }  # fmt: skip
+        "requests_per_second": 0.5,
+        "tokens_per_second": 5.0,
+        "token_attainment": 0.1,
+        "broken": {"e2e": 1, "ended": 1, "ttft": 2},
+        "by": out["by"],
+    }
 
 
 def test_a_request_is_judged_by_what_it_asked_for() -> None:
@@ -277,8 +306,9 @@ def test_each_is_kept_under_its_own_objectives() -> None:
     assert (out["objectives"], out["met"], out["counted"]) == ("those of each class", 2, 3)
     assert isinstance(out["by"], dict)
     assert {name: (c["met"], c["counted"]) for name, c in out["by"].items()} == {
-        "ttft:200ms e2e:1s": (1, 2), "ttft:900ms": (1, 1),
-    }  # fmt: skip
+        "ttft:200ms e2e:1s": (1, 2),
+        "ttft:900ms": (1, 1),
+    }
 
 
 def test_merging_equals_adding_together() -> None:

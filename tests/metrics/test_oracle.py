@@ -33,13 +33,24 @@ from llmtap.metrics.saturation import (
 from llmtap.metrics.statistics import deviation, marks, mean, percentile, percentile_by, tail_ratio
 from tests.support.data import ORACLE
 
-SMOOTH = ("S1_fast_constant", "S2_stall_after_2", "S3a_stall_after_10_V20", "S3b_stall_after_10_V10",
-          "S4_slow_constant", "S5_output_delay_trick")  # fmt: skip
+SMOOTH = (
+    "S1_fast_constant",
+    "S2_stall_after_2",
+    "S3a_stall_after_10_V20",
+    "S3b_stall_after_10_V10",
+    "S4_slow_constant",
+    "S5_output_delay_trick",
+)
 RULES = {
-    "linear (numpy default, type 7)": "linear", "nearest rank (ceil(p*n), type 1)": "nearest_rank",
-    "hazen (type 5)": "hazen", "weibull (type 6)": "weibull", "median unbiased (type 8)": "median_unbiased",
-    "higher": "higher", "lower": "lower", "nearest": "nearest",
-}  # fmt: skip
+    "linear (numpy default, type 7)": "linear",
+    "nearest rank (ceil(p*n), type 1)": "nearest_rank",
+    "hazen (type 5)": "hazen",
+    "weibull (type 6)": "weibull",
+    "median unbiased (type 8)": "median_unbiased",
+    "higher": "higher",
+    "lower": "lower",
+    "nearest": "nearest",
+}
 
 
 def cases(name: str) -> dict[str, dict[str, Any]]:

@@ -68,8 +68,10 @@ def test_a_summary_has_the_shares_of_errors_and_merges_them() -> None:
         *(exchange(SHOULD_ANSWER, Outcome.REFUSED) for _ in range(3)),
         exchange(SHOULD_ANSWER, Outcome.CLIENT_CANCELLED),
         *(exchange(SHOULD_REFUSE, Outcome.REFUSED) for _ in range(5)),
-        exchange(UNKNOWN), exchange(NOT_ACCEPTED), exchange(None),
-    ]  # fmt: skip
+        exchange(UNKNOWN),
+        exchange(NOT_ACCEPTED),
+        exchange(None),
+    ]
     summary, parts = Summary(), Summary()
     for x in exchanges:
         summary.add(x)

@@ -41,8 +41,10 @@ def without_token(*, end_ms: int | None, left_ms: int | None = None) -> Exchange
 def test_gaps_of_a_tenth_of_a_second_and_the_wait_for_the_first_token_are_silences() -> None:
     x = streamed(250, 290, 389, 489, 6_489)
     assert silences(x) == [
-        Silence(FIRST, 250 * MS, True), Silence(NEXT, 100 * MS, True), Silence(NEXT, 6 * S, True),
-    ]  # fmt: skip
+        Silence(FIRST, 250 * MS, True),
+        Silence(NEXT, 100 * MS, True),
+        Silence(NEXT, 6 * S, True),
+    ]
     assert silences(streamed(99, 198)) == []
 
 
@@ -101,8 +103,11 @@ def test_how_many_went_on_after_a_silence() -> None:
     # Silent for 31 s: the step of the grid below it is 30 s. Of 240, 3 went on; until 90 s, all are known.
     found = resumption_to_dict(counts, 31 * S)
     assert {name: found[name] for name in ("silence", "n", "resumed", "until")} == {
-        "silence": 30.0, "n": 240, "resumed": 3, "until": 90.0,
-    }  # fmt: skip
+        "silence": 30.0,
+        "n": 240,
+        "resumed": 3,
+        "until": 90.0,
+    }
     assert found["share"] == pytest.approx(3 / 240)
     later = resumption_to_dict(counts, 700 * S)
     assert (later["silence"], later["n"], later["share"]) == (600.0, 0, None)

@@ -55,9 +55,18 @@ def test_an_alarm_needs_both_windows() -> None:
 
 @pytest.mark.parametrize(
     ("objective", "factor", "possible"),
-    [(0.99, 14.4, True), (0.95, 14.4, True), (0.93, 14.4, False), (0.9, 14.4, False), (0.9, 10, False),
-     (0.9, 9.99, True), (0.5, 2, False), (0.5, 1, True), (0.01, 1, True)],
-)  # fmt: skip
+    [
+        (0.99, 14.4, True),
+        (0.95, 14.4, True),
+        (0.93, 14.4, False),
+        (0.9, 14.4, False),
+        (0.9, 10, False),
+        (0.9, 9.99, True),
+        (0.5, 2, False),
+        (0.5, 1, True),
+        (0.01, 1, True),
+    ],
+)
 def test_some_factors_can_never_be_reached(objective: float, factor: float, possible: bool) -> None:
     assert reachable(objective, factor) is possible
     if possible:

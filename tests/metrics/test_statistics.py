@@ -24,11 +24,18 @@ def test_the_nearest_rank_is_not_moved_by_rounding() -> None:
 @pytest.mark.parametrize(
     ("n", "expected"),
     [
-        (1, ["p50", "p90", "p95", "p99", "p999"]), (19, ["p50", "p90", "p95", "p99", "p999"]),
-        (20, ["p90", "p95", "p99", "p999"]), (100, ["p95", "p99", "p999"]), (199, ["p95", "p99", "p999"]),
-        (200, ["p99", "p999"]), (999, ["p99", "p999"]), (1_000, ["p999"]), (9_999, ["p999"]), (10_000, []),
+        (1, ["p50", "p90", "p95", "p99", "p999"]),
+        (19, ["p50", "p90", "p95", "p99", "p999"]),
+        (20, ["p90", "p95", "p99", "p999"]),
+        (100, ["p95", "p99", "p999"]),
+        (199, ["p95", "p99", "p999"]),
+        (200, ["p99", "p999"]),
+        (999, ["p99", "p999"]),
+        (1_000, ["p999"]),
+        (9_999, ["p999"]),
+        (10_000, []),
     ],
-)  # fmt: skip
+)
 def test_percentiles_from_too_few_samples_are_marked(n: int, expected: list[str]) -> None:
     assert marks(n) == expected
     assert summarise_ns(Histogram([5] * n))["marks"] == expected
@@ -39,10 +46,17 @@ def test_percentiles_from_too_few_samples_are_marked(n: int, expected: list[str]
 def test_a_summary_is_in_seconds() -> None:
     summary = summarise_ns(Histogram([1_000_000_000, 3_000_000_000]))
     assert summary == {
-        "n": 2, "mean": 2.0, "min": 1.0, "max": 3.0, "p50": 2.0, "p90": pytest.approx(2.8),
-        "p95": pytest.approx(2.9), "p99": pytest.approx(2.98), "p999": pytest.approx(2.998),
+        "n": 2,
+        "mean": 2.0,
+        "min": 1.0,
+        "max": 3.0,
+        "p50": 2.0,
+        "p90": pytest.approx(2.8),
+        "p95": pytest.approx(2.9),
+        "p99": pytest.approx(2.98),
+        "p999": pytest.approx(2.998),
         "marks": ["p50", "p90", "p95", "p99", "p999"],
-    }  # fmt: skip
+    }
 
 
 def test_a_summary_of_nothing_is_none_and_never_zero() -> None:
@@ -67,8 +81,9 @@ def test_who_waits_longer_than_medians_starves(
 
 values = st.lists(
     st.one_of(st.integers(0, 300), st.integers(0, 10**7), st.integers(10**6, 10**13)),
-    min_size=1, max_size=700,
-)  # fmt: skip
+    min_size=1,
+    max_size=700,
+)
 signed = st.lists(st.integers(-(10**13), 10**13), min_size=1, max_size=300)
 SHARES = (0.0, 0.01, 0.25, 0.5, 0.9, 0.99, 0.999, 1.0)
 
@@ -129,8 +144,11 @@ def test_merging_equals_recording_together(parts: list[list[int]]) -> None:
     together = Histogram(chain.from_iterable(parts))
     assert merged.percentiles(SHARES) == together.percentiles(SHARES)
     assert (merged.n, merged.total, merged.min, merged.max) == (
-        together.n, together.total, together.min, together.max,
-    )  # fmt: skip
+        together.n,
+        together.total,
+        together.min,
+        together.max,
+    )
 
 
 @given(values, st.integers(-(10**13), 10**13), st.integers(0, 40))
@@ -140,8 +158,10 @@ def test_one_value_many_times_equals_as_many_values(recorded: list[int], value: 
     one_by_one = Histogram([*recorded, *[value] * n])
     assert at_once.percentiles(SHARES) == one_by_one.percentiles(SHARES)
     assert (at_once.n, at_once.total, at_once.count(value)) == (
-        one_by_one.n, one_by_one.total, one_by_one.count(value),
-    )  # fmt: skip
+        one_by_one.n,
+        one_by_one.total,
+        one_by_one.count(value),
+    )
     assert at_once.to_bytes() == one_by_one.to_bytes()
 
 

@@ -29,10 +29,16 @@ def stream(times_ms: list[int], *, tokens: int = 1, outcome: Outcome = Outcome.C
     for t in times_ms:
         log.add(t * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
     t = Timeline(
-        arrival_ns=0, submit_ns=0, first_byte_ns=log.t_ns[0], first_any_ns=log.t_ns[0],
+        arrival_ns=0,
+        submit_ns=0,
+        first_byte_ns=log.t_ns[0],
+        first_any_ns=log.t_ns[0],
         first_token_ns=log.t_ns[0],
-        first_content_ns=log.t_ns[0], last_token_ns=log.t_ns[-1], response_end_ns=log.t_ns[-1], events=log,
-    )  # fmt: skip
+        first_content_ns=log.t_ns[0],
+        last_token_ns=log.t_ns[-1],
+        response_end_ns=log.t_ns[-1],
+        events=log,
+    )
     x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=True, outcome=outcome)
     x.tokens = Tokens(input=7, output=tokens * len(times_ms), source=TokenSource.TOKEN_IDS)
     x.reads = len(times_ms)
@@ -62,27 +68,51 @@ def test_streams_fill_every_metric() -> None:
     metrics = out["metrics"]
     assert metrics.keys() == {metric.name for metric in METRICS}
     assert {name: m["n"] for name, m in metrics.items()} == {
-        "ttft": 2, "ttft_any": 2, "ttft_reasoning": 0, "ttft_tool_call": 0, "first_event": 2, "ttfb": 2,
-        "tpot": 2, "e2e": 2, "user_idle": 2, "user_idle_eq4": 2,
-        "user_idle_from_first_token": 2, "tbc_max": 2, "jitter": 2,
-        "smooth_benefit": 2, "fluidity_index_doc": 0, "fluidity_index_code": 0, "qoe_area_step": 0,
-        "tbc": 4, "itl": 4, "itl_server": 0,
-    }  # fmt: skip
+        "ttft": 2,
+        "ttft_any": 2,
+        "ttft_reasoning": 0,
+        "ttft_tool_call": 0,
+        "first_event": 2,
+        "ttfb": 2,
+        "tpot": 2,
+        "e2e": 2,
+        "user_idle": 2,
+        "user_idle_eq4": 2,
+        "user_idle_from_first_token": 2,
+        "tbc_max": 2,
+        "jitter": 2,
+        "smooth_benefit": 2,
+        "fluidity_index_doc": 0,
+        "fluidity_index_code": 0,
+        "qoe_area_step": 0,
+        "tbc": 4,
+        "itl": 4,
+        "itl_server": 0,
+    }
     assert metrics["ttft"]["mean"] == pytest.approx(0.2)
     assert (metrics["tbc"]["max"], metrics["tbc"]["mean"]) == (0.03, pytest.approx(0.0225))
     # n - 5 l: 3 - 0.5 and 3 - 1.5 tokens
     assert (metrics["smooth_benefit"]["min"], metrics["smooth_benefit"]["max"]) == (1.5, 2.5)
     assert out["smooth_goodput"] == {
-        "tokens_per_second": pytest.approx(0.4), "tokens_per_second_eq4": pytest.approx(0.45),
-        "n": 2, "alpha": 5.0, "speed_tokens_per_second": 20.0,
+        "tokens_per_second": pytest.approx(0.4),
+        "tokens_per_second_eq4": pytest.approx(0.45),
+        "n": 2,
+        "alpha": 5.0,
+        "speed_tokens_per_second": 20.0,
         "idle": "max(t_i - submit - V(i-1)), f(l) = l in seconds",
-    }  # fmt: skip
+    }
     assert (out["n"], out["goodput"], out["cost"], out["clock_disagreement"]) == (2, None, None, {})
     assert out["tokens"] == {
-        "input": 14, "output": 6, "reasoning": None, "cached": None, "input_per_second": 1.4,
+        "input": 14,
+        "output": 6,
+        "reasoning": None,
+        "cached": None,
+        "input_per_second": 1.4,
         "output_per_second": 0.6,
-        "source": {"token_ids": 2}, "cancelled": None, "after_cancel": None,
-    }  # fmt: skip
+        "source": {"token_ids": 2},
+        "cancelled": None,
+        "after_cancel": None,
+    }
 
 
 def test_both_readings_of_the_deadlines_are_reported() -> None:
@@ -118,11 +148,13 @@ def test_an_answer_in_one_piece_has_a_first_byte_and_an_end_if_it_ended_well(out
 
 @pytest.mark.parametrize(
     ("exchanges", "option", "samples"),
-    [([stream([0, 40], tokens=4)], "B-even", {"B-even": 4}),
-     ([stream([0, 40], tokens=-1)], "A", {"A": 1}),
-     ([stream([0, 40], tokens=2), stream([0, 40], tokens=-1)], "A+B-even", {"A": 1, "B-even": 2}),
-     ([stream([0])], None, {})],
-)  # fmt: skip
+    [
+        ([stream([0, 40], tokens=4)], "B-even", {"B-even": 4}),
+        ([stream([0, 40], tokens=-1)], "A", {"A": 1}),
+        ([stream([0, 40], tokens=2), stream([0, 40], tokens=-1)], "A+B-even", {"A": 1, "B-even": 2}),
+        ([stream([0])], None, {}),
+    ],
+)
 def test_the_itl_option_is_named(exchanges: list[Exchange], option: str | None, samples: object) -> None:
     for x in exchanges:
         if x.timeline.events.tokens[0] < 0:
@@ -149,11 +181,17 @@ def test_both_forms_of_tpot_where_they_differ_by_more_than_one_percent(end_ms: f
 def test_chunking_says_how_the_answers_were_cut() -> None:
     held, worse = [0, 10, 20, 30, 130, 130, 130], [0, 10, 20, 30, 430, 430, 430, 430]
     assert out_of(stream([1, 2, 3]), stream([1], tokens=5), stream(held), stream(worse))["chunking"] == {
-        "events": 19, "content_events": 19, "reads": 19, "events_per_read": 1.0,
-        "tokens_per_chunk_mean": pytest.approx(23 / 19), "tokens_per_chunk_max": 5,
-        "single_token_share": pytest.approx(18 / 19), "chunks_with_known_tokens": 19,
-        "bytes_per_event_mean": 100.0, "bursts": {"n": 2, "streams": 2, "events": 7, "hold_max": 0.4},
-    }  # fmt: skip
+        "events": 19,
+        "content_events": 19,
+        "reads": 19,
+        "events_per_read": 1.0,
+        "tokens_per_chunk_mean": pytest.approx(23 / 19),
+        "tokens_per_chunk_max": 5,
+        "single_token_share": pytest.approx(18 / 19),
+        "chunks_with_known_tokens": 19,
+        "bytes_per_event_mean": 100.0,
+        "bursts": {"n": 2, "streams": 2, "events": 7, "hold_max": 0.4},
+    }
 
 
 def test_goodput_is_of_the_summarys_objectives() -> None:
@@ -223,8 +261,10 @@ def test_refusals_are_counted_by_kind() -> None:
     refused = stream([1], outcome=Outcome.REFUSED)
     refused.refusal = {"kind": "content_filter", "source": "finish_reason"}
     assert out_of(refused, stream([1], outcome=Outcome.REFUSED), stream([1]))["refusals"] == {
-        "n": 2, "share": pytest.approx(2 / 3), "kinds": {"content_filter": 1, "unknown": 1},
-    }  # fmt: skip
+        "n": 2,
+        "share": pytest.approx(2 / 3),
+        "kinds": {"content_filter": 1, "unknown": 1},
+    }
 
 
 def test_uncertainty_is_the_worst_seen_and_uncertainties_those_of_the_exchanges() -> None:
@@ -246,8 +286,10 @@ def test_what_the_tap_added_is_summed_up() -> None:
     x.added = Added(request_ns=40_000, first_chunk_ns=30_000)
     x.added.chunks_ns.extend([30_000, 20_000])
     assert {point: (a["n"], a["max"]) for point, a in out_of(x)["added"].items()} == {
-        "request": (1, 0.00004), "first_chunk": (1, 0.00003), "chunk": (2, 0.00003),
-    }  # fmt: skip
+        "request": (1, 0.00004),
+        "first_chunk": (1, 0.00003),
+        "chunk": (2, 0.00003),
+    }
 
 
 def test_nothing_seen_is_null_and_never_zero() -> None:
@@ -314,20 +356,29 @@ def test_no_token_has_a_reason(outcome: Outcome, kind: str | None, expected: str
 
 @pytest.mark.parametrize(
     ("stream", "outcome", "expected"),
-    [(True, Outcome.TAP_ERROR, None), (False, Outcome.TAP_ERROR, None), (False, Outcome.COMPLETE, None),
-     (False, Outcome.UPSTREAM_ERROR, "error")],
-)  # fmt: skip
+    [
+        (True, Outcome.TAP_ERROR, None),
+        (False, Outcome.TAP_ERROR, None),
+        (False, Outcome.COMPLETE, None),
+        (False, Outcome.UPSTREAM_ERROR, "error"),
+    ],
+)
 def test_no_token_without_a_reason(stream: bool, outcome: Outcome, expected: str | None) -> None:
     assert reason(exchange(stream=stream, outcome=outcome)) == expected
 
 
 @pytest.mark.parametrize(
     ("tokens", "left_ms", "outcome", "after"),
-    [(1, 25, Outcome.CLIENT_CANCELLED, 2), (3, 25, Outcome.CLIENT_CANCELLED, 6),
-     (-1, 25, Outcome.CLIENT_CANCELLED, 2), (1, 30, Outcome.CLIENT_CANCELLED, 1),
-     (1, 40, Outcome.CLIENT_CANCELLED, 0), (1, None, Outcome.CLIENT_CANCELLED, 0),
-     (1, 5, Outcome.COMPLETE, None)],
-)  # fmt: skip
+    [
+        (1, 25, Outcome.CLIENT_CANCELLED, 2),
+        (3, 25, Outcome.CLIENT_CANCELLED, 6),
+        (-1, 25, Outcome.CLIENT_CANCELLED, 2),
+        (1, 30, Outcome.CLIENT_CANCELLED, 1),
+        (1, 40, Outcome.CLIENT_CANCELLED, 0),
+        (1, None, Outcome.CLIENT_CANCELLED, 0),
+        (1, 5, Outcome.COMPLETE, None),
+    ],
+)
 def test_tokens_after_cancel(tokens: int, left_ms: int | None, outcome: Outcome, after: int | None) -> None:
     x = exchange(10, 20, 30, 40, tokens=tokens, outcome=outcome)
     x.timeline.delivered_ns = None if left_ms is None else left_ms * MS

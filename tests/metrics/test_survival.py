@@ -34,8 +34,12 @@ def test_the_textbook_example_has_the_shares_worked_by_hand() -> None:
     after_6, after_7, after_10 = 18 / 21, 18 / 21 * 16 / 17, 18 / 21 * 16 / 17 * 14 / 15
     after_13, after_16 = after_10 * 11 / 12, after_10 * 11 / 12 * 10 / 11
     assert [round(share, 3) for share in (after_6, after_7, after_10, after_13, after_16)] == [
-        0.857, 0.807, 0.753, 0.690, 0.627,
-    ]  # fmt: skip
+        0.857,
+        0.807,
+        0.753,
+        0.690,
+        0.627,
+    ]
     assert shares[6] == (21, 1.0)
     assert shares[7] == (17, pytest.approx(after_6))
     assert shares[10] == (15, pytest.approx(after_7))

@@ -138,8 +138,10 @@ def test_a_text_that_differs_is_known_by_its_place_and_lengths(
     assert (figures.text, text.relation) == (relation, relation)
     sent, received = "".join(tokens), "".join(deliver(tokens))
     assert (text.back_chars, text.front_chars) == (len(sent), len(received))
-    truly_equal = next((i for i, (a, b) in enumerate(zip(sent, received, strict=False)) if a != b),
-                       min(len(sent), len(received)))  # fmt: skip
+    truly_equal = next(
+        (i for i, (a, b) in enumerate(zip(sent, received, strict=False)) if a != b),
+        min(len(sent), len(received)),
+    )
     assert text.common_chars <= truly_equal < text.common_chars + 32 or text.common_chars == len(sent)
     if equal_chars is not None:
         assert text.common_chars == equal_chars

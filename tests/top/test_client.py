@@ -146,10 +146,16 @@ async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
             assert fake.asked[0][1]["window"] == "5m"
             wanted[name] = (fake.asked[0][1]["by"], *(path for path, _ in fake.asked[1:]))
         assert wanted == {
-            "tenants": ("tenant",), "models": ("model",), "arms": ("arm", "experiment"),
-            "streams": ("none", "streams"), "exchanges": ("none", "exchanges"), "refusals": ("tenant",),
-            "tap": ("none",), "slo": ("none",), "silences": ("none", "silences"),
-        }  # fmt: skip
+            "tenants": ("tenant",),
+            "models": ("model",),
+            "arms": ("arm", "experiment"),
+            "streams": ("none", "streams"),
+            "exchanges": ("none", "exchanges"),
+            "refusals": ("tenant",),
+            "tap": ("none",),
+            "slo": ("none",),
+            "silences": ("none", "silences"),
+        }
         assert feed.link is FeedLink.LIVE
 
 

@@ -14,7 +14,7 @@ from llmtap.top.table import (
     sort_rows,
     unique_rows,
     visible_text,
-)  # fmt: skip
+)
 
 TEXT = st.text(max_size=200)
 

@@ -56,15 +56,25 @@ def test_a_client_that_left_or_sent_a_wrong_request_is_no_failure() -> None:
 def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
     documents = some()
     documents["summary"]["relays"]["w0"] = {
-        "vantage": "passive", "connected": True, "packets": {"captured": 900, "lost": 3}, "side": "server",
-        "watched": {"followed": 4, "encrypted": 1}, "missing_bytes": 70_000, "dropped": {"packets_lost": 1},
-    }  # fmt: skip
+        "vantage": "passive",
+        "connected": True,
+        "packets": {"captured": 900, "lost": 3},
+        "side": "server",
+        "watched": {"followed": 4, "encrypted": 1},
+        "missing_bytes": 70_000,
+        "dropped": {"packets_lost": 1},
+    }
     found = cells(table("tap", documents))
     mine = {key.removeprefix("passive w0/"): line for key, line in found.items() if "w0" in key}
     assert {name: line["value"] for name, line in mine.items() if not line["about"].startswith("ms")} == {
-        "state": "connected", "packets captured": "900", "packets lost": "3", "watched followed": "4",
-        "watched encrypted": "1", "missing": "68.4 KiB", "dropped": "1",
-    }  # fmt: skip
+        "state": "connected",
+        "packets captured": "900",
+        "packets lost": "3",
+        "watched followed": "4",
+        "watched encrypted": "1",
+        "missing": "68.4 KiB",
+        "dropped": "1",
+    }
     assert "side: server" in mine["missing"]["about"]
 
 
@@ -85,11 +95,18 @@ def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the
     bad = recorded([streamed(i, 3, outcome=Outcome.UPSTREAM_ERROR) for i in range(1, 11)])["summary"]
     found = cells(table("slo", {"summary": bad}))
     assert found["default 1h"] == {
-        "class": "default", "state": "FIRING", "severity": "page", "limit": "14.4", "counted": "10",
-        "not_judged": "0", "own_faults": "0",
-        "long": "100 over the 1 s measured", "short": "100 over the 1 s measured",
-        "objectives": "ttft:500ms tpot:50ms", "target": "99.0%",
-    }  # fmt: skip
+        "class": "default",
+        "state": "FIRING",
+        "severity": "page",
+        "limit": "14.4",
+        "counted": "10",
+        "not_judged": "0",
+        "own_faults": "0",
+        "long": "100 over the 1 s measured",
+        "short": "100 over the 1 s measured",
+        "objectives": "ttft:500ms tpot:50ms",
+        "target": "99.0%",
+    }
     assert found["default 6h"]["state"] == "quiet until 17 counted"
     [message] = firing_sentences(bad)
     assert (
@@ -190,10 +207,18 @@ def test_a_silent_stream_is_a_line_with_what_became_of_earlier_ones() -> None:
     document = {"threshold": 5.0, "running": 40, "not_judged": 1, "count": 3, "streams": streams}
     found = cells(silences_table(document))
     assert found["r0-1"] == {
-        "tenant": "acme", "model": "tiny", "silent": "31.2", "waits": "next token", "read": "0.4",
-        "past": "3 of 240, 1.2% (0.4% to 3.8%)", "tokens": "17", "age": "40.5",
-        "upstream": "http://gw:8000", "arm": "-", "id": "r0-1",
-    }  # fmt: skip
+        "tenant": "acme",
+        "model": "tiny",
+        "silent": "31.2",
+        "waits": "next token",
+        "read": "0.4",
+        "past": "3 of 240, 1.2% (0.4% to 3.8%)",
+        "tokens": "17",
+        "age": "40.5",
+        "upstream": "http://gw:8000",
+        "arm": "-",
+        "id": "r0-1",
+    }
     assert [found[f"r0-{seq}"]["past"] for seq in (2, 3)] == ["-", "2 of 9"]
     assert found["r0-2"]["waits"] == "first token"
     (note,) = silences_table(document).notes
@@ -210,8 +235,15 @@ def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
     result = {"count": 7, "window": 10.0, "streams": [a_stream(), silent]}
     first, second = table_streams(result).rows
     assert [cell.text for cell in first.cells[:8]] == [
-        "acme", "tiny", "2", "100", "3", "3", "50.0", "·█········█············█",
-    ]  # fmt: skip
+        "acme",
+        "tiny",
+        "2",
+        "100",
+        "3",
+        "3",
+        "50.0",
+        "·█········█············█",
+    ]
     assert [cell.text for cell in second.cells[:8]] == ["acme", "-", "0.5", "-", "3", "3", "-", "·" * 24]
     assert (
         table_streams(result)
@@ -252,13 +284,25 @@ def exchange(chunks: list[tuple[int, int]], *, declared: bool = True, total: int
     first = submit + chunks[0][0] * MS
     count = sum(n for _, n in chunks) if total is None else total
     return Exchange(
-        relay="r", seq=1, arrival_wall_ns=0, stream=True, status=200, method="POST", path="/v1/x",
+        relay="r",
+        seq=1,
+        arrival_wall_ns=0,
+        stream=True,
+        status=200,
+        method="POST",
+        path="/v1/x",
         timeline=Timeline(
-            arrival_ns=arrival, submit_ns=submit, first_any_ns=submit + MS, first_token_ns=first,
-            first_content_ns=first, last_token_ns=log.t_ns[-2], response_end_ns=log.t_ns[-1], events=log,
+            arrival_ns=arrival,
+            submit_ns=submit,
+            first_any_ns=submit + MS,
+            first_token_ns=first,
+            first_content_ns=first,
+            last_token_ns=log.t_ns[-2],
+            response_end_ns=log.t_ns[-1],
+            events=log,
         ),
         tokens=Tokens(output=count, source=TokenSource.USAGE),
-    )  # fmt: skip
+    )
 
 
 def waits_ms(x: dict[str, Any], v_ns: int = 50 * MS) -> list[float]:

@@ -127,12 +127,18 @@ def test_metrics_arrive_with_names_units_edges_and_exact_counts() -> None:
         export(receiver, chat(), chat(110, 1110), semconv="1.41")
         found = receiver.last_metrics
     assert set(found) == {
-        "gen_ai.client.operation.duration", "gen_ai.client.operation.time_to_first_chunk",
-        "gen_ai.client.operation.time_per_output_chunk", "gen_ai.client.token.usage",
-        "gen_ai.server.request.duration", "gen_ai.server.time_to_first_token",
-        "gen_ai.server.time_per_output_token", "llmtap.time_to_first_token", "llmtap.inter_chunk",
-        "llmtap.user_idle", "llmtap.exchanges",
-    }  # fmt: skip
+        "gen_ai.client.operation.duration",
+        "gen_ai.client.operation.time_to_first_chunk",
+        "gen_ai.client.operation.time_per_output_chunk",
+        "gen_ai.client.token.usage",
+        "gen_ai.server.request.duration",
+        "gen_ai.server.time_to_first_token",
+        "gen_ai.server.time_per_output_token",
+        "llmtap.time_to_first_token",
+        "llmtap.inter_chunk",
+        "llmtap.user_idle",
+        "llmtap.exchanges",
+    }
     duration = found["gen_ai.client.operation.duration"]
     assert duration.unit == "s"
     assert duration.histogram.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -142,14 +148,20 @@ def test_metrics_arrive_with_names_units_edges_and_exact_counts() -> None:
     assert list(point.bucket_counts) == [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
     assert point.start_time_unix_nano == point.time_unix_nano == WALL_NS + 1
     assert plain(point.attributes) == {
-        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-x",
-        "gen_ai.response.model": "gpt-x-2026-11-01", "llmtap.tenant": "default",
-        "server.address": "gateway.example", "server.port": 443,
-    }  # fmt: skip
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-x",
+        "gen_ai.response.model": "gpt-x-2026-11-01",
+        "llmtap.tenant": "default",
+        "server.address": "gateway.example",
+        "server.port": 443,
+    }
     chunks = found["gen_ai.client.operation.time_per_output_chunk"].histogram.data_points[0]
     assert (chunks.count, chunks.sum) == (7, pytest.approx(0.160 + 1.020))
-    usage = {plain(p.attributes)["gen_ai.token.type"]: p.sum for p in
-             found["gen_ai.client.token.usage"].histogram.data_points}  # fmt: skip
+    usage = {
+        plain(p.attributes)["gen_ai.token.type"]: p.sum
+        for p in found["gen_ai.client.token.usage"].histogram.data_points
+    }
     assert usage == {"input": 14, "output": 5}
     (exchanges,) = found["llmtap.exchanges"].sum.data_points
     assert (exchanges.as_int, found["llmtap.exchanges"].sum.is_monotonic) == (2, True)
@@ -228,11 +240,12 @@ def test_a_refusal_is_tried_again_where_that_may_help(
         ({"OTEL_METRICS_EXPORTER": "none"}, 1, None),
         ({"OTEL_SERVICE_NAME": "edge"}, 1, {"service.name": "edge"}),
         (
-            {"OTEL_RESOURCE_ATTRIBUTES": "service.version=9,service.instance.id=a%20b"}, 1,
+            {"OTEL_RESOURCE_ATTRIBUTES": "service.version=9,service.instance.id=a%20b"},
+            1,
             {"service.version": "9", "service.instance.id": "a b"},
         ),
     ],
-)  # fmt: skip
+)
 def test_variables_of_opentelemetry_count_where_no_key_is_set(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], spans: int, names: dict[str, str] | None
 ) -> None:

@@ -98,9 +98,13 @@ def test_spans_and_metrics_arrive_at_their_paths(server: Server, monkeypatch: py
     ],
 )
 def test_every_answer_is_accounted_for(
-    server: Server, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, sent: int,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    body: bytes,
+    sent: int,
     dropped: dict[str, int],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     if body == b"rejected":

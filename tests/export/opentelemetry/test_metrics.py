@@ -104,10 +104,14 @@ def test_what_counts_as_an_error(outcome: Outcome, status: int | None, told: str
 @pytest.mark.parametrize(
     ("source", "counted"),
     [
-        (TokenSource.USAGE, 3), (TokenSource.TOKEN_IDS, 3), (TokenSource.LOGPROBS, 3),
-        (TokenSource.RUNNING_USAGE, 3), (TokenSource.TOKENIZER, None), (TokenSource.CHUNKS, None),
+        (TokenSource.USAGE, 3),
+        (TokenSource.TOKEN_IDS, 3),
+        (TokenSource.LOGPROBS, 3),
+        (TokenSource.RUNNING_USAGE, 3),
+        (TokenSource.TOKENIZER, None),
+        (TokenSource.CHUNKS, None),
     ],
-)  # fmt: skip
+)
 def test_usage_is_what_the_provider_told_or_showed(source: TokenSource, counted: int | None) -> None:
     x = chat()
     x.tokens.source = source

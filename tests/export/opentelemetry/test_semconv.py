@@ -63,10 +63,15 @@ def test_each_version_has_exactly_its_metrics_units_and_edges(version: str) -> N
 @pytest.mark.parametrize(
     ("endpoint", "operation"),
     [
-        ("chat.completions", "chat"), ("completions", "text_completion"), ("responses", "chat"),
-        ("messages", "chat"), ("embeddings", "embeddings"), (None, None), ("models", None),
+        ("chat.completions", "chat"),
+        ("completions", "text_completion"),
+        ("responses", "chat"),
+        ("messages", "chat"),
+        ("embeddings", "embeddings"),
+        (None, None),
+        ("models", None),
     ],
-)  # fmt: skip
+)
 def test_an_endpoint_is_an_operation(endpoint: str | None, operation: str | None) -> None:
     assert operation_of(endpoint) == operation
 

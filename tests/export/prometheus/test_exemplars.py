@@ -37,7 +37,7 @@ def test_a_traced_request_is_the_exemplar_of_its_buckets() -> None:
         ("llmtap_time_to_first_token_seconds_bucket", "content", "0.1"): Exemplar(traced, 0.1, ended),
         ("llmtap_time_to_first_token_seconds_bucket", "any", "0.1"): Exemplar(traced, 0.1, ended),
         ("llmtap_request_duration_seconds_bucket", "", "0.25"): Exemplar(traced, 0.25, ended),
-    }  # fmt: skip
+    }
 
 
 def test_what_no_one_records_is_no_exemplar() -> None:

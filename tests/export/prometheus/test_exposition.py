@@ -28,9 +28,15 @@ def stream(times_ms: list[int], tokens: int = 1) -> Exchange:
     for t in times_ms:
         log.add(t * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
     t = Timeline(
-        arrival_ns=0, submit_ns=0, first_byte_ns=log.t_ns[0], first_token_ns=log.t_ns[0],
-        first_content_ns=log.t_ns[0], last_token_ns=log.t_ns[-1], response_end_ns=log.t_ns[-1], events=log,
-    )  # fmt: skip
+        arrival_ns=0,
+        submit_ns=0,
+        first_byte_ns=log.t_ns[0],
+        first_token_ns=log.t_ns[0],
+        first_content_ns=log.t_ns[0],
+        last_token_ns=log.t_ns[-1],
+        response_end_ns=log.t_ns[-1],
+        events=log,
+    )
     x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=True)
     x.tokens = Tokens(output=len(times_ms) * abs(tokens), source=TokenSource.USAGE)
     x.added = Added(request_ns=40_000, first_chunk_ns=30_000)
@@ -49,7 +55,7 @@ Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
 def parsed(body: bytes) -> Found:
     return {
         (s.name, frozenset(s.labels.items())): s.value for f in parse_text(body.decode()) for s in f.samples
-    }  # fmt: skip
+    }
 
 
 def scrape(*exchanges: Exchange, **about: str) -> Found:
@@ -184,9 +190,29 @@ def test_a_quantile_of_classic_buckets_is_within_12_percent(p99_ms: int, spread_
 
 
 CHAPTER_TTFT = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
-    80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+    2560.0,
+)
 """The buckets of vLLM's TTFT as seed 002 prints them; "and ITL only to 80"."""
 
 
@@ -237,12 +263,24 @@ def test_tokens_events_and_bursts_are_counted() -> None:
     found = scrape(x)
     assert {
         name: found[of(f"llmtap_{name}_total", **WHO)]
-        for name in ("input_tokens", "cached_input_tokens", "reasoning_tokens", "stream_events",
-                     "stream_reads", "bursts", "burst_events")
+        for name in (
+            "input_tokens",
+            "cached_input_tokens",
+            "reasoning_tokens",
+            "stream_events",
+            "stream_reads",
+            "bursts",
+            "burst_events",
+        )
     } == {
-        "input_tokens": 30, "cached_input_tokens": 16, "reasoning_tokens": 4, "stream_events": 5,
-        "stream_reads": 3, "bursts": 1, "burst_events": 4,
-    }  # fmt: skip
+        "input_tokens": 30,
+        "cached_input_tokens": 16,
+        "reasoning_tokens": 4,
+        "stream_events": 5,
+        "stream_reads": 3,
+        "bursts": 1,
+        "burst_events": 4,
+    }
 
 
 def test_refusals_and_interventions_are_counted_by_kind_and_source() -> None:
@@ -277,17 +315,26 @@ SILENT.timeline.events = EventLog()
     ("exchange", "there", "absent"),
     [
         (made([0, 40], 4), [(ITL, "A", 1), (ITL, "B", 7), (ITL, "B-even", 4)], []),
-        (made([0, 40], -1, tokens=Tokens(output=9, source=TokenSource.USAGE)), [(ITL, "A", 1)],
-         ["chunk_tokens_count"]),
-        (made([700], stream=False), [("request_duration_seconds_count", None, 1)],
-         ["time_to_first_token_seconds_count", ITL]),
-        (made([700], outcome=Outcome.UPSTREAM_RESET), [("exchanges_total", "upstream_reset", 1)],
-         ["request_duration_seconds_count"]),
+        (
+            made([0, 40], -1, tokens=Tokens(output=9, source=TokenSource.USAGE)),
+            [(ITL, "A", 1)],
+            ["chunk_tokens_count"],
+        ),
+        (
+            made([700], stream=False),
+            [("request_duration_seconds_count", None, 1)],
+            ["time_to_first_token_seconds_count", ITL],
+        ),
+        (
+            made([700], outcome=Outcome.UPSTREAM_RESET),
+            [("exchanges_total", "upstream_reset", 1)],
+            ["request_duration_seconds_count"],
+        ),
         (SILENT, [("no_token_total", "error", 1)], []),
         (made([100, 140], uncertain=True), [("uncertain_exchanges_total", None, 1)], []),
     ],
     ids=["several tokens a chunk", "tokens unknown", "one piece", "failed", "silent", "uncertain"],
-)  # fmt: skip
+)
 def test_what_counts_where(
     exchange: Exchange, there: list[tuple[str, str | None, float]], absent: list[str]
 ) -> None:
@@ -300,9 +347,13 @@ def test_what_counts_where(
 
 def test_a_relay_that_left_keeps_its_counters_and_loses_its_gauges() -> None:
     status = relay_status(
-        opened=10, measured=6, dropped={"tap_full": 2}, connections=5, cpu_ns=1_500_000_000,
+        opened=10,
+        measured=6,
+        dropped={"tap_full": 2},
+        connections=5,
+        cpu_ns=1_500_000_000,
         upstreams={"http://a:8000": True, "http://b:8000": False},
-    )  # fmt: skip
+    )
     lost = msgspec.structs.replace(status, lost=3)
     both = [RelayState("r0", True, status, implementation="native"), RelayState("r1", False, lost)]
     found = shown(relay_values([*both, RelayState("r2", True, None)]))

@@ -30,18 +30,28 @@ _MESSAGES: Final = {
     "Bucket": {"cumulative_count": (1, _UINT64), "upper_bound": (2, _DOUBLE), "exemplar": (3, "Exemplar")},
     "BucketSpan": {"offset": (1, _SINT32), "length": (2, _F.TYPE_UINT32)},
     "Histogram": {
-        "sample_count": (1, _UINT64), "sample_sum": (2, _DOUBLE), "bucket": (3, "*Bucket"),
-        "schema": (5, _SINT32), "zero_threshold": (6, _DOUBLE), "zero_count": (7, _UINT64),
-        "positive_span": (12, "*BucketSpan"), "positive_delta": (13, -_F.TYPE_SINT64),
+        "sample_count": (1, _UINT64),
+        "sample_sum": (2, _DOUBLE),
+        "bucket": (3, "*Bucket"),
+        "schema": (5, _SINT32),
+        "zero_threshold": (6, _DOUBLE),
+        "zero_count": (7, _UINT64),
+        "positive_span": (12, "*BucketSpan"),
+        "positive_delta": (13, -_F.TYPE_SINT64),
     },
     "Metric": {
-        "label": (1, "*LabelPair"), "gauge": (2, "Value"), "counter": (3, "Value"),
+        "label": (1, "*LabelPair"),
+        "gauge": (2, "Value"),
+        "counter": (3, "Value"),
         "histogram": (7, "Histogram"),
     },
     "MetricFamily": {
-        "name": (1, _STRING), "help": (2, _STRING), "type": (3, _F.TYPE_INT32), "metric": (4, "*Metric"),
+        "name": (1, _STRING),
+        "help": (2, _STRING),
+        "type": (3, _F.TYPE_INT32),
+        "metric": (4, "*Metric"),
     },
-}  # fmt: skip
+}
 """Number and type of each field; `*` and a minus: repeated."""
 
 

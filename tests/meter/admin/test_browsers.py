@@ -100,14 +100,18 @@ FOREIGN = {
     "frame": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
     "embed": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "embed"},
     "WebSocket": {
-        "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "websocket", "Sec-Fetch-Dest": "websocket",
-        "Connection": "Upgrade", "Upgrade": "websocket", "Origin": "https://evil.test",
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "websocket",
+        "Sec-Fetch-Dest": "websocket",
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Origin": "https://evil.test",
     },
     "EventSource of an old browser": {"Origin": "https://evil.test", "Accept": "text/event-stream"},
     "sandboxed frame": {"Origin": "null"},
     "another port": {"Origin": "http://localhost:1"},
     "mark without an origin's mark": {"Origin": "https://evil.test", "Sec-Fetch-Site": "same-origin"},
-}  # fmt: skip
+}
 READ = sorted({route.path.replace("{name}", "app.js") for route in ROUTES if route.method == "get"})
 
 
@@ -135,11 +139,16 @@ def test_a_link_on_any_page_opens_the_dashboard_alone(path: str) -> None:
 
 @pytest.mark.parametrize(
     "marks",
-    [{}, {"Sec-Fetch-Site": "none", **OPENED}, {"Sec-Fetch-Site": "same-origin", **FETCHED},
-     {"Origin": "http://localhost:9464"}, {"Origin": "https://localhost:9464"},
-     {"Referer": "https://evil.test/"}],
+    [
+        {},
+        {"Sec-Fetch-Site": "none", **OPENED},
+        {"Sec-Fetch-Site": "same-origin", **FETCHED},
+        {"Origin": "http://localhost:9464"},
+        {"Origin": "https://localhost:9464"},
+        {"Referer": "https://evil.test/"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/api/v1/exchanges"])
 def test_programs_and_the_dashboard_itself_are_answered(path: str, marks: dict[str, str]) -> None:
     assert asyncio.run(query(path, {"Host": "localhost:9464", **marks}))[0] == 200

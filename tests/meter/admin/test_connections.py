@@ -73,7 +73,7 @@ async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.Monke
         (b"GET /healthz HT", "HEAD_S", "head_timeout"),
         (GET % b"/healthz", "IDLE_S", "idle_timeout"),
     ],
-)  # fmt: skip
+)
 async def test_a_connection_without_a_request_is_closed_in_time(
     sent: bytes, limit: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

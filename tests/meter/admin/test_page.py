@@ -56,21 +56,40 @@ async def test_page_and_parts_need_no_token_and_all_else_does() -> None:
             async with client.get(path) as answer:
                 assert answer.status == 200, path
         for path in (
-            "/api/v1/summary", "/api/v1/streams", "/api/v1/live", "/metrics", "/assets/", "/assets",
-            "/assets/other.js", "/index.html", "/assets/index.html",
-        ):  # fmt: skip
+            "/api/v1/summary",
+            "/api/v1/streams",
+            "/api/v1/live",
+            "/metrics",
+            "/assets/",
+            "/assets",
+            "/assets/other.js",
+            "/index.html",
+            "/assets/index.html",
+        ):
             async with client.get(path, allow_redirects=False) as answer:
                 assert answer.status == 401, path
 
 
-@pytest.mark.parametrize("path", [
-    "/assets/../api/v1/summary", "/assets/..%2fapi/v1/summary", "/assets/%2e%2e/api/v1/summary",
-    "/assets/..%2f..%2fpage.py", "/assets/%2e%2e/%2e%2e/page.py", "/assets//etc/passwd",
-    "/assets/%2fetc%2fpasswd",
-    "/assets/app.js/../../../api/v1/summary", "/assets/app.js%00", "/assets/app.js/", "/assets/./app.js/x",
-    "/api/v1/summary?/assets/app.js", "/api/v1/summary#/assets/app.js", "/api/v1/summary;/assets/app.js",
-    "/assets\\..\\api\\v1\\summary",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/../api/v1/summary",
+        "/assets/..%2fapi/v1/summary",
+        "/assets/%2e%2e/api/v1/summary",
+        "/assets/..%2f..%2fpage.py",
+        "/assets/%2e%2e/%2e%2e/page.py",
+        "/assets//etc/passwd",
+        "/assets/%2fetc%2fpasswd",
+        "/assets/app.js/../../../api/v1/summary",
+        "/assets/app.js%00",
+        "/assets/app.js/",
+        "/assets/./app.js/x",
+        "/api/v1/summary?/assets/app.js",
+        "/api/v1/summary#/assets/app.js",
+        "/api/v1/summary;/assets/app.js",
+        "/assets\\..\\api\\v1\\summary",
+    ],
+)
 async def test_no_spelling_of_a_path_comes_past_the_token(path: str) -> None:
     async with admin_port(token="s3cret") as (_, client):
         port = client.port
@@ -99,8 +118,17 @@ def test_nothing_comes_from_elsewhere() -> None:
 def test_what_traffic_says_never_becomes_markup() -> None:
     for name in OWN:
         text = OWN[name].read_text(encoding="utf-8")
-        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function",
-                    "createContextualFragment", "DOMParser", "srcdoc"):  # fmt: skip
+        for way in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "createContextualFragment",
+            "DOMParser",
+            "srcdoc",
+        ):
             assert way not in text, f"{name} has {way}"
     index = OWN["index.html"].read_text(encoding="utf-8")
     assert not re.search(r"\son\w+=|\sstyle=|<style", index)

@@ -20,8 +20,13 @@ TOKEN = "s3cret-of-the-operator"
 GUESS = "gu3ss-of-a-stranger"
 PATHS = sorted({route.path.replace("{name}", "app.js") for route in ROUTES} - {"/api/v1/live"})
 PLACES = (
-    "/metrics", "/api/v1/summary", "/api/v1/exchanges", "/api/v1/streams", "/api/v1/experiment", "/none",
-)  # fmt: skip
+    "/metrics",
+    "/api/v1/summary",
+    "/api/v1/exchanges",
+    "/api/v1/streams",
+    "/api/v1/experiment",
+    "/none",
+)
 BAD = (f"/api/v1/summary?window={'x' * 9}", "/api/v1/exchanges?colour=red", "/none")
 
 
@@ -36,11 +41,18 @@ async def test_a_token_in_a_url_opens_nothing(where: str) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Cookie": f"token={TOKEN}; llmtap.token={TOKEN}"}, {"X-Api-Key": TOKEN}, {"Authorization": TOKEN},
-     {"Authorization": f"Basic {TOKEN}"}, {"Authorization": f"Bearer  {TOKEN}"},
-     {"Authorization": f"Bearer {TOKEN[:-1]}"}, {"Authorization": f"Bearer {TOKEN}x"},
-     {"Authorization": "Bearer "}, {"Proxy-Authorization": f"Bearer {TOKEN}"}],
-)  # fmt: skip
+    [
+        {"Cookie": f"token={TOKEN}; llmtap.token={TOKEN}"},
+        {"X-Api-Key": TOKEN},
+        {"Authorization": TOKEN},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": f"Bearer  {TOKEN}"},
+        {"Authorization": f"Bearer {TOKEN[:-1]}"},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": "Bearer "},
+        {"Proxy-Authorization": f"Bearer {TOKEN}"},
+    ],
+)
 async def test_nothing_but_the_bearer_header_opens_anything(headers: dict[str, str]) -> None:
     async with admin_port(token=TOKEN) as (_, client):
         for path in PLACES:
@@ -106,10 +118,14 @@ def test_options_that_cannot_be_do_not_repeat_the_token() -> None:
 
 ACTING = [(route.method, route.path) for route in ROUTES if route.method not in ("get", "head")]
 STRANGERS = [
-    {"Origin": "https://evil.test"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"},
-    {"Sec-Fetch-Site": "same-site"}, {"Content-Type": "text/plain"},
-    {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "multipart/form-data"},
-]  # fmt: skip
+    {"Origin": "https://evil.test"},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Content-Type": "text/plain"},
+    {"Content-Type": "application/x-www-form-urlencoded"},
+    {"Content-Type": "multipart/form-data"},
+]
 
 
 @pytest.mark.parametrize("token", [None, TOKEN], ids=["open", "with a token"])

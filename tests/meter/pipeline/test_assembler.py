@@ -144,9 +144,13 @@ def test_a_wall_clock_that_is_set_moves_dates_and_no_duration(step: int) -> None
     assert ear.failures == []
     result = {x.seq: (x.arrival_wall_ns, x.anchor) for x in ear.exchanges}
     assert result == {
-        1: (wall, 0), 2: (200 * MS + wall, 0), 3: (205 * MS + wall, 0), 6: (230 * MS + wall, 0),
-        4: (245 * MS + wall + step, 1), 5: (300 * MS + wall + step, 1),
-    }  # fmt: skip
+        1: (wall, 0),
+        2: (200 * MS + wall, 0),
+        3: (205 * MS + wall, 0),
+        6: (230 * MS + wall, 0),
+        4: (245 * MS + wall + step, 1),
+        5: (300 * MS + wall + step, 1),
+    }
     across, after = (next(metrics_of(x) for x in ear.exchanges if x.seq == seq) for seq in (2, 5))
     assert (across["ttft"], across["e2e"]) == (0.069, 0.079)
     assert (after["ttft"], after["e2e"]) == (0.019, 0.039)

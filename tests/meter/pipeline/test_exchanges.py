@@ -102,12 +102,21 @@ def test_filters_match_by_an_exchanges_own_names() -> None:
     for x in (first, second, third):
         add(kept, x)
     for field, value, expected in (
-        ("outcome", "truncated", [2]), ("status", "200", [2, 1]), ("status", "500", [3]),
-        ("model", "big", [3]), ("model", "none", []), ("tenant", "acme", [1]), ("stream", "1", [3, 2, 1]),
-        ("path", "/v1/chat/completions", [3, 2, 1]), ("id", "r-2", [2]), ("seq", "3", [3]),
-        ("request_id", "abc", [1]), ("certain", "1", [3, 1]), ("certain", "0", [3, 2, 1]),
+        ("outcome", "truncated", [2]),
+        ("status", "200", [2, 1]),
+        ("status", "500", [3]),
+        ("model", "big", [3]),
+        ("model", "none", []),
+        ("tenant", "acme", [1]),
+        ("stream", "1", [3, 2, 1]),
+        ("path", "/v1/chat/completions", [3, 2, 1]),
+        ("id", "r-2", [2]),
+        ("seq", "3", [3]),
+        ("request_id", "abc", [1]),
+        ("certain", "1", [3, 1]),
+        ("certain", "0", [3, 2, 1]),
         ("uncertain", "1", [2]),
-    ):  # fmt: skip
+    ):
         assert page(kept, **{field: value})[0] == expected, field
     assert page(kept, tenant="acme", seq="2")[0] == []
 
@@ -228,9 +237,16 @@ def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
     stage.clock.now_ns = 50 * MS
     (one,) = stage.streams()["streams"]
     assert {
-        "id": "r0-1", "model": "tiny", "endpoint": "chat.completions", "stream": True, "age": 0.05,
-        "ttft": None, "since_last": None, "tokens": 0, "timeline": [],
-    }.items() <= one.items()  # fmt: skip
+        "id": "r0-1",
+        "model": "tiny",
+        "endpoint": "chat.completions",
+        "stream": True,
+        "age": 0.05,
+        "ttft": None,
+        "since_last": None,
+        "tokens": 0,
+        "timeline": [],
+    }.items() <= one.items()
     stage.play(Script().head(1, 90).word(1, 101).word(1, 121).word(1, 161))
     stage.clock.now_ns = 200 * MS
     (one,) = stage.streams()["streams"]
@@ -243,9 +259,11 @@ def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
 
 def test_one_can_be_asked_for_by_its_id() -> None:
     stage = Stage(experiment=an_experiment())
-    stage.play(Script().request(1).frame(
-        FrameKind.ARM, 1, 0, 0, msgspec.json.encode(Assigned(arm="marked", unit="ab"))
-    ))  # fmt: skip
+    stage.play(
+        Script()
+        .request(1)
+        .frame(FrameKind.ARM, 1, 0, 0, msgspec.json.encode(Assigned(arm="marked", unit="ab")))
+    )
     stage.play(Script().request(2))
 
     def ids(query: str) -> list[str]:

@@ -165,8 +165,9 @@ def test_a_class_of_tenants_has_a_reader_of_its_own() -> None:
     by = summary(t, by=("tenant",))["by"]["tenant"]
     # Due at V i: 100 and 50 ms after submit.
     assert [by[name]["metrics"]["smooth_benefit"]["mean"] for name in ("a", "b")] == [
-        pytest.approx(2 - 0.15), pytest.approx(2 - 5 * 0.2),
-    ]  # fmt: skip
+        pytest.approx(2 - 0.15),
+        pytest.approx(2 - 5 * 0.2),
+    ]
     assert [by[name]["smooth_goodput"]["speed_tokens_per_second"] for name in ("a", "b")] == [10, 20]
     query = Query()
     kept = json.loads(t.recent_exchanges.to_json(t.recent_exchanges.find(query), query))["exchanges"]
@@ -356,5 +357,7 @@ def test_tools_beyond_the_bound_share_a_series(monkeypatch: pytest.MonkeyPatch) 
         rb'llmtap_mcp_request_duration_seconds_count\{method="(\S+?)",(.*?)outcome.*\} (\d)', text
     )
     assert found == [
-        (b"tools/call", b'name="a",', b"2"), (b"tools/call", b'name="b",', b"1"), (b"other", b"", b"2"),
-    ]  # fmt: skip
+        (b"tools/call", b'name="a",', b"2"),
+        (b"tools/call", b'name="b",', b"1"),
+        (b"other", b"", b"2"),
+    ]

@@ -152,8 +152,12 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
     about = tally.relays.to_dict(clock.mono_ns())["r0"]
     assert isinstance(about, dict)
     assert [about[k] for k in ("opened", "measured", "dropped", "unsettled", "lost")] == [
-        9, 4, {"overflow": 3}, 0, 2,
-    ]  # fmt: skip
+        9,
+        4,
+        {"overflow": 3},
+        0,
+        2,
+    ]
     text = metrics_of(tally).render()[0].decode()
     result = [line for line in text.splitlines() if "_exchanges_total{re" in line]
     assert sorted(result) == [

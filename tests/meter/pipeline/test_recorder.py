@@ -51,9 +51,14 @@ def play(
         f"x-session-id: {session}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     observer = Observer(
-        relay, seq, seq * 10**9, seq * 10**9, head.encode(),
-        identify=lambda head, path, body: tenant, on_request=recorder.observe_request,
-    )  # fmt: skip
+        relay,
+        seq,
+        seq * 10**9,
+        seq * 10**9,
+        head.encode(),
+        identify=lambda head, path, body: tenant,
+        on_request=recorder.observe_request,
+    )
     observer.request_data(body, 1)
     observer.request_end(1)
     observer.on_submit(2, 1)
@@ -255,8 +260,11 @@ def test_two_recorders_of_one_capture_of_which_one_gives_way(
     old.close(10)
     new.close(10, whole=True)
     assert sorted((row["relay"], row["seq"]) for row in rows_of(tmp_path)) == [
-        ("r.0.1", 1), ("r.0.1", 2), ("r.0.2", 1), ("r.0.2", 2),
-    ]  # fmt: skip
+        ("r.0.1", 1),
+        ("r.0.1", 2),
+        ("r.0.2", 1),
+        ("r.0.2", 2),
+    ]
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.present, capture.missing, capture.meters, capture.closed) == (4, 0, 2, True)
     assert not aside.exists()

@@ -85,22 +85,41 @@ def test_a_stream_is_silent_from_the_threshold_to_its_next_token() -> None:
     stage.status()
     stage.play(begun(1), now_ms=5_479)
     assert stage.silences() == {
-        "threshold": 5.0, "running": 1, "not_judged": 0, "count": 0, "groups": [], "streams": [],
-    }  # fmt: skip
+        "threshold": 5.0,
+        "running": 1,
+        "not_judged": 0,
+        "count": 0,
+        "groups": [],
+        "streams": [],
+    }
     # The last token came at 480 ms. Keep-alives are no tokens.
     stage.play(keep_alive(Script(), 1, 5_300), now_ms=5_480)
     answer = stage.silences()
     (one,) = answer["streams"]
     past = one.pop("past")
     assert one == {
-        "id": "r0-1", "kind": "next_token", "tenant": "default", "model": "tiny", "upstream": UPSTREAM,
-        "arm": None, "age": 5.48, "silent": 5.0, "since_read": 0.18, "tokens": 20,
-    }  # fmt: skip
+        "id": "r0-1",
+        "kind": "next_token",
+        "tenant": "default",
+        "model": "tiny",
+        "upstream": UPSTREAM,
+        "arm": None,
+        "age": 5.48,
+        "silent": 5.0,
+        "since_read": 0.18,
+        "tokens": 20,
+    }
     assert (past["silence"], past["n"], past["resumed"], past["share"]) == (5.0, 0, 0, None)
-    assert answer["groups"] == [{
-        "kind": "next_token", "tenant": "default", "model": "tiny", "upstream": UPSTREAM, "n": 1,
-        "longest": 5.0,
-    }]  # fmt: skip
+    assert answer["groups"] == [
+        {
+            "kind": "next_token",
+            "tenant": "default",
+            "model": "tiny",
+            "upstream": UPSTREAM,
+            "n": 1,
+            "longest": 5.0,
+        }
+    ]
     stage.play(Script().word(1, 9_000, "again"), now_ms=9_001)
     assert stage.silent() == {}
 
@@ -242,9 +261,11 @@ def test_metrics_have_the_number_of_silent_streams_by_kind_and_known_tenant() ->
         }
 
     assert samples("llmtap_silent_streams") == {
-        ("next_token", "acme"): 2.0, ("next_token", "other"): 1.0, ("first_token", "default"): 1.0,
+        ("next_token", "acme"): 2.0,
+        ("next_token", "other"): 1.0,
+        ("first_token", "default"): 1.0,
         ("next_token", "default"): 0.0,
-    }  # fmt: skip
+    }
     assert samples("llmtap_silence_not_judged_streams") == {(): 0.0}
     stage.play(Script().word(1, 60_000).word(2, 60_000).word(3, 60_000).word(4, 60_000))
     assert samples("llmtap_silent_streams") == {

@@ -130,9 +130,12 @@ def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
     windows.count_skipped(3)
     out: Any = windows.freeze("1m").to_dict()
     assert out["window"] == {
-        "name": "1m", "seconds": 2.0, "start": "2023-11-14T22:15:00Z", "end": "2023-11-14T22:15:02Z",
+        "name": "1m",
+        "seconds": 2.0,
+        "start": "2023-11-14T22:15:00Z",
+        "end": "2023-11-14T22:15:02Z",
         "lag_max": 0.003,
-    }  # fmt: skip
+    }
     assert out["uncertainty"] is None, "a late relay is not an error of a timestamp"
     assert out["not_inference"] == 3
     assert windows.rates()["10s"].lag_ns == 3_000_000
@@ -161,8 +164,15 @@ def test_what_is_frozen_does_not_change() -> None:
 
 def test_a_window_is_named_or_given_by_its_length() -> None:
     assert [window_name(text) for text in ("1m", "60", "3600s", "all", "90s", "", "-1", "soon")] == [
-        "1m", "1m", "1h", "all", None, None, None, None,
-    ]  # fmt: skip
+        "1m",
+        "1m",
+        "1h",
+        "all",
+        None,
+        None,
+        None,
+        None,
+    ]
 
 
 ROW = (SliceLevel(10, 1), SliceLevel(60, 5), SliceLevel(300, 30), SliceLevel(3_600, 300))
@@ -245,9 +255,13 @@ def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
     out: Any = windows.freeze("1m").to_dict(BY)
     by = out["by"]
     assert {label: {name: part["n"] for name, part in parts.items()} for label, parts in by.items()} == {
-        "tenant": {"a": 2, "b": 1}, "model": {"m1": 2, "m2": 1}, "arm": {"left": 1, "right": 1},
-        "class": {"gold": 2}, "reading": {"dialect": 3}, "service_tier": {"flex": 1},
-    }  # fmt: skip
+        "tenant": {"a": 2, "b": 1},
+        "model": {"m1": 2, "m2": 1},
+        "arm": {"left": 1, "right": 1},
+        "class": {"gold": 2},
+        "reading": {"dialect": 3},
+        "service_tier": {"flex": 1},
+    }
     assert by["tenant"]["a"].keys() == out.keys() - {"by", "uncertain", "not_inference"}
     assert windows.freeze("1m").to_dict(("model",))["by"].keys() == {"model"}  # type: ignore[attr-defined]
 

@@ -27,8 +27,13 @@ from tests.support.traffic.tap_frames import Script
 
 VIEWS: Final = ("overview", "streams", "exchanges", "chunking", "experiment", "tap")
 TITLES: Final = (
-    "Now", "Streams under way", "Newest exchanges", "Chunking of answers", "Experiment", "State of llmtap",
-)  # fmt: skip
+    "Now",
+    "Streams under way",
+    "Newest exchanges",
+    "Chunking of answers",
+    "Experiment",
+    "State of llmtap",
+)
 HELLO: Final = Hello(
     relay="r0", pid=1, clock="kernel", listen="http://0.0.0.0:8181", anchor_mono_ns=0, anchor_wall_ns=0
 )

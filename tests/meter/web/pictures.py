@@ -61,10 +61,14 @@ LOOKS: Final = {
 PLACES: Final = (*VIEWS, "inspector")
 PICTURES: Final = frozenset(f"{place}-{look}.png" for place in PLACES for look in LOOKS)
 WORDS: Final = {
-    "overview": "Requests/s", "streams": f"{STREAMS} under way", "exchanges": "Newest exchanges",
-    "chunking": "Single tokens", "experiment": "output-guardrail runs", "tap": "Longest delay",
+    "overview": "Requests/s",
+    "streams": f"{STREAMS} under way",
+    "exchanges": "Newest exchanges",
+    "chunking": "Single tokens",
+    "experiment": "output-guardrail runs",
+    "tap": "Longest delay",
     "inspector": "added to the request",
-}  # fmt: skip
+}
 """What can be read once the place is filled."""
 TURNS: Final = """new Promise((done) => requestAnimationFrame(() => setTimeout(
   () => requestAnimationFrame(() => setTimeout(done)))))"""
@@ -194,11 +198,21 @@ def say_all_is_well(tally: ExchangePipeline) -> None:
         open_ = STREAMS * number
         if name not in tally.relays.to_dict(tally.clock.mono_ns()):
             tally.relays.join(Hello(relay=name, pid=100 + number, **about))
-        tally.on_status(name, relay_status(
-            opened=n + open_, measured=n, unsettled=open_, streams=open_, connections=open_ + 3,
-            cpu_ns=round(1.9 * S * share), rss_bytes=41_000_000 + 900_000 * number,
-            lag_ns_max=300_000 + 90_000 * number, bytes_up=n * 2_100, bytes_down=n * 19_000,
-        ))  # fmt: skip
+        tally.on_status(
+            name,
+            relay_status(
+                opened=n + open_,
+                measured=n,
+                unsettled=open_,
+                streams=open_,
+                connections=open_ + 3,
+                cpu_ns=round(1.9 * S * share),
+                rss_bytes=41_000_000 + 900_000 * number,
+                lag_ns_max=300_000 + 90_000 * number,
+                bytes_up=n * 2_100,
+                bytes_down=n * 19_000,
+            ),
+        )
 
 
 def end_one(rng: random.Random, tally: ExchangePipeline, seq: int) -> None:
@@ -240,9 +254,13 @@ def an_exchange(rng: random.Random, seq: int) -> Exchange:
         x.finish_reason = "content_filter"
         x.refusal = {"kind": "output_guardrail", "source": "finish_reason", "confidence": "high"}
         x.guardrail = {
-            "phase": "output", "action": "block", "signal": "finish_reason", "event": HELD,
-            "late": True, "tokens_before": HELD,
-        }  # fmt: skip
+            "phase": "output",
+            "action": "block",
+            "signal": "finish_reason",
+            "event": HELD,
+            "late": True,
+            "tokens_before": HELD,
+        }
     return x
 
 

@@ -13,9 +13,22 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 PLACES = (*VIEWS, "exchanges/r-199", "exchanges/r1-1", "exchanges/r-999")
 """Every view, an exchange that has ended, one under way, and one that is not kept."""
 NAMED = {
-    "button", "link", "searchbox", "textbox", "combobox", "listbox", "checkbox", "image", "img", "Canvas",
-    "table", "region", "dialog", "navigation", "DisclosureTriangle",
-}  # fmt: skip
+    "button",
+    "link",
+    "searchbox",
+    "textbox",
+    "combobox",
+    "listbox",
+    "checkbox",
+    "image",
+    "img",
+    "Canvas",
+    "table",
+    "region",
+    "dialog",
+    "navigation",
+    "DisclosureTriangle",
+}
 """Roles that mean nothing without a name."""
 TABBABLE = """[...document.querySelectorAll(
   "a[href], button, input, select, textarea, summary, [tabindex='0']")].filter(

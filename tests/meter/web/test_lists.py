@@ -212,9 +212,11 @@ async def test_a_refusal_of_unknown_stage_has_its_reason_on_the_page() -> None:
     x = streamed(100, 140, 2_000, seq=1)
     x.outcome = Outcome.REFUSED
     x.refusal = {
-        "kind": "guardrail", "source": "finish_reason", "confidence": "medium",
+        "kind": "guardrail",
+        "source": "finish_reason",
+        "confidence": "medium",
         "detail": {"event": 1, "stage": "unknown", "why": "no usage: input or output"},
-    }  # fmt: skip
+    }
     x.guardrail = {"phase": "unknown", "action": "blocked", "signal": "finish_reason", "event": 1}
     tally.on_open()
     tally.on_end(x)

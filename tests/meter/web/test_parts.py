@@ -53,9 +53,7 @@ EMPTIED = """import("./assets/lanes.js").then(({ Lanes }) => {
 async def test_an_ended_stream_stays_for_the_span_and_leaves_no_empty_lane() -> None:
     async with dashboard(an_empty_tally()) as (page, url):
         await page.open(url)
-        assert await page.look(EMPTIED) == [
-            [False, False, True], ["a", "b", "c"], ["a", "c"], [None, None],
-        ]  # fmt: skip
+        assert await page.look(EMPTIED) == [[False, False, True], ["a", "b", "c"], ["a", "c"], [None, None]]
 
 
 FADED = """Promise.all([

@@ -409,8 +409,11 @@ async def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> Non
     async def online(page: Page, yes: bool) -> None:
         await page.send(
             "Network.emulateNetworkConditions",
-            offline=not yes, latency=0, downloadThroughput=-1, uploadThroughput=-1,
-        )  # fmt: skip
+            offline=not yes,
+            latency=0,
+            downloadThroughput=-1,
+            uploadThroughput=-1,
+        )
 
     async with dashboard() as (page, url):
         await page.open(url)

@@ -96,9 +96,11 @@ async def test_a_view_that_is_shown_again_is_not_stale_while_it_awaits_its_answe
         )
         result = " return [poll.fresh, poll.staleFor() !== null];"
         for at, began, expected in (
-            (60_000, 500, [False, False]), (60_000, 6_000, [False, True]), (100, 500, [True, False]),
+            (60_000, 500, [False, False]),
+            (60_000, 6_000, [False, True]),
+            (100, 500, [True, False]),
             (6_000, 60_000, [True, True]),
-        ):  # fmt: skip
+        ):
             assert await page.look(stale % (times % (at, began) + result)) == expected
 
 
