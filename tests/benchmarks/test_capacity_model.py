@@ -13,10 +13,15 @@ HERE = "a test"
 
 def inputs(**given: tuple[float, float, float]) -> Inputs:
     usual: dict[str, tuple[float, float, float]] = {
-        "relay_us": (40, 40, 40), "meter_us": (15, 15, 15), "relay_kib": (3, 3, 3), "meter_kib": (7, 7, 7),
-        "proxy_mib": (128, 128, 128), "relay_mib": (32, 32, 32), "event_bytes": (178, 178, 178),
+        "relay_us": (40, 40, 40),
+        "meter_us": (15, 15, 15),
+        "relay_kib": (3, 3, 3),
+        "meter_kib": (7, 7, 7),
+        "proxy_mib": (128, 128, 128),
+        "relay_mib": (32, 32, 32),
+        "event_bytes": (178, 178, 178),
         "series": (400, 400, 400),
-    }  # fmt: skip
+    }
     return Inputs(**{name: Figure(*ends, HERE, HERE) for name, ends in (usual | given).items()})
 
 
@@ -28,13 +33,20 @@ def test_a_worked_example() -> None:
     """100,000 streams of 10 events/s: a million events/s, at 40 us 40 cores, at half busy 80 workers."""
     found = by_name(needs(Scenario(100_000, 10, 0.5, 5), inputs(), streams_max=10_000))
     assert {what: one.mid for what, one in found.items()} == {
-        "events/s": 1_000_000, "relay cores at 100 % load": 40, "meter cores at 100 % load": 15,
-        "workers": 80, "workers per meter": 2, "proxies, each with one meter": 40, "cores": 110,
+        "events/s": 1_000_000,
+        "relay cores at 100 % load": 40,
+        "meter cores at 100 % load": 15,
+        "workers": 80,
+        "workers per meter": 2,
+        "proxies, each with one meter": 40,
+        "cores": 110,
         "memory, GiB": pytest.approx((100_000 * 10 + (40 * 128 + 40 * 32) * 1024) / 1024**2),
-        "open files": 200_000, "source addresses": 4,  # of 28,232 ports
+        "open files": 200_000,
+        "source addresses": 4,  # of 28,232 ports
         "network, each direction, Gbit/s": 2.0,  # 250 bytes a time
-        "series to scrape": 40 * 5 * 400, "series after recording rules": 2_000,
-    }  # fmt: skip
+        "series to scrape": 40 * 5 * 400,
+        "series after recording rules": 2_000,
+    }
     assert all(one.low == one.mid == one.high for one in found.values())
 
 
@@ -57,12 +69,16 @@ def test_the_interval_holds_the_middle_and_both_ends() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("relay_us", "39.8 (33.4-48.0)"), ("meter_us", "15.0 (11.4-17.2)"), ("relay_kib", "2.7 (2.6-2.8)"),
-        ("meter_kib", "9.8 (9.7-9.8)"), ("proxy_mib", "125.4"), ("relay_mib", "27.9"),
+        ("relay_us", "39.8 (33.4-48.0)"),
+        ("meter_us", "15.0 (11.4-17.2)"),
+        ("relay_kib", "2.7 (2.6-2.8)"),
+        ("meter_kib", "9.8 (9.7-9.8)"),
+        ("proxy_mib", "125.4"),
+        ("relay_mib", "27.9"),
         ("event_bytes", "events of about 250 bytes"),
         ("series", "832,000"),
     ],
-)  # fmt: skip
+)
 def test_a_published_input_stands_in_its_source(name: str, words: str) -> None:
     figure: Figure = getattr(PUBLISHED, name)
     places = [HOUSE / figure.source, HOUSE / "benchmarks/relay/HISTORY.md"]
@@ -94,10 +110,11 @@ def test_newer_results_take_the_place_of_what_is_published(tmp_path: Path) -> No
 
     spread = {"median": 20, "min": 19, "max": 21}
     put(
-        "scaling/results/1.json", "2026-01-03",
+        "scaling/results/1.json",
+        "2026-01-03",
         figures={"two": {"relay_us_per_event": spread, "meter_us_per_event": spread}},
         live={"relay_kib": 4.0, "meter_kib": 9.0, "events": 60.0},
-    )  # fmt: skip
+    )
     found = measured(tmp_path)
     figures = (found.relay_us.mid, found.meter_us.high, found.relay_kib.mid, found.meter_kib.mid)
     assert figures == (20, 21, 4, 9)

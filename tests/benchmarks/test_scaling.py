@@ -38,9 +38,10 @@ def test_a_spread_is_told_in_deviations_of_coins() -> None:
 
 def reported(us: float, **more: bool) -> dict[str, object]:
     one = {
-        "one, first CPU": run(worker(0, 40, 1_000)), "one, second CPU": run(worker(1, 40, 1_000)),
+        "one, first CPU": run(worker(0, 40, 1_000)),
+        "one, second CPU": run(worker(1, 40, 1_000)),
         "two": run(worker(0, us, 1_000), worker(1, us, 1_000), **more),
-    }  # fmt: skip
+    }
     return figures.report([one, one], {"events": 60.0, "relay_kib": 3.0}, {}, Console(file=io.StringIO()))
 
 

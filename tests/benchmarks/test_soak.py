@@ -104,10 +104,18 @@ def test_a_day_has_the_requests_of_a_day() -> None:
 
 def row(seq: int) -> Exchange:
     return Exchange(
-        relay="r1", seq=seq, arrival_wall_ns=seq * S, timeline=Timeline(arrival_ns=0), method="POST",
-        path="/v1/chat/completions", status=200, stream=True, outcome=Outcome.COMPLETE,
-        tokens=Tokens(input=5, output=3, source=TokenSource.USAGE), request_id=f"soak-{seq}",
-    )  # fmt: skip
+        relay="r1",
+        seq=seq,
+        arrival_wall_ns=seq * S,
+        timeline=Timeline(arrival_ns=0),
+        method="POST",
+        path="/v1/chat/completions",
+        status=200,
+        stream=True,
+        outcome=Outcome.COMPLETE,
+        tokens=Tokens(input=5, output=3, source=TokenSource.USAGE),
+        request_id=f"soak-{seq}",
+    )
 
 
 def metrics(n: int, output: int) -> bytes:
@@ -122,13 +130,22 @@ def metrics(n: int, output: int) -> bytes:
 def settled(folder: Path, seqs: list[int], opened: int, text: bytes, **more: object) -> accounts.Accounts:
     count = RelayCount(opened, dict(more.pop("dropped", {})), 0)  # type: ignore[call-overload]
     write_capture(
-        folder / "llmtap-1.parquet", [row(seq) for seq in seqs],
-        ledger=CaptureLedger({"r1": count}, {}, "m1", closed=True), began_ns=1,
-    )  # fmt: skip
+        folder / "llmtap-1.parquet",
+        [row(seq) for seq in seqs],
+        ledger=CaptureLedger({"r1": count}, {}, "m1", closed=True),
+        began_ns=1,
+    )
     given = {
-        "asked": opened, "retried": 0, "whole": set(range(opened + 1)), "tokens": [3] * (opened + 1),
-        "metrics": text, "kills_ns": [], "lost_max": 0, "before_ns": S, "after_ns": S,
-    } | more  # fmt: skip
+        "asked": opened,
+        "retried": 0,
+        "whole": set(range(opened + 1)),
+        "tokens": [3] * (opened + 1),
+        "metrics": text,
+        "kills_ns": [],
+        "lost_max": 0,
+        "before_ns": S,
+        "after_ns": S,
+    } | more
     return accounts.settle(folder, **given)
 
 

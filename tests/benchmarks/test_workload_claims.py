@@ -33,13 +33,22 @@ class Known:
 @pytest.mark.parametrize(
     ("column", "statistic", "found", "expected"),
     [
-        ("message", "mean", 55, None), ("message", "min", 10, None), ("message", "max", 100, None),
-        ("message", "p50", 55, None), ("message", "p90", 91, None), ("message", "share 30", 0.1, None),
-        ("output", "p99", 9, 9), ("output", "mean", 9, 9), ("output", "share 9", 1, 1),
-        ("sharing", "share", 0.4, 0.5), ("context", "share 1", 0.75, 0.5), ("context", "share 2", 0.25, 0.5),
-        ("context", "min", 30, None), ("context", "max", 70, None),
+        ("message", "mean", 55, None),
+        ("message", "min", 10, None),
+        ("message", "max", 100, None),
+        ("message", "p50", 55, None),
+        ("message", "p90", 91, None),
+        ("message", "share 30", 0.1, None),
+        ("output", "p99", 9, 9),
+        ("output", "mean", 9, 9),
+        ("output", "share 9", 1, 1),
+        ("sharing", "share", 0.4, 0.5),
+        ("context", "share 1", 0.75, 0.5),
+        ("context", "share 2", 0.25, 0.5),
+        ("context", "min", 30, None),
+        ("context", "max", 70, None),
     ],
-)  # fmt: skip
+)
 def test_each_statistic_is_what_it_is_by_hand(
     column: str, statistic: str, found: float, expected: float | None
 ) -> None:

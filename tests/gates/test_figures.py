@@ -9,23 +9,25 @@ from llmtap.gates.figures import every_figure, figure_named, figures_csv, validi
 
 def test_each_figure_is_a_row_with_its_unit_samples_and_validity() -> None:
     result: dict[str, Any] = {
-        "n": 4, "outcomes": {"complete": 3, "truncated": 1},
+        "n": 4,
+        "outcomes": {"complete": 3, "truncated": 1},
         "metrics": {
             "ttft": {"n": 3, "mean": 0.2, "p50": 0.1, "p995": 0.5, "p999": None, "marks": ["p995"]},
             "itl": {"n": 0, "option": "A", "mean": None},
         },
         "verdict": {
-            "figures": {"ttft": {"state": "doubtful", "error": 0.003, "findings": []}}, "findings": [],
+            "figures": {"ttft": {"state": "doubtful", "error": 0.003, "findings": []}},
+            "findings": [],
         },
-    }  # fmt: skip
+    }
     rows = {row["figure"]: row for row in csv.DictReader(StringIO(figures_csv(result)))}
-    assert list(rows) == [
-        "error_rate", "complete_share", "requests", "ttft_mean", "ttft_p50", "ttft_p99.5",
-    ]  # fmt: skip
+    assert list(rows) == ["error_rate", "complete_share", "requests", "ttft_mean", "ttft_p50", "ttft_p99.5"]
     assert rows["error_rate"]["value"] == "0.25"
     assert (rows["ttft_p99.5"]["value"], rows["ttft_p99.5"]["unit"], rows["ttft_p99.5"]["n"]) == (
-        "0.5", "s", "3",
-    )  # fmt: skip
+        "0.5",
+        "s",
+        "3",
+    )
     assert rows["ttft_mean"]["validity"] == "doubtful"
     assert rows["error_rate"]["validity"] == "valid"
 

@@ -25,13 +25,18 @@ def result(ttft_ms: list[float], *, complete: int | None = None, **more: Any) ->
     n = len(ttft_ms)
     good = n if complete is None else complete
     return {
-        "n": n, "metrics": {"ttft": summarise_ns(histogram), "itl": {"n": 0, "option": None}},
+        "n": n,
+        "metrics": {"ttft": summarise_ns(histogram), "itl": {"n": 0, "option": None}},
         "hdr_histograms": {"ttft": hdr.encode(histogram)},
         "outcomes": {"complete": good, "truncated": n - good},
-        "load": {"stopped": None}, "tokens": {"source": {}}, "plan": {}, "warmup": {"requests": 0},
-        "sender": {"llmtap": "0", "clocks": [], "processes": [], "clock": "kernel"}, "verdict": {},
+        "load": {"stopped": None},
+        "tokens": {"source": {}},
+        "plan": {},
+        "warmup": {"requests": 0},
+        "sender": {"llmtap": "0", "clocks": [], "processes": [], "clock": "kernel"},
+        "verdict": {},
         **more,
-    }  # fmt: skip
+    }
 
 
 BEFORE = [100 + i % 20 for i in range(1_000)]
@@ -49,10 +54,14 @@ def judged(text: str, after: list[float], **more: Any) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("text", "plus_ms", "state"),
     [
-        ("ttft_p50:5%", 30, "worse"), ("ttft_p50:5", 0, "not_worse"), ("ttft_p99:50%", 30, "not_worse"),
-        ("ttft_p50:5%", -30, "not_worse"), ("all", 30, "worse"), ("40%", 30, "not_worse"),
+        ("ttft_p50:5%", 30, "worse"),
+        ("ttft_p50:5", 0, "not_worse"),
+        ("ttft_p99:50%", 30, "not_worse"),
+        ("ttft_p50:5%", -30, "not_worse"),
+        ("all", 30, "worse"),
+        ("40%", 30, "not_worse"),
     ],
-)  # fmt: skip
+)
 def test_a_figure_is_worse_beyond_its_tolerance(text: str, plus_ms: float, state: str) -> None:
     states = judged(text, [ms + plus_ms for ms in BEFORE])
     assert states["ttft_p99" if "p99" in text else "ttft_p50"] == state
@@ -79,8 +88,9 @@ def test_a_named_figure_that_cannot_be_decided_is_not_valid() -> None:
     results = {"a": result(BEFORE[:50]), "b": result(BEFORE)}
     named, every = (judge(text, results) for text in ("ttft_p99:5% complete_share:5%", "all"))
     assert {row.figure: row.state for row in named} == {
-        "ttft_p99": "not_valid", "complete_share": "not_worse",
-    }  # fmt: skip
+        "ttft_p99": "not_valid",
+        "complete_share": "not_worse",
+    }
     assert {row.figure for row in every} == {"ttft_p50", "error_rate"}
 
 
@@ -93,7 +103,7 @@ def test_a_figure_that_is_not_valid_in_a_result_is_not_judged() -> None:
     verdict = {
         "figures": {"ttft": {"state": "not_valid", "error": None, "findings": ["late"]}},
         "findings": [{"what": "late", "says": "sent late"}],
-    }  # fmt: skip
+    }
     assert judged("ttft_p50:5%", [ms + 30 for ms in BEFORE], verdict=verdict) == {"ttft_p50": "not_valid"}
 
 
@@ -106,29 +116,43 @@ def test_a_tolerance_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_the_main_figures_of_benchmarks_are_judged() -> None:
     row = {
-        "b_system": "b", "step": "load", "unit": "s", "better": "lower", "a": 0.1, "b": 0.13,
-        "difference": 0.03, "low": 0.02, "high": 0.04, "level": 0.975,
-    }  # fmt: skip
+        "b_system": "b",
+        "step": "load",
+        "unit": "s",
+        "better": "lower",
+        "a": 0.1,
+        "b": 0.13,
+        "difference": 0.03,
+        "low": 0.02,
+        "high": 0.04,
+        "level": 0.975,
+    }
     told = {
         "tests": [
             {
-                "test": "ttft", "invalid": [], "unlike": [],
+                "test": "ttft",
+                "invalid": [],
+                "unlike": [],
                 "comparisons": [
-                    {**row, "figure": "TTFT P50", "key": True}, {**row, "figure": "E2E P50", "key": False},
+                    {**row, "figure": "TTFT P50", "key": True},
+                    {**row, "figure": "E2E P50", "key": False},
                 ],
             },
             {
-                "test": "throughput", "invalid": ["b: not valid"], "unlike": [],
+                "test": "throughput",
+                "invalid": ["b: not valid"],
+                "unlike": [],
                 "comparisons": [
                     {**row, "figure": "maximum output rate", "unit": "tok/s", "better": "higher", "key": True}
                 ],
             },
         ]
-    }  # fmt: skip
+    }
     rows = judge_tests(Tolerances(), told)
     assert [(one.of, one.figure, one.state) for one in rows] == [
-        ("b ttft load", "ttft_p50", "worse"), ("b throughput load", "maximum_output_rate", "not_valid"),
-    ]  # fmt: skip
+        ("b ttft load", "ttft_p50", "worse"),
+        ("b throughput load", "maximum_output_rate", "not_valid"),
+    ]
     (named,) = judge_tests(Tolerances.parse(["e2e_p50:50%"]), told)
     assert named.state == "not_worse"
 

@@ -20,7 +20,7 @@ def result(**more: Any) -> dict[str, Any]:
         "tokens": {"output_per_second": 100.0, "source": {"usage": 198}},
         "refusals": {"share": 0.04},
         **more,
-    }  # fmt: skip
+    }
 
 
 def states(texts: str, of: dict[str, Any]) -> list[str]:
@@ -30,15 +30,26 @@ def states(texts: str, of: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("ttft_p99<=500ms", "met"), ("ttft_p99<500ms", "missed"), ("ttft_p99 <= 0.5s", "met"),
-        ("ttft_mean<=119ms", "missed"), ("e2e_max<1s", "met"), ("attainment>=97%", "met"),
-        ("attainment>=0.971", "missed"), ("error_rate<=1%", "met"), ("error_rate<0.01", "missed"),
-        ("goodput>=4", "met"), ("achieved_rps>5", "missed"), ("requests>=200", "met"),
-        ("refusal_rate<=4%", "met"), ("output_tokens_per_second>=100", "met"),
-        ("ttft_p999<=1s", "not_valid"), ("tbc_p99<=1s", "not_valid"), ("ttft_scheduled_p99<=1s", "not_valid"),
+        ("ttft_p99<=500ms", "met"),
+        ("ttft_p99<500ms", "missed"),
+        ("ttft_p99 <= 0.5s", "met"),
+        ("ttft_mean<=119ms", "missed"),
+        ("e2e_max<1s", "met"),
+        ("attainment>=97%", "met"),
+        ("attainment>=0.971", "missed"),
+        ("error_rate<=1%", "met"),
+        ("error_rate<0.01", "missed"),
+        ("goodput>=4", "met"),
+        ("achieved_rps>5", "missed"),
+        ("requests>=200", "met"),
+        ("refusal_rate<=4%", "met"),
+        ("output_tokens_per_second>=100", "met"),
+        ("ttft_p999<=1s", "not_valid"),
+        ("tbc_p99<=1s", "not_valid"),
+        ("ttft_scheduled_p99<=1s", "not_valid"),
         ("smooth_goodput>0", "not_valid"),
     ],
-)  # fmt: skip
+)
 def test_a_requirement_is_met_missed_or_not_valid(text: str, state: str) -> None:
     assert states(text, result()) == [state]
 
@@ -57,20 +68,40 @@ def test_several_requirements_are_separated_by_blanks_or_commas() -> None:
 
 def test_percentiles_of_requirements_are_those_that_a_run_must_record() -> None:
     assert Requirements.parse(["ttft_p97<1s e2e_p99.5<1s tpot_mean<1s"]).percentiles == {
-        "p97": 0.97, "p995": 0.995,
-    }  # fmt: skip
+        "p97": 0.97,
+        "p995": 0.995,
+    }
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "  ", "ttft_p99", "ttft_p99=500ms", "ttft_p99<=500", "ttft_p99<=", "ttft<=1s", "ttft_p0<=1s",
-        "ttft_p100<=1s", "attainment>=101%", "attainment>=97ms", "goodput>=5%", "nothing>=1", "5<ttft_p99",
-        "error_rate<=-1%", "ttft_p99<=500ms or e2e_p99<=1s", "error_rate<=nan", "goodput>=inf",
-        "error_rate<=\N{ARABIC-INDIC DIGIT ZERO}", "error_rate<=1", "error_rate<=100%", "attainment>=0",
-        "refusal_rate<0%", "attainment>1",
+        "",
+        "  ",
+        "ttft_p99",
+        "ttft_p99=500ms",
+        "ttft_p99<=500",
+        "ttft_p99<=",
+        "ttft<=1s",
+        "ttft_p0<=1s",
+        "ttft_p100<=1s",
+        "attainment>=101%",
+        "attainment>=97ms",
+        "goodput>=5%",
+        "nothing>=1",
+        "5<ttft_p99",
+        "error_rate<=-1%",
+        "ttft_p99<=500ms or e2e_p99<=1s",
+        "error_rate<=nan",
+        "goodput>=inf",
+        "error_rate<=\N{ARABIC-INDIC DIGIT ZERO}",
+        "error_rate<=1",
+        "error_rate<=100%",
+        "attainment>=0",
+        "refusal_rate<0%",
+        "attainment>1",
     ],
-)  # fmt: skip
+)
 def test_a_requirement_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Requirements.parse([text])
@@ -91,8 +122,9 @@ def verdict(*findings: dict[str, Any], **figures: str) -> dict[str, Any]:
             name: {"state": state, "error": 0.002, "findings": ["late"]} for name, state in figures.items()
         },
         "findings": [{"what": "late", "says": "a finding"}, *findings],
-        "failed": any(one["failed"] for one in findings), "valid": False,
-    }  # fmt: skip
+        "failed": any(one["failed"] for one in findings),
+        "valid": False,
+    }
 
 
 def test_a_figure_is_judged_by_its_own_validity() -> None:
@@ -116,8 +148,10 @@ def test_goodput_is_not_valid_with_the_figure_of_a_bound() -> None:
 def test_counts_by_chunks_are_not_valid_in_a_capture() -> None:
     of = result(tokens={"output_per_second": 100.0, "source": {"usage": 90, "chunks": 10}})
     assert states("tpot_p50<=1s output_tokens_per_second>1 ttft_p50<=1s", of) == [
-        "not_valid", "not_valid", "met",
-    ]  # fmt: skip
+        "not_valid",
+        "not_valid",
+        "met",
+    ]
 
 
 def failed(share: float) -> dict[str, Any]:
@@ -140,9 +174,7 @@ def test_a_missed_requirement_comes_before_one_that_is_not_valid() -> None:
     assert exit_code(None, rows) == ExitCode.MISSED
 
 
-@pytest.mark.parametrize(
-    ("sender", "rate"), [({"clock": "kernel"}, 3 / 10), (None, 2 / 9)],
-)  # fmt: skip
+@pytest.mark.parametrize(("sender", "rate"), [({"clock": "kernel"}, 3 / 10), (None, 2 / 9)])
 def test_a_cancelled_request_is_an_error_of_a_load_and_none_of_a_capture(sender: Any, rate: float) -> None:
     outcomes = {"complete": 7, "truncated": 2, "client_cancelled": 1, "tap_error": 5}
     (row,) = Requirements.parse(["error_rate<=99%"]).judge(result(outcomes=outcomes, sender=sender))

@@ -39,18 +39,29 @@ from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
 
 _ARMS: Final = ({"name": "control"}, {"name": "candidate", "headers": {"X-Arm": "b"}})
-_UNSTABLE: Final = frozenset({
-    "traceId", "spanId", "bucketCounts", "explicitBounds", "host.name", "service.instance.id",
-    "telemetry.sdk.version",
-})  # fmt: skip
+_UNSTABLE: Final = frozenset(
+    {
+        "traceId",
+        "spanId",
+        "bucketCounts",
+        "explicitBounds",
+        "host.name",
+        "service.instance.id",
+        "telemetry.sdk.version",
+    }
+)
 _TOP_COLUMNS: Final = 160
 _OWN_USE: Final = re.compile(r"^(llmtap_meter_(?:cpu_seconds_total|rss_bytes)) .*")
 _ROOT: Final = Path(__file__).parents[2]
 _S: Final = 1_000_000_000
 _PATHS: Final = (
-    "/api/v1/summary?window=all", "/api/v1/summary?window=1m&by=class&certain=1",
-    "/api/v1/exchanges?limit=3&events=1", "/api/v1/experiment", "/api/v1/summary?window=never", "/nowhere",
-)  # fmt: skip
+    "/api/v1/summary?window=all",
+    "/api/v1/summary?window=1m&by=class&certain=1",
+    "/api/v1/exchanges?limit=3&events=1",
+    "/api/v1/experiment",
+    "/api/v1/summary?window=never",
+    "/nowhere",
+)
 
 
 def openapi() -> str:

@@ -22,16 +22,29 @@ def run(scheduler: str, rate: float, **changes: Any) -> dict[str, Any]:
         return {"n": n, "p50": first, "p99": first * 3, "marks": [] if n >= 1_000 else ["p99", "p999"]}
 
     return {
-        "scheduler": scheduler, "n": n,
+        "scheduler": scheduler,
+        "n": n,
         "window": {"name": "first arrival to last completion", "seconds": n / rate + 7},
         "load": {"mode": "open", "offered_rps": rate, "achieved_rps": rate * 0.97},
-        "metrics": {"e2e": figures(rate * 1.1)}, "latency": figures(rate * 1.1),
-        "throughput_rps": rate * 0.9, "throughput_tps": rate * 123.4, "request_sla_violation": rate / 100,
-        "token_sla_violation": rate / 1_000, "utilization": rate / 50, "batch_mean": rate * 2, "batches": 321,
-        "queueing": figures(rate / 7), "servers": 1, "seed": 42, "trace": "trace.csv", "scale": rate / 0.27,
+        "metrics": {"e2e": figures(rate * 1.1)},
+        "latency": figures(rate * 1.1),
+        "throughput_rps": rate * 0.9,
+        "throughput_tps": rate * 123.4,
+        "request_sla_violation": rate / 100,
+        "token_sla_violation": rate / 1_000,
+        "utilization": rate / 50,
+        "batch_mean": rate * 2,
+        "batches": 321,
+        "queueing": figures(rate / 7),
+        "servers": 1,
+        "seed": 42,
+        "trace": "trace.csv",
+        "scale": rate / 0.27,
         "bins": None if bins is None else [[0, None]] * bins,
-        "model": {"alpha": 0.059653, "beta": 0.005742, "gamma": 0.316}, "readings": readings, "fit": None,
-    } | changes  # fmt: skip
+        "model": {"alpha": 0.059653, "beta": 0.005742, "gamma": 0.316},
+        "readings": readings,
+        "fit": None,
+    } | changes
 
 
 def flights(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: str) -> list[dict[str, Any]]:

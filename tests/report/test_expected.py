@@ -85,12 +85,16 @@ def replay() -> Iterator[str]:
         "retries": {"n": 2, "reasons": {"503": 2}},
     }
     results: dict[str, Json] = {
-        "failed": replay_result(failed=3), "late": replay_result(60, late_ms=500), "few": replay_result(5),
-        "many": replay_result(2_000, failed=30), "closed": replay_result(closed=True),
-        "invalid": GOOD | {"verdict": bad}, "stopped": GOOD | {"load": stopped},
+        "failed": replay_result(failed=3),
+        "late": replay_result(60, late_ms=500),
+        "few": replay_result(5),
+        "many": replay_result(2_000, failed=30),
+        "closed": replay_result(closed=True),
+        "invalid": GOOD | {"verdict": bad},
+        "stopped": GOOD | {"load": stopped},
         "compared": GOOD | {"baseline": compared_rows()},
         "compared, other lengths": GOOD | {"baseline": compared_rows((9, 3))},
-    }  # fmt: skip
+    }
     for name, result in results.items():
         yield from (f"# {name}", shown(render_replay(result), 80), replay_markdown(result))
     for name in ("closed", "compared"):
@@ -129,9 +133,11 @@ def integrity() -> Iterator[str]:
 
 
 CAUTION: Json = {
-    "arm": "marked", "metrics": ["tpot", "tbc", "itl"],
-    "events_per_read": 8.0, "control_events_per_read": 1.05,
-}  # fmt: skip
+    "arm": "marked",
+    "metrics": ["tpot", "tbc", "itl"],
+    "events_per_read": 8.0,
+    "control_events_per_read": 1.05,
+}
 
 
 def experiments() -> Iterator[str]:
@@ -139,9 +145,15 @@ def experiments() -> Iterator[str]:
     bursts["cautions"] = [CAUTION]
     broken["sample_ratio"] |= {"alarm": True, "p": 1e-9}
     found = (
-        {"state": "none"}, {}, experiment(10, slower_ms=300), experiment(200, slower_ms=300), experiment(200),
-        experiment(200, refused=100), bursts, broken,
-    )  # fmt: skip
+        {"state": "none"},
+        {},
+        experiment(10, slower_ms=300),
+        experiment(200, slower_ms=300),
+        experiment(200),
+        experiment(200, refused=100),
+        bursts,
+        broken,
+    )
     for told in found:
         yield from experiment_lines(told)
 
@@ -173,11 +185,13 @@ def bench() -> Iterator[str]:
     price = bench_document()
     price["sut"]["hardware"] |= {"currency": "USD", "price_per_hour": 2.5}
     documents: Sequence[Json] = (
-        bench_document(report, not_run=not_run, verdict=bad, quick=True), bench_document(report, itl),
-        bench_document(closed, sut={"hardware": {"cpu": "2 CPUs"}}), price,
+        bench_document(report, not_run=not_run, verdict=bad, quick=True),
+        bench_document(report, itl),
+        bench_document(closed, sut={"hardware": {"cpu": "2 CPUs"}}),
+        price,
         bench_document(sut={"hardware": {"accelerator": "none", "count": 0, "cpu": "2 CPUs"}}),
         {"tests": [], "verdict": {"valid": True}},
-    )  # fmt: skip
+    )
     for document in documents:
         yield from (shown(render_bench(document)), minimum_text(document), full_markdown(document))
         yield page(bench_html(document))
@@ -185,9 +199,14 @@ def bench() -> Iterator[str]:
 
 def compare(tmp_path: Path) -> Iterator[str]:
     a = results_folder(tmp_path / "a", test="itl", runs=2, requests=60)
-    b = results_folder(tmp_path / "b", test="itl", runs=2, requests=60, gaps_slower=1.1, changes={
-        "params.requests": 200, "sut.hardware.count": 4, "sut.hardware.price_per_hour": 10.0,
-    })  # fmt: skip
+    b = results_folder(
+        tmp_path / "b",
+        test="itl",
+        runs=2,
+        requests=60,
+        gaps_slower=1.1,
+        changes={"params.requests": 200, "sut.hardware.count": 4, "sut.hardware.price_per_hour": 10.0},
+    )
     told = msgspec.to_builtins(compare_results(a, [b]))
     for system in told["systems"]:
         system["results"] = system["label"]
@@ -220,10 +239,19 @@ def sweep_pages() -> Iterator[str]:
 CASES: dict[str, Callable[[], Iterator[str]]] = {
     one.__name__: one
     for one in (
-        replay, terms, summary, capture, integrity, experiments, demos, charts, bench, sweep_tables,
+        replay,
+        terms,
+        summary,
+        capture,
+        integrity,
+        experiments,
+        demos,
+        charts,
+        bench,
+        sweep_tables,
         sweep_pages,
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [*CASES, "compare"])

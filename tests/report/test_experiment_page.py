@@ -117,13 +117,22 @@ def test_a_ramp_has_its_stages_each_with_its_own_comparison() -> None:
     assert "Stages" not in experiment_markdown(result)
     differences = measured(units=90, added_ms=100)["differences"]
     earlier = {
-        "number": 1, "share": 0.01, "from": "2026-03-01T12:00:00Z", "to": "2026-03-01T13:00:00Z",
-        "units": {"control": 8_910, "marked": 90}, "differences": differences,
-    }  # fmt: skip
+        "number": 1,
+        "share": 0.01,
+        "from": "2026-03-01T12:00:00Z",
+        "to": "2026-03-01T13:00:00Z",
+        "units": {"control": 8_910, "marked": 90},
+        "differences": differences,
+    }
     result["stage"] = {
-        "number": 2, "of": 3, "share": 0.1, "since": "2026-03-01T13:00:00Z", "between_stages": 4,
-        "sentence": "Stage 2 of 3: ...", "earlier": [earlier],
-    }  # fmt: skip
+        "number": 2,
+        "of": 3,
+        "share": 0.1,
+        "since": "2026-03-01T13:00:00Z",
+        "between_stages": 4,
+        "sentence": "Stage 2 of 3: ...",
+        "earlier": [earlier],
+    }
     table = experiment_markdown(result).split("## Stages")[1]
     first, second = (line for line in table.splitlines() if line.startswith(("| 1 of 3", "| 2 of 3")))
     assert "| 1 % | 2026-03-01T12:00:00Z | 2026-03-01T13:00:00Z |" in first and "+100 ms (" in first

@@ -57,11 +57,10 @@ def evil_replay() -> dict[str, Any]:
         "refusals": {"n": 1, "kinds": {EVIL: 1}},
         "tokens": plain["tokens"] | {"source": {EVIL: 3}},
         "warmup": {"requests": 0, "skipped": None, "problem": EVIL},
-        "verdict": plain["verdict"] | {
-            "valid": False, "findings": [{"what": EVIL, "limit": 1, "says": EVIL}]
-        },
+        "verdict": plain["verdict"]
+        | {"valid": False, "findings": [{"what": EVIL, "limit": 1, "says": EVIL}]},
         "window": plain["window"] | {"start": EVIL, "end": EVIL},
-    }  # fmt: skip
+    }
     evil["metrics"] = plain["metrics"] | {
         "itl": plain["metrics"]["itl"] | {"option": EVIL, "policy": {EVIL: 1}}
     }
@@ -77,39 +76,52 @@ def evil_bench() -> dict[str, Any]:
     rows = [row | {"says": EVIL, "evidence": EVIL} for row in bench_report()["compliance"]["rows"]]
     report = bench_report(
         charts=[
-            chart("bars", title=EVIL, x_title=EVIL, series=series * 2), chart("histogram", series=series),
+            chart("bars", title=EVIL, x_title=EVIL, series=series * 2),
+            chart("histogram", series=series),
             chart("line", marks=[{"x": 2, "says": EVIL}]),
         ],
-        tables=[{"caption": EVIL, "heads": ["", EVIL], "rows": [[EVIL, EVIL]]}], notes=[EVIL],
-        configuration={EVIL: EVIL}, steps=[load_step(EVIL)],
-        compliance=bench_report()["compliance"] | {"rows": rows}, exact_requests=EVIL,
-    )  # fmt: skip
+        tables=[{"caption": EVIL, "heads": ["", EVIL], "rows": [[EVIL, EVIL]]}],
+        notes=[EVIL],
+        configuration={EVIL: EVIL},
+        steps=[load_step(EVIL)],
+        compliance=bench_report()["compliance"] | {"rows": rows},
+        exact_requests=EVIL,
+    )
     finding = {"test": "ttft", "step": EVIL, "what": "x", "says": EVIL}
     return bench_document(
-        report, verdict={"valid": False, "findings": [finding]}, command=EVIL, sut={"model": EVIL},
+        report,
+        verdict={"valid": False, "findings": [finding]},
+        command=EVIL,
+        sut={"model": EVIL},
         not_run=[{"test": EVIL, "why": EVIL}],
-    )  # fmt: skip
+    )
 
 
 def evil_sweep() -> list[dict[str, Any]]:
     plain = [run(s, r, servers=k) for s in ("b", "a") for r in (1, 2, 3) for k in (1, 2)]
     scheduler = {"a": "a", "b": EVIL}
     return [
-        r | {"scheduler": scheduler[r["scheduler"]], "trace": f"{EVIL}{r['load']['offered_rps']}",
-             "fit": {"grid": EVIL, "r2": 1}}
+        r
+        | {
+            "scheduler": scheduler[r["scheduler"]],
+            "trace": f"{EVIL}{r['load']['offered_rps']}",
+            "fit": {"grid": EVIL, "r2": 1},
+        }
         for r in plain
-    ]  # fmt: skip
+    ]
 
 
 PAGES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
     "replay": (lambda: replay_html(replay_result()), lambda: replay_html(evil_replay())),
     "bench": (
-        lambda: bench_html(bench_document(bench_report(charts=CHARTS))), lambda: bench_html(evil_bench()),
+        lambda: bench_html(bench_document(bench_report(charts=CHARTS))),
+        lambda: bench_html(evil_bench()),
     ),
     "sweep": (
-        lambda: sweep_html([run(s, r) for s in "ab" for r in (3, 1, 9)]), lambda: sweep_html(evil_sweep()),
+        lambda: sweep_html([run(s, r) for s in "ab" for r in (3, 1, 9)]),
+        lambda: sweep_html(evil_sweep()),
     ),
-}  # fmt: skip
+}
 """A plain page, and one of evil names."""
 
 

@@ -48,8 +48,11 @@ def test_over_time_what_was_asked_sent_ended_and_in_flight() -> None:
     assert made.tables["load"][1:] == [[f"{v:g}" for v in row] for row in zip(*columns, strict=True)]
     timed = {name: plot for name, plot in plots.items() if plot.get("timed")}
     assert {name.rsplit("-", 1)[0] for name in timed} == {
-        "load", "over-time-host", "over-time-server", "over-time-gpu",
-    }  # fmt: skip
+        "load",
+        "over-time-host",
+        "over-time-server",
+        "over-time-gpu",
+    }
     seconds = result["window"]["seconds"]
     assert {tuple(plot["x"]["range"]) for plot in timed.values()} == {(0, seconds)}
     without = page(GOOD | {"timeline": GOOD["timeline"] | {"ended": None, "in_flight": None}})
@@ -62,13 +65,11 @@ def test_names_of_others_are_text_in_markdown_and_in_the_terminal() -> None:
         "plan": GOOD["plan"] | {"trace": evil_name, "notes": [evil_name]},
         "outcomes": {evil_name: 3},
         "errors": {evil_name: 1},
-        "verdict": GOOD["verdict"] | {
-            "valid": False, "findings": [{"what": evil_name, "limit": 1, "says": evil_name}]
-        },
-        "sender": GOOD["sender"] | {"clocks": [
-            {"host": "n1\x1b", "shared": False, "rtt": 0.001, "offset": 0.0025},
-        ]},
-    }  # fmt: skip
+        "verdict": GOOD["verdict"]
+        | {"valid": False, "findings": [{"what": evil_name, "limit": 1, "says": evil_name}]},
+        "sender": GOOD["sender"]
+        | {"clocks": [{"host": "n1\x1b", "shared": False, "rtt": 0.001, "offset": 0.0025}]},
+    }
     text = replay_markdown(evil)
     assert "<" not in text and "\x1b" not in text
     assert not re.search(r"(?<!\\)\*\*bold|(?<!\\)`", text)

@@ -66,8 +66,7 @@ def shape(runs: Runs) -> tuple[str | None, list[str], list[tuple[str, list[Any]]
         # What a scheduler has for itself is in its name, and no axis.
         (
             [run("a", 1), run("b", 1, model={"beta": 0.1, "prefill": 0.2})],
-            (None, ["scheduler"],
-             [("a", ["a"]), ("b", ["b"])]),
+            (None, ["scheduler"], [("a", ["a"]), ("b", ["b"])]),
         ),
         # Who has no bins stands beside those who have, at each of their numbers.
         (
@@ -85,11 +84,10 @@ def shape(runs: Runs) -> tuple[str | None, list[str], list[tuple[str, list[Any]]
         ),
         (
             [run("a", r, serving={"output_delay": d}) for r in (1, 2, 3) for d in (0.0, 0.05)],
-            ("load", ["output_delay"],
-             [("output_delay 0 s", [1, 2, 3]), ("output_delay 50 ms", [1, 2, 3])]),
+            ("load", ["output_delay"], [("output_delay 0 s", [1, 2, 3]), ("output_delay 50 ms", [1, 2, 3])]),
         ),
     ],
-)  # fmt: skip
+)
 def test_what_varies_decides_axis_and_lines(runs: Runs, expected: object) -> None:
     assert shape(runs) == expected
 
@@ -159,8 +157,10 @@ def test_a_queue_grows_if_requests_wait_longer_than_they_run(
     completed: float | None, waited: float | None, grows: bool
 ) -> None:
     told = run("a", 1.0) | {
-        "throughput_rps": completed, "latency": {"p50": 10.0}, "queueing": {"p50": waited},
-    }  # fmt: skip
+        "throughput_rps": completed,
+        "latency": {"p50": 10.0},
+        "queueing": {"p50": waited},
+    }
     assert queue_grows(told) is grows
     said = [line for line in sweep_lines([told]) if line.startswith("may be overloaded: a:")]
     assert bool(said) is grows

@@ -15,9 +15,11 @@ def queued(
 ) -> dict[str, Any]:
     """A run whose requests are served for 2 s each."""
     return run(scheduler, load_rps, servers=servers) | {
-        "load": {"offered_rps": load_rps}, "queueing": {"mean": wait}, "latency": {"mean": wait + 2.0},
+        "load": {"offered_rps": load_rps},
+        "queueing": {"mean": wait},
+        "latency": {"mean": wait + 2.0},
         "asked_load": load_rps,
-    }  # fmt: skip
+    }
 
 
 def test_the_wait_of_an_mm1_queue() -> None:
@@ -36,9 +38,10 @@ def test_the_knee_by_hand() -> None:
 
 def batch(size: int, rate: float, tpot: float) -> dict[str, Any]:
     return run("continuous_batching", 1.0) | {
-        "serving": {"seqs_max": size}, "tokens": {"output_per_second": rate},
+        "serving": {"seqs_max": size},
+        "tokens": {"output_per_second": rate},
         "metrics": {"tpot": {"mean": tpot}},
-    }  # fmt: skip
+    }
 
 
 def test_batch_sizes_are_in_order() -> None:

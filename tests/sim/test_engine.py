@@ -144,9 +144,12 @@ def test_requests_are_conserved(
     readings = read_model_options(settings)
     engine = Watched(SCHEDULERS[scheduler].build(requests, ServingSetup(MODEL, readings)), servers)
     played = run_virtual(
-        requests, engine, servers=servers, all_first=readings.same_instant == "all-first",
+        requests,
+        engine,
+        servers=servers,
+        all_first=readings.same_instant == "all-first",
         gpu_first=readings.tie == "gpu-first",
-    )  # fmt: skip
+    )
     runs = engine.runs
     assert Counter(r for run in runs for r in run.work.members) == Counter(range(len(rows)))
     assert played.finished == len(rows)
@@ -160,8 +163,10 @@ def test_requests_are_conserved(
         for r in members:
             assert requests.arrival_ns[r] <= run.start_ns
             assert (played.start_ns[r], played.end_ns[r], played.size[r]) == (
-                run.start_ns, run.end_ns, len(members),
-            )  # fmt: skip
+                run.start_ns,
+                run.end_ns,
+                len(members),
+            )
         if settings.get("memory_check") == "hard":
             tokens = sum(requests.input[r] + requests.output[r] for r in members)
             assert len(members) == 1 or tokens * readings.kv_gb_per_token <= 7

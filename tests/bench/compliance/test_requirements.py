@@ -29,17 +29,18 @@ LATE: dict[str, Any] = {
 }
 EMPIRICAL = {"distribution": "empirical", "unit": "tokens", "of": "the data"}
 TRACE: dict[str, Any] = {
-    f"{S}.plan.workload": GONE, f"{S}.plan.trace": "a.csv",
+    f"{S}.plan.workload": GONE,
+    f"{S}.plan.trace": "a.csv",
     f"{S}.plan.lengths": {
         "input": {"distribution": "empirical", "unit": "tokens", "n": 4, "mean": 45.0, "min": 30, "max": 60},
-        "output": {
-            "distribution": "empirical", "unit": "tokens", "n": 4, "mean": 6.5,
-        },
+        "output": {"distribution": "empirical", "unit": "tokens", "n": 4, "mean": 6.5},
     },
-}  # fmt: skip
+}
 TIMED: dict[str, Any] = {
-    "measurements.levels": [], f"{S}.load.stopped": "its time was up", f"{S}.window.seconds": 310.0,
-}  # fmt: skip
+    "measurements.levels": [],
+    f"{S}.load.stopped": "its time was up",
+    f"{S}.window.seconds": 310.0,
+}
 LOADED = {"first_token": 12.0}
 COLD: dict[str, Any] = {"warmups": [], "notes": ["a cold start is measured"]}
 
@@ -65,9 +66,13 @@ SETUP: list[Case] = [
     ("4.2.3-2", "ttft", {f"{S}.plan.arrivals.arrivals": "uniform"}, "not applicable", "no load"),
     # One of three beyond its limit is chance, two are not.
     ("4.2.3-2", "throughput", {"steps.0.result.arrivals.sent.ks.distance": 0.02}, "met", "middle one of 3"),
-    ("4.2.3-2", "throughput", {
-        "steps.0.result.arrivals.sent.ks.distance": 0.02,
-        "steps.1.result.arrivals.sent.ks.distance": 0.02}, "not met", "0.020"),
+    (
+        "4.2.3-2",
+        "throughput",
+        {"steps.0.result.arrivals.sent.ks.distance": 0.02, "steps.1.result.arrivals.sent.ks.distance": 0.02},
+        "not met",
+        "0.020",
+    ),
     ("4.2.3-3", "ttft", {f"{S}.plan.arrivals.arrivals": "gamma"}, "met", "gamma"),
     ("4.2.3-3", "ttft", {}, "not applicable", "uniform or bursty"),
     ("4.2.4-1", "capacity", {"steps": GONE}, "cannot tell", "no loads"),
@@ -95,8 +100,13 @@ SETUP: list[Case] = [
     ("4.3.1-1a", "long-context", {f"{S}.plan.input_tokens": 1_024}, "met", "input: fixed, 1,024 tokens"),
     ("4.3.1-1b", "ttft", TRACE, "met", "output: empirical n 4 mean 6.5 in tokens, by max_tokens"),
     ("4.3.1-1b", "capacity", {}, "met", "output: fixed, 256 tokens, by max_tokens"),
-    ("4.3.1-1b", "ttft", {f"{S}.plan.body.output_control": "max_tokens and stop sequence"}, "met",
-     "by max_tokens and stop sequence"),
+    (
+        "4.3.1-1b",
+        "ttft",
+        {f"{S}.plan.body.output_control": "max_tokens and stop sequence"},
+        "met",
+        "by max_tokens and stop sequence",
+    ),
     ("4.3.1-1b", "ttft", {f"{S}.plan.body.output_control": None}, "not met", "limited"),
     ("4.3.1-1c", "ttft", {f"{S}.plan.workload.content": {}}, "not met", "domain"),
     ("4.3.1-1d", "ttft", {f"{S}.plan.workload.sharing": GONE}, "not met", "prefix"),
@@ -160,8 +170,13 @@ SETUP: list[Case] = [
     ("4.6.2-1b", "ttft", {}, "met", "100.0% of 100,000 chunks"),
     ("4.6.2-1b", "ttft", {"sut.chunking": None, f"{S}.chunking": {}}, "not met", "not reported"),
     ("4.6.2-1c", "ttft", {f"{S}.metrics.itl.policy": {}}, "cannot tell", "no gap"),
-    ("4.6.2-1c", "ttft", {f"{S}.metrics.itl.policy": {"B-even; tokens by usage": 9}}, "met",
-     "B-even; tokens by usage: 9 answers"),
+    (
+        "4.6.2-1c",
+        "ttft",
+        {f"{S}.metrics.itl.policy": {"B-even; tokens by usage": 9}},
+        "met",
+        "B-even; tokens by usage: 9 answers",
+    ),
     ("4.6.3-1", "ttft", {"itl_option": None}, "not met", "none of A, B and C"),
     *(
         ("4.6.3-1", "ttft", {"itl_option": variant}, "not met", "none of A, B and C")
@@ -170,7 +185,9 @@ SETUP: list[Case] = [
     *(
         ("4.6.3-1", "ttft", {"itl_option": option}, "met", words)
         for option, words in (
-            ("A", "time between chunks"), ("A (direct)", "time between chunks"), ("B", "distributed"),
+            ("A", "time between chunks"),
+            ("A (direct)", "time between chunks"),
+            ("B", "distributed"),
         )
     ),
     ("4.6.3-1", "ttft", {"itl_option": "A + C", f"{S}.metrics.itl_server.n": 90}, "met", "the server's"),
@@ -183,8 +200,13 @@ SETUP: list[Case] = [
     ("4.7.2-1", "ttft", {"sut.clock": REMOTE}, "met", "accurate to 2 ms; 10 ms needed"),
     ("4.7.2-1", "ttft", {"sut.clock": {**REMOTE, "accuracy": "< 20 ms"}}, "not met", "20 ms"),
     ("4.7.2-1", "ttft", {"sut.clock": {**REMOTE, "accuracy": "good"}}, "cannot tell", "as a time"),
-    ("4.7.2-1", "ttft", {"sut.clock": REMOTE, "clock_offset": {"offset": -0.0004}}, "met",
-     "10 ms needed; the load generator's clock is -400 us off"),
+    (
+        "4.7.2-1",
+        "ttft",
+        {"sut.clock": REMOTE, "clock_offset": {"offset": -0.0004}},
+        "met",
+        "10 ms needed; the load generator's clock is -400 us off",
+    ),
     # A declared accuracy does not stand against a measured offset.
     ("4.7.2-1", "ttft", {"sut.clock": REMOTE, "clock_offset": {"offset": -0.02}}, "not met", "-20 ms off"),
     ("4.7.2-1", "ttft", {}, "not applicable", "share a machine"),
@@ -222,7 +244,7 @@ SETUP: list[Case] = [
     ("7.4-1a", "memory-pressure", {"sut.notes": []}, "cannot tell", "isolated"),
     ("7.4-1b", "memory-pressure", {"sut.notes": []}, "cannot tell", "recovery"),
     ("7.4-1c", "memory-pressure", {"sut.notes": []}, "cannot tell", "failures"),
-]  # fmt: skip
+]
 
 WITHOUT_TABLES: dict[str, Any] = {"tables": []}
 PROCEDURES: list[Case] = [
@@ -283,8 +305,13 @@ PROCEDURES: list[Case] = [
     # Answers that are waited for are no load.
     ("5.2.2.1-1", "throughput", {**TIMED, "params.duration": 299.0}, "met", "299.0 s, 300 s needed"),
     ("5.2.2.1-p1", "throughput", {"measurements.levels.1.window.to": 6.0}, "not met", "6.0 s, 60 s needed"),
-    ("5.2.2.1-p1", "throughput", {
-        "measurements.levels": [], f"{S}.arrivals": None, f"{S}.window": {}}, "cannot tell", "how long"),
+    (
+        "5.2.2.1-p1",
+        "throughput",
+        {"measurements.levels": [], f"{S}.arrivals": None, f"{S}.window": {}},
+        "cannot tell",
+        "how long",
+    ),
     ("5.2.3.1-p1", "throughput", {}, "met", "the queue grows"),
     ("5.2.3.1-p1", "throughput", {"measurements.limit": None}, "not met", "no saturation"),
     ("5.2.3.1-p1", "throughput", {"measurements": {}}, "cannot tell", "ended"),
@@ -322,8 +349,13 @@ PROCEDURES: list[Case] = [
     ("5.5.3-p1", "capacity", {"steps.1.result.outcomes.complete": 1_599}, "not met", "100 completions"),
     ("5.5.3-p1", "capacity", {"steps.1.result.outcomes": None}, "cannot tell", "completions"),
     ("5.5.5-p1", "capacity", WITHOUT_TABLES, "not met", "Table 7"),
-    ("5.6.2-1", "fairness", {f"{S}.plan.workload.name": "request-classes"}, "not met",
-     "the parameter workload = synthetic-skewed sends it"),
+    (
+        "5.6.2-1",
+        "fairness",
+        {f"{S}.plan.workload.name": "request-classes"},
+        "not met",
+        "the parameter workload = synthetic-skewed sends it",
+    ),
     ("5.6.2-1", "fairness", {"steps.1.result.plan.workload.name": "request-classes"}, "met", "skewed"),
     ("5.6.2-2", "fairness", {"measurements.load_share": 0.5}, "not met", "50% of saturation"),
     ("5.6.2-2", "fairness", {"measurements.load_share": None}, "cannot tell", "share of saturation"),
@@ -365,7 +397,7 @@ PROCEDURES: list[Case] = [
     ("5.10.2-p2", "guardrail-overhead", {"params": {}}, "cannot tell", "levels"),
     ("5.10.5-p1", "guardrail-overhead", {"tables.0.heads.4": "E2E P95"}, "not met", "E2E P99"),
     ("5.10.5-p2", "guardrail-overhead", {"tables": []}, "not met", "Table 14"),
-]  # fmt: skip
+]
 CASES = [*SETUP, *PROCEDURES]
 MISSED = {"not met", "cannot tell"}
 

@@ -86,9 +86,10 @@ def test_our_own_simulator_is_known_with_its_chunks(tmp_path: Path) -> None:
 
 def test_vllm_tells_its_version_its_cache_and_its_model(tmp_path: Path) -> None:
     answers = {
-        "/v1/models": models("qwen", root="Qwen/Qwen2-7B"), "/version": {"version": "0.9.1"},
+        "/v1/models": models("qwen", root="Qwen/Qwen2-7B"),
+        "/version": {"version": "0.9.1"},
         "/metrics": 'vllm:cache_config_info{block_size="16",enable_prefix_caching="False"} 1.0\n',
-    }  # fmt: skip
+    }
     detected = found(answers, events(6))
     told = values(detected)
     assert told["sut.software"] == "vLLM 0.9.1"
@@ -102,13 +103,21 @@ def test_vllm_tells_its_version_its_cache_and_its_model(tmp_path: Path) -> None:
 
 
 def test_sglang_tells_what_it_was_started_with() -> None:
-    told = values(found({
-        "/v1/models": models("m", owner="sglang"), "/get_model_info": {"model_path": "org/m"},
-        "/get_server_info": {
-            "version": "0.4.6", "disable_radix_cache": True, "max_running_requests": 48, "tp_size": 2,
-            "quantization": "fp8",
-        },
-    }))  # fmt: skip
+    told = values(
+        found(
+            {
+                "/v1/models": models("m", owner="sglang"),
+                "/get_model_info": {"model_path": "org/m"},
+                "/get_server_info": {
+                    "version": "0.4.6",
+                    "disable_radix_cache": True,
+                    "max_running_requests": 48,
+                    "tp_size": 2,
+                    "quantization": "fp8",
+                },
+            }
+        )
+    )
     assert told["sut.software"] == "SGLang 0.4.6"
     assert told["sut.prefix_cache"] is False
     assert told["sut.max_batch"] == 48
@@ -117,11 +126,12 @@ def test_sglang_tells_what_it_was_started_with() -> None:
 
 def test_litellm_is_a_gateway_with_guardrails(tmp_path: Path) -> None:
     answers = {
-        "/v1/models": models("a", "b", owner="openai"), "/health/readiness": {"litellm_version": "1.70.0"},
-        "/guardrails/list": {"guardrails": [
-            {"guardrail_name": "pii", "litellm_params": {"mode": ["pre_call", "post_call"]}},
-        ]},
-    }  # fmt: skip
+        "/v1/models": models("a", "b", owner="openai"),
+        "/health/readiness": {"litellm_version": "1.70.0"},
+        "/guardrails/list": {
+            "guardrails": [{"guardrail_name": "pii", "litellm_params": {"mode": ["pre_call", "post_call"]}}]
+        },
+    }
     detected = found(answers, events(3), model="a")
     told = values(detected)
     assert told["sut.boundary"] == "application gateway"

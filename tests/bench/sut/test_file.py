@@ -146,9 +146,14 @@ def test_a_flag_sets_a_parameter_of_each_test_that_has_it() -> None:
 
 def test_a_flag_sets_any_key_of_other_tables() -> None:
     file = flags(
-        "target.model=tiny", "sut.hardware.count=8", "sut.prefix_cache=off", "target.body.top_p=0.5",
-        "sut.guardrails.names=a, b", "arms.cache_off.url=http://x:1", "arms.cache_off.headers.x-cache=off",
-    )  # fmt: skip
+        "target.model=tiny",
+        "sut.hardware.count=8",
+        "sut.prefix_cache=off",
+        "target.body.top_p=0.5",
+        "sut.guardrails.names=a, b",
+        "arms.cache_off.url=http://x:1",
+        "arms.cache_off.headers.x-cache=off",
+    )
     assert file.target.model == "tiny"
     assert file.sut.hardware.count == 8
     assert file.sut.prefix_cache is False
@@ -189,10 +194,11 @@ def test_a_flag_that_does_not_fit_is_named(given: str, place: str, problem: str)
 
 def test_results_have_no_keys_in_them() -> None:
     target = BenchTarget(
-        url="http://me:secret1@host:1/v1?key=secret2", metrics="http://host/metrics?token=secret3",
+        url="http://me:secret1@host:1/v1?key=secret2",
+        metrics="http://host/metrics?token=secret3",
         headers={"Authorization": "Bearer secret4", "X-Api-Key": "secret5", "x-team": "perf"},
         body={"api_key": msgspec.Raw(b'"secret6"'), "max_tokens": msgspec.Raw(b"7")},
-    )  # fmt: skip
+    )
     told = without_secrets(target)
     assert "secret" not in str(told)
     assert told["url"] == "http://host:1/v1"

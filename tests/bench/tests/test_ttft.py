@@ -114,8 +114,9 @@ vllm:request_queue_time_seconds_count 7""",
         "queue": {"n": 2, "mean": 1.5},
     }
     assert cells(result, "Components of TTFT by the server's /metrics") == {
-        "TTFT (server)": ["3", "2,000 ms"], "Queue wait (server)": ["2", "1,500 ms"]
-    }  # fmt: skip
+        "TTFT (server)": ["3", "2,000 ms"],
+        "Queue wait (server)": ["2", "1,500 ms"],
+    }
 
 
 def test_answers_that_did_not_come_whole_are_counted_and_in_no_figure(tmp_path: Path) -> None:

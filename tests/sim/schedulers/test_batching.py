@@ -252,8 +252,11 @@ def test_more_servers_share_a_queue() -> None:
 ROWS: list[Row] = [(0, 5, 5), (0, 0, 20), (0, 0, 5), (0, 0, 30), (1, 0, 8)]
 QUEUED: list[Row] = [
     (0, 0, 5),  # alone, until 1.5
-    (0.5, 0, 6), (0.6, 0, 20), (0.7, 0, 25), (0.8, 0, 15),
-]  # fmt: skip
+    (0.5, 0, 6),
+    (0.6, 0, 20),
+    (0.7, 0, 25),
+    (0.8, 0, 15),
+]
 
 
 def test_a_batch_is_of_one_bin_and_bins_take_turns() -> None:

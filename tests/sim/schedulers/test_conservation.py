@@ -22,7 +22,7 @@ from tests.sim.schedulers.iterating import (
     check_memory,
     check_nobody,
     workload,
-)  # fmt: skip
+)
 
 _ITERATING = sorted(name for name, kind in SCHEDULERS.items() if kind.iterates)
 _CHOICES = {
@@ -93,9 +93,11 @@ def simulated(scheduler: str, rows: Sequence[Row], model: IterationModel, option
 @example([(0, 5, 30)] * 6, "continuous_batching", {"kv_tokens": "60", "block": "1"}, MODEL)
 @example([(0, 5, 30)] * 6, "chunked_prefill", {"kv_tokens": "60", "preemption": "swap"}, MODEL)
 @example(
-    [(0, 40, 22), (430, 40, 0)], "chunked_prefill",
-    {"chunk": "7", "kv_tokens": "100", "block": "1", "preemption": "swap"}, MODEL,
-)  # fmt: skip
+    [(0, 40, 22), (430, 40, 0)],
+    "chunked_prefill",
+    {"chunk": "7", "kv_tokens": "100", "block": "1", "preemption": "swap"},
+    MODEL,
+)
 def test_requests_are_conserved(
     rows: list[Row], scheduler: str, options: dict[str, str], model: IterationModel
 ) -> None:
@@ -134,11 +136,15 @@ def test_requests_are_conserved(
     finished = Counter(r for _, one in made for r in one.finished)
     assert finished == Counter(served.complete)
     assert served.state == IterationState(
-        kv_peak=served.state.kv_peak, recovered=served.state.recovered,
-        preemptions=served.state.preemptions, preempted=served.state.preempted,
-        preempted_tokens=served.state.preempted_tokens, prefix_queries=served.state.prefix_queries,
-        prefix_hits=served.state.prefix_hits, swapped_tokens=served.state.swapped_tokens,
-    )  # fmt: skip
+        kv_peak=served.state.kv_peak,
+        recovered=served.state.recovered,
+        preemptions=served.state.preemptions,
+        preempted=served.state.preempted,
+        preempted_tokens=served.state.preempted_tokens,
+        prefix_queries=served.state.prefix_queries,
+        prefix_hits=served.state.prefix_hits,
+        swapped_tokens=served.state.swapped_tokens,
+    )
     # A request that is preempted before its first token has nothing to swap: its prompt is read again.
     swaps = served.state.preempted > 0 and options.get("preemption") == "swap"
     assert served.state.swapped_tokens == 0 or swaps

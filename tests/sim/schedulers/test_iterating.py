@@ -64,21 +64,41 @@ def test_when_tokens_leave(rows: list[Row], options: dict[str, str], tokens: lis
     ("rows", "chunk", "iterations"),
     [
         # Pieces of a prompt, one of them with the first token.
-        ([(0, 100, 2)], 40, [(0, 60, [(0, 40)], []), (60, 120, [(0, 40)], []), (120, 160, [(0, 20)], []),
-                             (160, 180, [], [0])]),
+        (
+            [(0, 100, 2)],
+            40,
+            [
+                (0, 60, [(0, 40)], []),
+                (60, 120, [(0, 40)], []),
+                (120, 160, [(0, 20)], []),
+                (160, 180, [], [0]),
+            ],
+        ),
         # What one leaves of an iteration is the next one's.
         ([(0, 30, 1), (0, 30, 1)], 40, [(0, 60, [(0, 30), (1, 10)], []), (60, 100, [(1, 20)], [])]),
         ([(0, 10, 1), (0, 10, 1), (0, 10, 1)], 40, [(0, 50, [(0, 10), (1, 10), (2, 10)], [])]),
         # Tokens count as well: of three, two are for prompts, then one.
-        ([(0, 2, 5), (0, 3, 3)], 3, [(0, 23, [(0, 2), (1, 1)], []), (23, 45, [(1, 2)], [0]),
-                                     (45, 65, [], [0, 1]), (65, 85, [], [0, 1]), (85, 105, [], [0])]),
+        (
+            [(0, 2, 5), (0, 3, 3)],
+            3,
+            [
+                (0, 23, [(0, 2), (1, 1)], []),
+                (23, 45, [(1, 2)], [0]),
+                (45, 65, [], [0, 1]),
+                (65, 85, [], [0, 1]),
+                (85, 105, [], [0]),
+            ],
+        ),
         # Where tokens fill an iteration, prompts wait.
-        ([(0, 1, 3), (21, 1, 1)], 1, [(0, 21, [(0, 1)], []), (21, 41, [], [0]), (41, 61, [], [0]),
-                                      (61, 82, [(1, 1)], [])]),
+        (
+            [(0, 1, 3), (21, 1, 1)],
+            1,
+            [(0, 21, [(0, 1)], []), (21, 41, [], [0]), (41, 61, [], [0]), (61, 82, [(1, 1)], [])],
+        ),
         # An empty prompt is a token, and who failed makes none.
         ([(0, 0, 1), (0, 5, 0)], 4, [(0, 24, [(0, 1), (1, 3)], []), (24, 46, [(1, 2)], [])]),
     ],
-)  # fmt: skip
+)
 def test_iterations(
     rows: list[Row], chunk: int, iterations: list[tuple[float, float, list[tuple[int, int]], list[int]]]
 ) -> None:
@@ -91,9 +111,13 @@ def test_iterations(
 def test_a_prompt_that_is_not_whole_gives_its_memory_to_those_that_decode(preemption: str) -> None:
     # Five blocks of four: three for the prompt of the second, a third one for the first at 112.
     served = serve(
-        "chunked_prefill", [(0, 4, 9), (50, 12, 3)], chunk="5", kv_tokens="20", block="4",
+        "chunked_prefill",
+        [(0, 4, 9), (50, 12, 3)],
+        chunk="5",
+        kv_tokens="20",
+        block="4",
         preemption=preemption,
-    )  # fmt: skip
+    )
     assert served.iterations[3:6] == [
         (64, 88, [(1, 4)], [0]),
         (88, 112, [(1, 4)], [0]),
@@ -132,8 +156,11 @@ _A: Row = (0, 80, 12)
         (
             2,
             [(0, 80, 12), (170, 80, 1), (230, 80, 1)],
-            [[100, 120, 140, 160, 180, 233.333333, 286.666666, 351.11111, 415.555555, 480, 500, 520],
-             [320], [460]],
+            [
+                [100, 120, 140, 160, 180, 233.333333, 286.666666, 351.11111, 415.555555, 480, 500, 520],
+                [320],
+                [460],
+            ],
         ),
         # One that came in between is taken in after the tokens that were planned, and made ahead again.
         (
@@ -142,7 +169,7 @@ _A: Row = (0, 80, 12)
             [[100, 120, 173.333333, 226.666666, 291.11111, 355.555555, 420, 440], [260], [400]],
         ),
     ],
-)  # fmt: skip
+)
 def test_when_preponed_tokens_leave(prepone: int, rows: list[Row], tokens: list[list[float]]) -> None:
     assert serve("decode_prepone", rows, prepone=str(prepone)).tokens == tokens
 

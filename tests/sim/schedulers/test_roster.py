@@ -41,7 +41,7 @@ def test_the_newest_is_swapped_out_and_in_again() -> None:
     assert [prompts for _, _, prompts, _ in served.iterations if prompts] == [[(0, 4), (1, 4)]]
     assert served.state == IterationState(
         kv_peak=1, preemptions=1, preempted=1, recovered=1, swapped_tokens=8
-    )  # fmt: skip
+    )
 
 
 def test_nobody_is_seated_who_takes_the_blocks_of_the_next_step() -> None:
@@ -55,9 +55,15 @@ def test_nobody_is_seated_who_takes_the_blocks_of_the_next_step() -> None:
 
 @pytest.mark.parametrize(
     ("row", "fits"),
-    [((0, 8, 8), True), ((0, 8, 9), False), ((0, 16, 0), True), ((0, 17, 0), False), ((0, 0, 15), True),
-     ((0, 0, 16), False)],
-)  # fmt: skip
+    [
+        ((0, 8, 8), True),
+        ((0, 8, 9), False),
+        ((0, 16, 0), True),
+        ((0, 17, 0), False),
+        ((0, 0, 15), True),
+        ((0, 0, 16), False),
+    ],
+)
 def test_who_is_larger_than_the_memory_is_given_up_when_it_comes(row: Row, fits: bool) -> None:
     served = serve("continuous_batching", [(0, 1, 1), row], **_SMALL)
     assert served.complete == ({0, 1} if fits else {0})

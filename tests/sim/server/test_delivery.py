@@ -25,16 +25,19 @@ times = st.lists(st.integers(0, 50), min_size=1, max_size=30).map(lambda gaps: l
 options_of = st.builds(
     SimOptions,
     pacing=st.builds(
-        PacingOptions, tokens_per_chunk=st.integers(1, 7), coalesce=st.integers(0, 60).map(Duration),
+        PacingOptions,
+        tokens_per_chunk=st.integers(1, 7),
+        coalesce=st.integers(0, 60).map(Duration),
         keepalive=st.integers(0, 40).map(Duration),
     ),
     guardrails=st.builds(
-        GuardrailOptions, input_filter=st.integers(0, 60).map(Duration),
+        GuardrailOptions,
+        input_filter=st.integers(0, 60).map(Duration),
         output_hold=st.one_of(st.integers(0, 9), st.just("all")),
         output_filter=st.integers(0, 9).map(Duration),
     ),
     faults=st.builds(FaultOptions, fault_after=st.integers(0, 40), stall=st.integers(0, 99).map(Duration)),
-)  # fmt: skip
+)
 
 
 def writes(
@@ -111,10 +114,12 @@ def test_what_the_filter_blocks_is_never_sent(made: list[int], options: SimOptio
 
 
 @given(
-    st.lists(times, min_size=1, max_size=3), options_of,
-    st.sampled_from(["stall", "slow", None, *sorted(BREAKS)]), st.one_of(st.none(), st.integers(0, 40)),
+    st.lists(times, min_size=1, max_size=3),
+    options_of,
+    st.sampled_from(["stall", "slow", None, *sorted(BREAKS)]),
+    st.one_of(st.none(), st.integers(0, 40)),
     st.lists(st.integers(0, 900), max_size=8).map(sorted),
-)  # fmt: skip
+)
 def test_how_late_anybody_asks_changes_nothing(
     made: list[list[int]],
     options: SimOptions,
@@ -157,8 +162,10 @@ def test_a_choice_of_a_batch_ends_when_the_batch_is_over() -> None:
     delivery.on_token(0, 5)
     delivery.on_token(0, 6)
     assert [delivery.take(20), delivery.take(20), delivery.take(20)] == [
-        Write(8, (Chunk(8, 0, 0, 1, False),)), Write(9, (Chunk(9, 0, 1, 2, False),)), None,
-    ]  # fmt: skip
+        Write(8, (Chunk(8, 0, 0, 1, False),)),
+        Write(9, (Chunk(9, 0, 1, 2, False),)),
+        None,
+    ]
     assert not delivery.all_taken
     delivery.on_choice_end(0, 50)
     delivery.on_choice_end(0, 51)
@@ -223,8 +230,9 @@ def test_choices_are_told_of_in_the_order_of_their_tokens_and_no_further_than_as
     assert (made, planned.next_ns) == ([[1_005], [], [1_007, 1_009]], 1_120)
     found = [delivery.take(1_109) for _ in range(3)]
     assert found == [
-        Write(1_105, (Chunk(1_105, 0, 0, 1, False),)), Write(1_107, (Chunk(1_107, 2, 0, 1, False),)),
+        Write(1_105, (Chunk(1_105, 0, 0, 1, False),)),
+        Write(1_107, (Chunk(1_107, 2, 0, 1, False),)),
         Write(1_109, (Chunk(1_109, 2, 1, 2, False),)),
-    ]  # fmt: skip
+    ]
     planned.advance(2_000)
     assert (made[2], planned.next_ns) == ([1_007, 1_009, 1_030], NEVER)

@@ -42,9 +42,13 @@ def test_an_engine_says_what_runs_and_waits_and_what_its_memory_holds() -> None:
     gauges = EngineMetrics("tiny", lambda: state)
     gauges.on_begin()
     expected = {
-        "num_requests_running": 3.0, "num_requests_waiting": 4.0, "kv_cache_usage_perc": 0.5,
-        "num_preemptions_total": 2.0, "prefix_cache_queries_total": 100.0, "prefix_cache_hits_total": 48.0,
-    }  # fmt: skip
+        "num_requests_running": 3.0,
+        "num_requests_waiting": 4.0,
+        "kv_cache_usage_perc": 0.5,
+        "num_preemptions_total": 2.0,
+        "prefix_cache_queries_total": 100.0,
+        "prefix_cache_hits_total": 48.0,
+    }
     assert 'llmtap_sim:preempted_tokens_total{engine="0",model_name="tiny"} 70.0' in gauges.text().decode()
     for _ in range(2):  # to be asked does not count
         lines = gauges.text().decode().splitlines()

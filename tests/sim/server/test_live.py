@@ -198,9 +198,12 @@ def test_whole_batches_in_real_time_are_those_in_virtual_time(
 
 
 @given(
-    _GROUPS, st.sampled_from([*ITERATIONS, *BATCHES]), _SERVING, _LOOKS,
+    _GROUPS,
+    st.sampled_from([*ITERATIONS, *BATCHES]),
+    _SERVING,
+    _LOOKS,
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 400 * MS)), max_size=9),
-)  # fmt: skip
+)
 def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
     groups: list[Group],
     scheduler: str,

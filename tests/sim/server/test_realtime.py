@@ -37,10 +37,19 @@ async def test_a_response_has_its_events_in_order_and_exact_counts() -> None:
         await client.ask("The river ran slow.")
         events = await client.hear_until("response.done")
     assert [event["type"] for event in events] == [
-        "conversation.item.added", "conversation.item.done", "response.created", "response.output_item.added",
-        "conversation.item.added", "response.content_part.added", *[DELTA] * 5, "response.output_text.done",
-        "response.content_part.done", "response.output_item.done", "conversation.item.done", "response.done",
-    ]  # fmt: skip
+        "conversation.item.added",
+        "conversation.item.done",
+        "response.created",
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        *[DELTA] * 5,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "conversation.item.done",
+        "response.done",
+    ]
     done = events[-1]["response"]
     assert (done["status"], done["usage"]["input_tokens"], done["usage"]["output_tokens"]) == (
         "completed",

@@ -77,8 +77,10 @@ async def test_what_does_not_fit_is_an_error_event_and_the_session_goes_on(messa
         await client.socket.send_str(message)
         error = await client.receive()
         assert (error["type"], error["status"], error["error"]["type"]) == (
-            "error", 400, "invalid_request_error",
-        )  # fmt: skip
+            "error",
+            400,
+            "invalid_request_error",
+        )
         assert says in error["error"]["message"]
         await client.say("response.create", input="hi")
         assert (await client.hear_until(DONE))[-1]["response"]["status"] == "completed"

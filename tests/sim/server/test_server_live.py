@@ -174,8 +174,9 @@ async def test_the_prefix_cache_shows_in_usage_and_metrics(stream: bool) -> None
     length = count_tokens("the same words again and again " * 6 + "one")
     shared = (length - 1) // 16 * 16
     assert [usage["prompt_tokens_details"] for usage in usages] == [
-        {"cached_tokens": 0}, {"cached_tokens": shared},
-    ]  # fmt: skip
+        {"cached_tokens": 0},
+        {"cached_tokens": shared},
+    ]
     assert [usage["prompt_tokens"] for usage in usages] == [length] * 2
     assert [truth["submitted"][0]["cached"] for truth in truths] == [0, shared]
     assert metrics[f"vllm:prefix_cache_queries_total{LABELS}"] == 2 * length

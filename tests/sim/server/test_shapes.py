@@ -95,9 +95,12 @@ async def test_a_limit_on_tokens_is_kept_and_told(
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_vllms_dialect_counts_on_every_chunk(path: str) -> None:
     body = {
-        "messages": MESSAGES, "prompt": TEXT, "stream": True, "return_token_ids": True,
+        "messages": MESSAGES,
+        "prompt": TEXT,
+        "stream": True,
+        "return_token_ids": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }  # fmt: skip
+    }
     async with engine() as e:
         _, stream = await e.answer(path, body, x_sim_dialect="vllm", x_sim_tokens_per_chunk="2")
         _, plain = await e.answer(path, body)
@@ -119,17 +122,28 @@ async def test_anthropic_and_responses_tell_every_step() -> None:
     async with engine() as e:
         _, stream = await e.answer("/v1/messages", {"messages": MESSAGES, "stream": True, "max_tokens": 9})
         assert [event["type"] for event in json_events(stream)] == [
-            "message_start", "content_block_start", *["content_block_delta"] * 5, "content_block_stop",
-            "message_delta", "message_stop",
-        ]  # fmt: skip
+            "message_start",
+            "content_block_start",
+            *["content_block_delta"] * 5,
+            "content_block_stop",
+            "message_delta",
+            "message_stop",
+        ]
         _, stream = await e.answer(
             "/v1/responses", {"input": [{"role": "user", "content": TEXT}], "stream": True}
         )
     events = json_events(stream)
     assert [event["type"].removeprefix("response.") for event in events] == [
-        "created", "in_progress", "output_item.added", "content_part.added", *["output_text.delta"] * 5,
-        "output_text.done", "content_part.done", "output_item.done", "completed",
-    ]  # fmt: skip
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        *["output_text.delta"] * 5,
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
     assert [event["sequence_number"] for event in events] == list(range(13))
     names = [line.removeprefix(b"event: ") for line in stream.split(b"\n") if line.startswith(b"event: ")]
     assert names == [event["type"].encode() for event in events]

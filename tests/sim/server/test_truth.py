@@ -9,9 +9,16 @@ from llmtap.sim.server.truth import Truth, TruthAnchor, TruthLog
 
 def truth(name: str, tokens: int = 1) -> Truth:
     return Truth(
-        id=name, path="/", model="m", stream=True, accepted_ns=1, prompt_tokens=1, made_ns=[[5] * tokens],
-        due_ns=[[5] * tokens], sent_ns=[[6] * tokens],
-    )  # fmt: skip
+        id=name,
+        path="/",
+        model="m",
+        stream=True,
+        accepted_ns=1,
+        prompt_tokens=1,
+        made_ns=[[5] * tokens],
+        due_ns=[[5] * tokens],
+        sent_ns=[[6] * tokens],
+    )
 
 
 def ids(log: TruthLog, since: int = 0) -> list[str]:

@@ -83,13 +83,31 @@ def test_it_measures_as_the_same_answer_passing_by(arrival_ns: int, gaps: list[i
     mine, theirs = measure(ours), measure(live)
     assert mine.metrics() == theirs.metrics()
     assert (mine.tbc_ns, mine.itl_even_ns, mine.itl_policy) == (
-        theirs.tbc_ns, theirs.itl_even_ns, theirs.itl_policy,
-    )  # fmt: skip
+        theirs.tbc_ns,
+        theirs.itl_even_ns,
+        theirs.itl_policy,
+    )
     for name in (
-        "relay", "seq", "id", "arrival_wall_ns", "outcome", "method", "path", "endpoint", "dialect", "model",
-        "response_model", "tenant", "status", "stream", "finish_reason", "tokens", "usage", "error",
+        "relay",
+        "seq",
+        "id",
+        "arrival_wall_ns",
+        "outcome",
+        "method",
+        "path",
+        "endpoint",
+        "dialect",
+        "model",
+        "response_model",
+        "tenant",
+        "status",
+        "stream",
+        "finish_reason",
+        "tokens",
+        "usage",
+        "error",
         "no_token_reason",
-    ):  # fmt: skip
+    ):
         assert getattr(ours, name) == getattr(live, name), name
     result = ours.to_dict(mine.metrics(), chunking_of(ours))
     assert result["timeline"] == live.to_dict(theirs.metrics(), chunking_of(live))["timeline"]
@@ -111,9 +129,13 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("token_ns", "outcome", "status", "stream", "tokens", "total"), OUTCOMES)
 def test_what_the_scheduler_gave_up_failed_upstream_and_misses_every_objective(
-    token_ns: tuple[int, ...], outcome: Outcome, status: int, stream: bool,
-    tokens: tuple[int | None, int | None, TokenSource], total: int | None,
-) -> None:  # fmt: skip
+    token_ns: tuple[int, ...],
+    outcome: Outcome,
+    status: int,
+    stream: bool,
+    tokens: tuple[int | None, int | None, TokenSource],
+    total: int | None,
+) -> None:
     x = ExchangeMaker("x", requests()).exchange(0, token_ns, 5 * MS, served=False)
     assert (x.outcome, x.status, x.stream) == (outcome, status, stream)
     assert (x.tokens.input, x.tokens.output, x.tokens.source) == tokens

@@ -178,11 +178,13 @@ def test_a_dynamo_trace_is_fitted_by_its_first_tokens_and_ends(tmp_path: Path) -
             t = x.timeline
             assert t.submit_ns is not None and t.first_token_ns is not None and t.last_token_ns is not None
             request = {
-                "request_id": str(i), "request_received_ms": round(t.submit_ns / 1e6, 3),
-                "input_tokens": x.tokens.input, "output_tokens": x.tokens.output,
+                "request_id": str(i),
+                "request_received_ms": round(t.submit_ns / 1e6, 3),
+                "input_tokens": x.tokens.input,
+                "output_tokens": x.tokens.output,
                 "ttft_ms": (t.first_token_ns - t.submit_ns) / 1e6,
                 "total_time_ms": (t.last_token_ns - t.submit_ns) / 1e6,
-            }  # fmt: skip
+            }
             record = {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": request}
             print(json.dumps(record), file=out)
     fit = fit_capture(str(file))
@@ -308,9 +310,7 @@ def test_a_batch_takes_alpha_and_beta_for_each_token_of_its_longest(
     assert SEED_MODEL.batch_ns(size, length) == round(seconds * 1e9)
 
 
-@given(
-    st.floats(1e5, 1e9), st.floats(1e3, 1e8), st.floats(0, 2)
-)  # fmt: skip
+@given(st.floats(1e5, 1e9), st.floats(1e3, 1e8), st.floats(0, 2))
 def test_a_fit_to_a_models_own_grid_is_that_model(alpha: float, beta: float, gamma: float) -> None:
     found = fit_batches(grid_of(LatencyModel(alpha, beta, gamma)))
     assert found.model.alpha_ns == pytest.approx(alpha, rel=1e-6)

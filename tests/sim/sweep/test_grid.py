@@ -58,9 +58,15 @@ def nothing(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
 
 def test_jobs_have_what_their_points_say(source: GridSource) -> None:
     axes = {
-        "requests": (30, 100), "rate": (5.0,), "servers": (2,), "seed": (7,), "bins": ("3",), "eps": ("1ms",),
-        "chunk": ("64",), "scheduler": ("multi_bin_dynamic",),
-    }  # fmt: skip
+        "requests": (30, 100),
+        "rate": (5.0,),
+        "servers": (2,),
+        "seed": (7,),
+        "bins": ("3",),
+        "eps": ("1ms",),
+        "chunk": ("64",),
+        "scheduler": ("multi_bin_dynamic",),
+    }
     jobs = SweepGrid(source, JobOptions(capacity=0.1, measure=True)).jobs(axes, None, nothing)
     assert [j.count for j in jobs] == [30, 100]
     # Rows come every 2 s; a rate is by the rows that are taken.
@@ -76,18 +82,33 @@ def test_jobs_have_what_their_points_say(source: GridSource) -> None:
 ONCE = [
     # axes, and over which values of them there are jobs
     ({"scheduler": ("static_fifo",), "bins": ("2", "4"), "eps": ("1ms", "5ms")}, [{}]),
-    ({"scheduler": ("multi_bin_dynamic",), "bins": ("2", "4"), "chunk": ("64", "128")},
-     [{"bins": 2}, {"bins": 4}]),
-    ({"scheduler": ("static_fifo", "dynamic_no_bins"), "eps": ("1ms", "2ms"), "static_batch": ("4", "5")},
-     [{"static_batch": 4}, {"eps": 1_000_000}, {"static_batch": 5}, {"eps": 2_000_000}]),
-    ({"scheduler": ("continuous_batching", "chunked_prefill"), "eps": ("1ms", "5ms"), "chunk": ("64", "128")},
-     [{"chunk": 512}, {"chunk": 64}, {"chunk": 128}]),
+    (
+        {"scheduler": ("multi_bin_dynamic",), "bins": ("2", "4"), "chunk": ("64", "128")},
+        [{"bins": 2}, {"bins": 4}],
+    ),
+    (
+        {"scheduler": ("static_fifo", "dynamic_no_bins"), "eps": ("1ms", "2ms"), "static_batch": ("4", "5")},
+        [{"static_batch": 4}, {"eps": 1_000_000}, {"static_batch": 5}, {"eps": 2_000_000}],
+    ),
+    (
+        {
+            "scheduler": ("continuous_batching", "chunked_prefill"),
+            "eps": ("1ms", "5ms"),
+            "chunk": ("64", "128"),
+        },
+        [{"chunk": 512}, {"chunk": 64}, {"chunk": 128}],
+    ),
     # Of seeds, who draws nothing has one.
     ({"scheduler": ("static_fifo",), "predictor": ("noisy",), "seed": (1, 2)}, [{}]),
-    ({"scheduler": ("multi_bin_dynamic",), "predictor": ("perfect", "noisy"), "seed": (1, 2)},
-     [{"predictor": "perfect", "seed": None}, {"predictor": "noisy", "seed": 1},
-      {"predictor": "noisy", "seed": 2}]),
-]  # fmt: skip
+    (
+        {"scheduler": ("multi_bin_dynamic",), "predictor": ("perfect", "noisy"), "seed": (1, 2)},
+        [
+            {"predictor": "perfect", "seed": None},
+            {"predictor": "noisy", "seed": 1},
+            {"predictor": "noisy", "seed": 2},
+        ],
+    ),
+]
 
 
 @pytest.mark.parametrize(("axes", "expected"), ONCE)
@@ -95,8 +116,12 @@ def test_a_run_is_made_once_over_what_its_scheduler_reads(
     source: GridSource, axes: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
     jobs = SweepGrid(source).jobs(axes, None, nothing)
-    result = [msgspec.to_builtins(j.readings, enc_hook=int) | msgspec.to_builtins(j.serving, enc_hook=int)
-            | {"seed": j.seed} for j in jobs]  # fmt: skip
+    result = [
+        msgspec.to_builtins(j.readings, enc_hook=int)
+        | msgspec.to_builtins(j.serving, enc_hook=int)
+        | {"seed": j.seed}
+        for j in jobs
+    ]
     assert [
         {name: one[name] for name in want} for one, want in zip(result, expected, strict=True)
     ] == expected
@@ -163,8 +188,9 @@ def test_the_best_is_searched_with_all_else_being_equal(source: GridSource) -> N
     jobs = SweepGrid(source).jobs(axes, PRESET, ran)
     assert len(ran.jobs) == 2 * 48
     assert {(j.count, j.scale, j.readings.eps) for j in ran.jobs} == {
-        (60, 10.0, 1_000_000), (60, 40.0, 1_000_000),
-    }  # fmt: skip
+        (60, 10.0, 1_000_000),
+        (60, 40.0, 1_000_000),
+    }
     assert [j.scale for j in jobs] == [10.0, 40.0]
     for job in jobs:
         assert job.id in {j.id for j in ran.jobs}
@@ -175,16 +201,22 @@ def test_the_best_is_searched_with_all_else_being_equal(source: GridSource) -> N
 
 def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) -> None:
     preset = Preset(
-        "", "", {}, ({"scheduler": "continuous_batching"}, {"scheduler": "chunked_prefill"}),
+        "",
+        "",
+        {},
+        ({"scheduler": "continuous_batching"}, {"scheduler": "chunked_prefill"}),
         share_settings={"scheduler": "continuous_batching"},
-    )  # fmt: skip
+    )
     ran = Ran(source)
     axes = {"share": (0.5, 1.0), "chunk": ("64",)}
     jobs = SweepGrid(source, JobOptions(objectives="ttft:1s")).jobs(axes, preset, ran)
     [first] = ran.jobs
     assert (first.scheduler, first.objectives, first.measure, first.serving.chunk) == (
-        "continuous_batching", "", False, 512,
-    )  # fmt: skip
+        "continuous_batching",
+        "",
+        False,
+        512,
+    )
     at_once = source.traces[first.rows].requests_at(count=first.count, scale=first.scale)
     assert max(at_once.arrival_ns) <= 1
     [result] = [run_job(first, source.traces[first.rows])]
@@ -268,6 +300,8 @@ def test_the_methods_are_those_of_the_seed() -> None:
     jobs = SweepGrid(Small("x")).jobs(preset.axes, preset, instantly)
     assert len(jobs) == 16
     assert [(j.scheduler, j.servers, j.readings.bins) for j in jobs[:4]] == [
-        ("static_fifo", 1, 8), ("dynamic_no_bins", 1, 8), ("multi_bin_dynamic", 1, 8),
+        ("static_fifo", 1, 8),
+        ("dynamic_no_bins", 1, 8),
+        ("multi_bin_dynamic", 1, 8),
         ("multi_bin_dynamic", 1, 1),
-    ]  # fmt: skip
+    ]

@@ -162,8 +162,9 @@ JOBS: list[SweepJob] = [
 FAILS = job(SHORT, version="of another version")
 needs_ray = pytest.mark.skipif(
     # Not imported here: what it reads when it is imported, `run_on_ray` sets before.
-    find_spec("ray") is None, reason="Ray is not installed: make setup"
-)  # fmt: skip
+    find_spec("ray") is None,
+    reason="Ray is not installed: make setup",
+)
 LISTENING = "0A"
 TRACES: dict[str, Any] = {job(of).rows: of for of in (SHORT, LONG)}
 

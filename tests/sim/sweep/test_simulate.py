@@ -111,7 +111,7 @@ def test_the_longest_of_a_bin_is_shorter_than_of_as_many_from_all() -> None:
     assert longest["by_bin"] == [
         {"batches": 1, "mean": 5, "expected": expected[4]},
         {"batches": 1, "mean": 200, "expected": expected[3]},
-    ]  # fmt: skip
+    ]
     assert (longest["batches"], longest["mean"]) == (2, 102.5)
     assert longest["expected"] == pytest.approx((expected[3] + expected[4]) / 2)
     whole = simulated("static_fifo", rows, same_instant="all-first").to_dict()["longest_output"]
@@ -153,32 +153,69 @@ LONG: list[Row] = [(0, 0, 281)] * 2
 
 CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     # reading, another value, what is looked at, by default, with the value
-    ("eps", "100ms", _sizes(DYNAMIC, MANY[:7], **{**STEADY, "eps": "5ms"}, b_max="9"),
-     [7] * 7, [5] * 5 + [2] * 2),
+    (
+        "eps",
+        "100ms",
+        _sizes(DYNAMIC, MANY[:7], **{**STEADY, "eps": "5ms"}, b_max="9"),
+        [7] * 7,
+        [5] * 5 + [2] * 2,
+    ),
     ("token_sla", "110ms", _result(key="token_sla_violation"), 1.0, 2 / 5),
     ("request_sla", "3s", _result(key="request_sla_violation"), 0.0, 3 / 5),
-    ("predictor", "prompt", _result(BINS, [(0, 10, 90)] * 3, "bins"),
-     [(90, 90)] * 7 + [(90, None)], [(7, 7)] * 7 + [(7, None)]),
+    (
+        "predictor",
+        "prompt",
+        _result(BINS, [(0, 10, 90)] * 3, "bins"),
+        [(90, 90)] * 7 + [(90, None)],
+        [(7, 7)] * 7 + [(7, None)],
+    ),
     ("bin_limit", "none", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [128] * 8),
     ("controller_limit", "bin", _sizes(BINS, LONG[:1] * 9, **STEADY, bins="1"), [8] * 8 + [1], [4] * 8 + [1]),
     # One short request brings the average of its controller to 1: alone it is 5, and (3 + 7) / 2 = 5.
-    ("controllers", "global", _sizes(BINS, [(0, 0, 5), *[(0, 0, 30)] * 5], **STEADY, b_max="9",
-                                     alpha_ema="1", bin_edges="0,10"), [1] + [5] * 5, [1, 2, 2, 2, 2, 1]),
-    ("length", "output", _result(),
-     [(1, 4, 1), (4, 6.25, 2), (4, 6.25, 2), (6.25, 11.25, 1), (11.25, 12.75, 1)],
-     [(1, 3, 1), (3, 5.25, 2), (3, 5.25, 2), (5.25, 7.25, 1), (11, 12.5, 1)]),
+    (
+        "controllers",
+        "global",
+        _sizes(BINS, [(0, 0, 5), *[(0, 0, 30)] * 5], **STEADY, b_max="9", alpha_ema="1", bin_edges="0,10"),
+        [1] + [5] * 5,
+        [1, 2, 2, 2, 2, 1],
+    ),
+    (
+        "length",
+        "output",
+        _result(),
+        [(1, 4, 1), (4, 6.25, 2), (4, 6.25, 2), (6.25, 11.25, 1), (11.25, 12.75, 1)],
+        [(1, 3, 1), (3, 5.25, 2), (3, 5.25, 2), (5.25, 7.25, 1), (11, 12.5, 1)],
+    ),
     ("window", "arrivals", _result(key="throughput_rps"), 5 / 11.75, 0.5),
     ("tokens", "output", _result(key="throughput_tps"), 75 / 11.75, 35 / 11.75),
-    ("bins", "2", _result(BINS, LENGTHS, "bins"),
-     [(2, 3), (3, 5), (5, 7), (7, 9), (9, 10), (10, 12), (12, 14), (14, None)], [(2, 9), (9, None)]),
-    ("bin_choice", "longest-queue", lambda s: [
-        end for _, end, _ in served(simulated(BINS, [(0, 0, 0), (0.1, 0, 20), (0.2, 0, 1), (0.3, 0, 2)],
-                                          bin_edges="0,10", **s))],
-     [1, 4, 5.25, 5.25], [1, 5.25, 2.25, 2.25]),
+    (
+        "bins",
+        "2",
+        _result(BINS, LENGTHS, "bins"),
+        [(2, 3), (3, 5), (5, 7), (7, 9), (9, 10), (10, 12), (12, 14), (14, None)],
+        [(2, 9), (9, None)],
+    ),
+    (
+        "bin_choice",
+        "longest-queue",
+        lambda s: [
+            end
+            for _, end, _ in served(
+                simulated(BINS, [(0, 0, 0), (0.1, 0, 20), (0.2, 0, 1), (0.3, 0, 2)], bin_edges="0,10", **s)
+            )
+        ],
+        [1, 4, 5.25, 5.25],
+        [1, 5.25, 2.25, 2.25],
+    ),
     ("b_start", "one", _sizes(DYNAMIC, MANY[:3], **STEADY, b_max="9"), [3, 3, 3], [2, 2, 1]),
     ("band", "delta", _sizes(DYNAMIC, MANY[:3], **STEADY, b_start="one"), [2, 2, 1], [1, 1, 1]),
-    ("tau_start", "beta", _sizes(DYNAMIC, MANY[:7], **{**STEADY, "tau_start": "zero"}, b_max="9"),
-     [7] * 7, [5] * 5 + [2] * 2),
+    (
+        "tau_start",
+        "beta",
+        _sizes(DYNAMIC, MANY[:7], **{**STEADY, "tau_start": "zero"}, b_max="9"),
+        [7] * 7,
+        [5] * 5 + [2] * 2,
+    ),
     ("guards", "authors", _sizes(DYNAMIC, MANY[:5], **SLOW, b_max="9"), [3, 3, 3, 2, 2], [5] * 5),
     ("memory_check", "hard", _sizes("static_fifo", [(0, 10_000, 0)] * 6, **TOGETHER), [6] * 6, [3] * 6),
     ("lengths_start", "limit", _sizes(DYNAMIC, MANY[:96], **TOGETHER), [76] * 76 + [20] * 20, [96] * 96),
@@ -188,21 +225,46 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     ("tie", "gpu-first", _sizes("static_fifo", [(0, 0, 10), (1, 0, 10), (2, 0, 10)]), [1, 2, 2], [1, 1, 1]),
     ("sla_step", "update", _sizes(DYNAMIC, MANY[:7], **TOGETHER, b_max="9"), [7] * 7, [5] * 5 + [2] * 2),
     ("partial", "wait", _sizes("static_fifo", MANY[:3]), [1, 2, 2], [3, 3, 3]),
-    ("bin_edges", "0,9", _result(BINS, LENGTHS[:2], "bins"),
-     [(2, 2), (2, 2), (2, 2), (2, 3), (3, 3), (3, 3), (3, 3), (3, None)], [(0, 9), (9, None)]),
-    ("edges", "first-1000", lambda s: simulated(BINS, HALVES, bins="2", **s).bins,
-     [(5, 7), (7, None)], [(5, 5), (5, None)]),
-    ("below_first", "first", _sizes(BINS, [(0, 0, n) for n in (1, 12, 30)], **TOGETHER, bin_edges="10,20"),
-     [2, 1, 2], [2, 2, 1]),
-    ("percentile", "higher", lambda s: simulated("static_fifo", ROWS, **s).to_dict()["latency"]["p90"],
-     5.45, 6.25),
+    (
+        "bin_edges",
+        "0,9",
+        _result(BINS, LENGTHS[:2], "bins"),
+        [(2, 2), (2, 2), (2, 2), (2, 3), (3, 3), (3, 3), (3, 3), (3, None)],
+        [(0, 9), (9, None)],
+    ),
+    (
+        "edges",
+        "first-1000",
+        lambda s: simulated(BINS, HALVES, bins="2", **s).bins,
+        [(5, 7), (7, None)],
+        [(5, 5), (5, None)],
+    ),
+    (
+        "below_first",
+        "first",
+        _sizes(BINS, [(0, 0, n) for n in (1, 12, 30)], **TOGETHER, bin_edges="10,20"),
+        [2, 1, 2],
+        [2, 2, 1],
+    ),
+    (
+        "percentile",
+        "higher",
+        lambda s: simulated("static_fifo", ROWS, **s).to_dict()["latency"]["p90"],
+        5.45,
+        6.25,
+    ),
     # Too slow: high = max(5, 1 + 4) = 5, so (1 + 5) / 2 = 3; with a step of 8, high = 9.
     ("alpha_step", "8", _sizes(DYNAMIC, MANY[:5], **SLOW, b_max="9"), [3, 3, 3, 2, 2], [5] * 5),
     # Half the band: 1 + 2 / 2 = 2, then 1 + 4 / 2 = 3.
     ("delta_step", "4", _sizes(DYNAMIC, MANY[:3], **STEADY, b_start="one", band="delta"), [1] * 3, [2, 2, 1]),
     # The first batch takes 143 ms a token. An average of 29 ms is below the SLA, one of 143 ms is above it.
-    ("alpha_ema", "1", _sizes(DYNAMIC, MANY[:14], **TOGETHER, token_sla="100ms", eps="0s", b_max="9"),
-     [7] * 14, [7] * 7 + [6] * 6 + [1]),
+    (
+        "alpha_ema",
+        "1",
+        _sizes(DYNAMIC, MANY[:14], **TOGETHER, token_sla="100ms", eps="0s", b_max="9"),
+        [7] * 14,
+        [7] * 7 + [6] * 6 + [1],
+    ),
     # 8 GB are 42,666 tokens; 90 % of them are 76 requests of 500 tokens, half of them are 42.
     ("rho", "0.5", _sizes(DYNAMIC, MANY[:76], **TOGETHER), [76] * 76, [42] * 42 + [34] * 34),
     ("b_min", "4", _sizes(DYNAMIC, MANY[:5], **SLOW, b_max="9"), [3, 3, 3, 2, 2], [5] * 5),
@@ -213,7 +275,7 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     ("model_gb", "5", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [56] * 7 + [7]),
     ("margin_gb", "0", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [75] * 7 + [9]),
     ("kv_gb_per_token", "3.75e-4", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [33] * 7 + [4]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -360,12 +422,24 @@ def test_who_is_given_up_is_an_outcome_and_late_and_no_throughput(
 
 def test_what_the_engine_did_with_its_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     state = IterationState(
-        kv_peak=0.9, preemptions=4, preempted=2, recovered=1, preempted_tokens=10, prefix_queries=8,
+        kv_peak=0.9,
+        preemptions=4,
+        preempted=2,
+        recovered=1,
+        preempted_tokens=10,
+        prefix_queries=8,
         prefix_hits=2,
-    )  # fmt: skip
+    )
     engine = replace(scripted(monkeypatch, {}), state=state).to_dict()["engine"]
     assert engine == {
-        "preemptions": 4, "preempted": 2, "preempted_share": 2 / 4, "recovery": 1 / 2, "preempted_tokens": 10,
-        "preemption_loss": 10 / 4, "kv_peak": 0.9, "prefix_queries": 8, "prefix_hits": 2,
+        "preemptions": 4,
+        "preempted": 2,
+        "preempted_share": 2 / 4,
+        "recovery": 1 / 2,
+        "preempted_tokens": 10,
+        "preemption_loss": 10 / 4,
+        "kv_peak": 0.9,
+        "prefix_queries": 8,
+        "prefix_hits": 2,
         "prefix_hit_rate": 2 / 8,
-    }  # fmt: skip
+    }

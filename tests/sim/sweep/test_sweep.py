@@ -64,9 +64,13 @@ def test_the_table_of_what_may_differ_is_whole() -> None:
 def test_the_same_job_has_the_same_id_in_another_process() -> None:
     code = "from tests.support.workloads.sweeps import job, trace; print(job(trace()).id)"
     answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[3], env={"PYTHONHASHSEED": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+        env={"PYTHONHASHSEED": "1"},
+    )
     assert answer.stdout.strip() == JOB.id == job(trace()).id
 
 
@@ -132,11 +136,13 @@ def test_a_table_has_the_latencies_and_the_options_that_differ(tmp_path: Path, s
     metrics = {"ttft": {"p50": 0.5, "p99": 2.0}, "itl": {"p50": 0.012, "option": "B-even"}}
     runs: list[dict[str, Any]] = [
         {
-            "scheduler": "chunked_prefill", "metrics": metrics, "goodput": {"attainment": 0.75},
+            "scheduler": "chunked_prefill",
+            "metrics": metrics,
+            "goodput": {"attainment": 0.75},
             "serving": {"chunk": chunk, "tbt": 0.25 * chunk, "seqs_max": 8, "classes": ["a"] * chunk},
         }
         for chunk in (1, 2)
-    ]  # fmt: skip
+    ]
     place = tmp_path / f"runs{suffix}"
     write_runs(place, [*runs, {"scheduler": "static_fifo"}])
     table = csv.read_csv(place) if suffix == ".csv" else pq.read_table(place)
