@@ -54,9 +54,10 @@ def test_the_columns_are_those_that_are_declared(pytestconfig: pytest.Config) ->
 
 def test_each_word_of_a_closed_set_is_told() -> None:
     for name, words in (
-        ("outcome", list(Outcome)), ("event_class", EVENT_CLASS_NAMES),
+        ("outcome", list(Outcome)),
+        ("event_class", EVENT_CLASS_NAMES),
         ("token_source", [source for source in TokenSource if source is not TokenSource.NONE]),
-    ):  # fmt: skip
+    ):
         assert set(re.findall(r"`(\w+)`", MEANINGS[name][0])) >= set(map(str, words)), name
 
 
@@ -97,7 +98,7 @@ def full_exchange() -> Exchange:
     x.tokens.reasoning = x.tokens.cached = 1
     x.shape = RequestShape(
         9, 0.5, 0.5, 1, 1, 1, "text", ["user"], array("q", [7]), array("q", [1]), 2_048, "bytes", 3
-    )  # fmt: skip
+    )
     x.turn = Turn("s", "explicit", 1, "p", US, "tool")
     x.text = CapturedText("asked", "answered", 1)
     t.events.chars.extend([4] * len(t.events))
@@ -210,10 +211,15 @@ def test_chunks_have_the_tokens_that_the_report_says(tmp_path: Path, monkeypatch
             summary.add(xs[-1])
         write_capture(tmp_path / "capture" / "llmtap-1.parquet", xs)
         told: Any = summary.to_dict({}, 1.0)["chunking"]
-        assert query("Tokens per chunk (DuckDB)") == [(
-            told["events"], told["events_per_read"], pytest.approx(told["tokens_per_chunk_mean"]),
-            pytest.approx(told["single_token_share"]), sum(not known for *_, known in cuts),
-        )]  # fmt: skip
+        assert query("Tokens per chunk (DuckDB)") == [
+            (
+                told["events"],
+                told["events_per_read"],
+                pytest.approx(told["tokens_per_chunk_mean"]),
+                pytest.approx(told["single_token_share"]),
+                sum(not known for *_, known in cuts),
+            )
+        ]
 
 
 def test_beside_traces_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,8 +252,9 @@ def test_polars(capture: list[Exchange]) -> None:
     for row in names["result"].iter_rows(named=True):
         ours = Histogram(ttfts_ns(capture, row["tenant"]))
         assert (row["n"], row["ttft_p50_ms"]) == (
-            ours.n, pytest.approx((ours.percentile(0.5) or 0) / 1e6, rel=0.002)
-        )  # fmt: skip
+            ours.n,
+            pytest.approx((ours.percentile(0.5) or 0) / 1e6, rel=0.002),
+        )
 
 
 def test_llmtap_and_pyarrow(capture: list[Exchange]) -> None:

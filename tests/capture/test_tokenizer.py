@@ -42,11 +42,21 @@ def test_a_file_that_is_not_there_or_is_no_tokenizer_is_named(tmp_path: Path) ->
 def test_a_tokenizer_json_counts(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     vocabulary = {"[UNK]": 0, "how": 1, "are": 2, "you": 3}
-    file.write_text(json.dumps({
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
-    }))  # fmt: skip
+    file.write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": [],
+                "normalizer": None,
+                "pre_tokenizer": {"type": "Whitespace"},
+                "post_processor": None,
+                "decoder": None,
+                "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+            }
+        )
+    )
     encode = load_tokenizer(str(file))
     assert list(encode("how are they")) == [1, 2, 0]
     assert [len(encode(text)) for text in ("", "how", "how are you", "how are they")] == [0, 1, 3, 3]

@@ -13,17 +13,21 @@ from llmtap.protocol.delta import Delta, EventClass, Reading
 
 CHAT = "/v1/chat/completions"
 SSE, JSON = b"text/event-stream; charset=utf-8", b"application/json"
-STREAM = b"".join([
-    b'data: {"object":"chat.completion.chunk","choices":[{"delta":{"content":"hi"}}]}\n\n',
-    b": k\n\n",
-    b"data: [DONE]\n\n",
-])  # fmt: skip
+STREAM = b"".join(
+    [
+        b'data: {"object":"chat.completion.chunk","choices":[{"delta":{"content":"hi"}}]}\n\n',
+        b": k\n\n",
+        b"data: [DONE]\n\n",
+    ]
+)
 ANSWER = b'{"object":"chat.completion","choices":[{"message":{"content":"hi"},"finish_reason":"stop"}]}'
-OLLAMA = b"".join([
-    b'{"model":"m","message":{"role":"assistant","content":"a"},"done":false}\n',
-    b'{"model":"m","message":{"role":"assistant","content":"b"},"done":false}\n',
-    b'{"model":"m","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop"}\n',
-])  # fmt: skip
+OLLAMA = b"".join(
+    [
+        b'{"model":"m","message":{"role":"assistant","content":"a"},"done":false}\n',
+        b'{"model":"m","message":{"role":"assistant","content":"b"},"done":false}\n',
+        b'{"model":"m","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop"}\n',
+    ]
+)
 LINES = b"application/x-ndjson"
 ERROR = b'{"error":{"message":"m","type":"t"}}'
 
@@ -116,13 +120,20 @@ def test_what_comes_down_a_tunnel_is_read_as_messages() -> None:
     stream += frame(b"plain") + frame(b"\x03\xe8", 0x88)
     deltas = read(reader, stream, [3, 30, 31, 99])
     assert [d.event_class.name.lower() for d in deltas] == [
-        "metadata", "content", "keepalive", "metadata", "metadata", "metadata",
-    ]  # fmt: skip
+        "metadata",
+        "content",
+        "keepalive",
+        "metadata",
+        "metadata",
+        "metadata",
+    ]
     assert [d.parsed for d in deltas] == [True, True, True, False, False, True]
     assert (deltas[1].text, deltas[1].size, sum(d.size for d in deltas)) == ("hi", len(delta), len(stream))
     assert (reader.dialect.name, reader.kind, reader.streamed) == (
-        "openai.realtime", BodyKind.MESSAGES, False,
-    )  # fmt: skip
+        "openai.realtime",
+        BodyKind.MESSAGES,
+        False,
+    )
 
 
 def test_messages_of_an_unknown_api_are_read_by_structure() -> None:
@@ -220,8 +231,10 @@ def test_a_line_keeps_the_time_of_the_read_that_ended_it() -> None:
     deltas = [(t_ns, delta) for t_ns, line in enumerate(lines) for delta in reader.feed(line, t_ns)]
     deltas += [(9, delta) for delta in reader.close(whole=True, t_ns=9)]
     assert [(t_ns, delta.text) for t_ns, delta in [*reader.take_late(), *deltas]] == [
-        (0, "The lake"), (1, " is"), (2, " deep."),
-    ]  # fmt: skip
+        (0, "The lake"),
+        (1, " is"),
+        (2, " deep."),
+    ]
 
 
 @pytest.mark.parametrize(

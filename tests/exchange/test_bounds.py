@@ -273,9 +273,16 @@ def _answered_more_than_all(o: Observer) -> None:
 
 @pytest.mark.parametrize(
     "work",
-    [_half_request, _request, _answered_in_part, _answered_twice, _answered_by_the_line, _answered_and_lost,
-     _answered_more_than_all],
-)  # fmt: skip
+    [
+        _half_request,
+        _request,
+        _answered_in_part,
+        _answered_twice,
+        _answered_by_the_line,
+        _answered_and_lost,
+        _answered_more_than_all,
+    ],
+)
 @pytest.mark.parametrize("over", [end, Observer.abandon])
 def test_all_is_given_back(work: Callable[[Observer], None], over: Callable[[Observer], object]) -> None:
     for head in (UPLOAD % len(REQUEST), b"not HTTP\r\n\r\n"):
@@ -331,7 +338,7 @@ def test_words_versions_and_names_of_models_stay(path: str) -> None:
         ("*", "*"),
         ("", ""),
     ],
-)  # fmt: skip
+)
 def test_keys_ids_and_text_go(path: str, clean: str) -> None:
     assert clean_path(path) == clean
 

@@ -103,25 +103,35 @@ SHAPES: dict[str, Shape] = {
     "nested JSON": (lambda n: event(b'{"a":' * n + b"}" * n), observe, 100_000),
     "gzip members": (lambda n: gzip.compress(b"", 9) * n, lambda b: Decoder(b"gzip").feed(b), 8_000),
     "a gzip body at once": (
-        lambda n: gzip.compress(os.urandom(n), 1), lambda b: Decoder(b"gzip").feed(b), 3_000_000,
+        lambda n: gzip.compress(os.urandom(n), 1),
+        lambda b: Decoder(b"gzip").feed(b),
+        3_000_000,
     ),
     "a brotli body at once": (
-        lambda n: brotli.compress(os.urandom(n), quality=1), lambda b: Decoder(b"br").feed(b), 3_000_000,
+        lambda n: brotli.compress(os.urandom(n), quality=1),
+        lambda b: Decoder(b"br").feed(b),
+        3_000_000,
     ),
     "chunks of one byte": (lambda n: b"1\r\nx\r\n" * n, lambda b: ChunkedDecoder().feed(b), 8_000),
     "Connection fields of a request": (
-        lambda n: head(n, b"GET / HTTP/1.1\r\nhost: g\r\n"), parse_request_head, 8_000,
+        lambda n: head(n, b"GET / HTTP/1.1\r\nhost: g\r\n"),
+        parse_request_head,
+        8_000,
     ),
     "Connection fields of a response": (
-        lambda n: head(n, b"HTTP/1.1 200 OK\r\n"), lambda b: parse_response_head(b, b"GET"), 8_000,
+        lambda n: head(n, b"HTTP/1.1 200 OK\r\n"),
+        lambda b: parse_response_head(b, b"GET"),
+        8_000,
     ),
     "parts of a prompt": (prompt, lambda b: read_prompt(b, None), 20_000),
     "WebSocket fragments": (
-        lambda n: b"\x01\x00" + b"\x00\x01x" * n, lambda b: MessageParser("u", masked=False).feed(b), 1_500,
+        lambda n: b"\x01\x00" + b"\x00\x01x" * n,
+        lambda b: MessageParser("u", masked=False).feed(b),
+        1_500,
     ),
     "text like keys": (lambda n: "eyJa.password: 'sk-" * n, redact, 1_000),
     "text like numbers": (lambda n: "+1 4111-(415) 030/" * n, redact, 1_000),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -43,8 +43,16 @@ def test_the_points_of_a_streamed_answer() -> None:
     assert (t.first_reasoning_ns, t.first_content_ns, t.last_token_ns) == (120, 140, 160)
     assert (t.response_end_ns, t.delivered_ns, t.paused_ns) == (900, 950, 11)
     assert names(x) == [
-        "keepalive", "role", "reasoning", "content", "content", "content", "content", "metadata", "done",
-    ]  # fmt: skip
+        "keepalive",
+        "role",
+        "reasoning",
+        "content",
+        "content",
+        "content",
+        "content",
+        "metadata",
+        "done",
+    ]
     assert list(t.events.t_ns) == [100, 110, 120, 130, 140, 140, 160, 170, 180]
     assert [f & BLANK for f in t.events.flags] == [0, 0, 0, 1, 0, 0, 0, 0, 0]
     assert [bool(f & OUTPUT) for f in t.events.flags] == [n in ("reasoning", "content") for n in names(x)]
@@ -201,15 +209,27 @@ def test_an_error_status_is_the_clients_or_the_upstreams_error(
 @pytest.mark.parametrize(
     ("beside", "expected"),
     [
-        ({"head": b"", "outcome": "upstream_error", "status": 502, "end_ns": None},
-         ("POST", 502, Outcome.UPSTREAM_ERROR)),
-        ({"request": b"\x00\x01\r\n\r\n", "head": b"", "outcome": "rejected", "status": 400, "end_ns": None},
-         ("", 400, Outcome.REJECTED)),
-        ({"request": b"HEAD /v1/chat/completions HTTP/1.1\r\nHost: g\r\n\r\n"},
-         ("HEAD", 200, Outcome.COMPLETE)),
+        (
+            {"head": b"", "outcome": "upstream_error", "status": 502, "end_ns": None},
+            ("POST", 502, Outcome.UPSTREAM_ERROR),
+        ),
+        (
+            {
+                "request": b"\x00\x01\r\n\r\n",
+                "head": b"",
+                "outcome": "rejected",
+                "status": 400,
+                "end_ns": None,
+            },
+            ("", 400, Outcome.REJECTED),
+        ),
+        (
+            {"request": b"HEAD /v1/chat/completions HTTP/1.1\r\nHost: g\r\n\r\n"},
+            ("HEAD", 200, Outcome.COMPLETE),
+        ),
     ],
     ids=["made by the relay", "malformed request", "HEAD"],
-)  # fmt: skip
+)
 def test_an_answer_without_a_body(beside: dict[str, Any], expected: tuple[Any, ...]) -> None:
     x = observe(**beside)
     assert (x.method, x.status, x.outcome) == expected
@@ -374,9 +394,18 @@ def test_names_from_a_body_are_short() -> None:
     assert (x.finish_reason, len(x.response_model or "")) == ("other", 256)
 
 
-@given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([
-    b"", b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n", b"Content-Encoding: br, zstd\r\n",
-]), st.binary(max_size=30))  # fmt: skip
+@given(
+    st.lists(st.binary(max_size=40), max_size=6),
+    st.sampled_from(
+        [
+            b"",
+            b"Transfer-Encoding: chunked\r\n",
+            b"Content-Encoding: gzip\r\n",
+            b"Content-Encoding: br, zstd\r\n",
+        ]
+    ),
+    st.binary(max_size=30),
+)
 def test_no_bytes_raise(reads: list[bytes], fields: bytes, other: bytes) -> None:
     observe(*((100, r) for r in reads), head=OK % fields, body=other)
     observe(*((100, r) for r in reads), head=other, request=other)

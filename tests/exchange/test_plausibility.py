@@ -27,12 +27,13 @@ VALUE = "VALUE"
 """Stands for a hostile value in an answer; hostile values are no JSON that `json.dumps` would write."""
 
 NEVER_A_DURATION = {
-    "-1": NEGATIVE, "9.9e9": TOO_LONG,
-    "1e400": NOT_FINITE, "1" + "0" * 400: NOT_FINITE, "NaN": NOT_FINITE,
-}  # fmt: skip
-NEVER_A_COUNT = [
-    "-1", "1e400", str(USAGE_TOKENS_MAX + 1), "0.5", "NaN", "true", chr(34) + "12" + chr(34),
-]  # fmt: skip
+    "-1": NEGATIVE,
+    "9.9e9": TOO_LONG,
+    "1e400": NOT_FINITE,
+    "1" + "0" * 400: NOT_FINITE,
+    "NaN": NOT_FINITE,
+}
+NEVER_A_COUNT = ["-1", "1e400", str(USAGE_TOKENS_MAX + 1), "0.5", "NaN", "true", chr(34) + "12" + chr(34)]
 
 
 def nested(place: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -96,13 +97,22 @@ def lmstudio(end: dict[str, Any]) -> list[Any]:
 
 
 PATHS = {
-    chat: "/v1/chat/completions", completions: "/v1/completions", responses: "/v1/responses",
-    anthropic: "/v1/messages", bedrock: "/v1/messages", llamacpp: "/completion", ollama: "/api/chat",
-    sglang: "/generate", lmstudio: "/api/v1/chat",
-}  # fmt: skip
+    chat: "/v1/chat/completions",
+    completions: "/v1/completions",
+    responses: "/v1/responses",
+    anthropic: "/v1/messages",
+    bedrock: "/v1/messages",
+    llamacpp: "/completion",
+    ollama: "/api/chat",
+    sglang: "/generate",
+    lmstudio: "/api/v1/chat",
+}
 DIALECT_OF_PLACE = {
-    "": ollama, "meta_info": sglang, "result.stats": lmstudio, "amazon-bedrock-invocationMetrics": bedrock,
-}  # fmt: skip
+    "": ollama,
+    "meta_info": sglang,
+    "result.stats": lmstudio,
+    "amazon-bedrock-invocationMetrics": bedrock,
+}
 
 
 def times() -> Iterator[Any]:
@@ -159,12 +169,14 @@ def summed(*exchanges: Exchange) -> dict[str, Any]:
 
 HONEST = observe(
     chat,
-    chat({
-        "usage": {"completion_tokens": 4, "prompt_tokens": 9},
-        "metrics": {"queue_time_ms": 10, "generation_time_ms": 60, "mean_itl_ms": 20},
-        "nvext": {"timing": {"ttft_ms": 15, "total_time_ms": 150}},
-    }),
-)  # fmt: skip
+    chat(
+        {
+            "usage": {"completion_tokens": 4, "prompt_tokens": 9},
+            "metrics": {"queue_time_ms": 10, "generation_time_ms": 60, "mean_itl_ms": 20},
+            "nvext": {"timing": {"ttft_ms": 15, "total_time_ms": 150}},
+        }
+    ),
+)
 
 
 def other(key: str) -> str:
@@ -249,10 +261,16 @@ def test_parts_that_do_not_fit_together_are_all_removed() -> None:
     fits = {"prefill_wait_time_ms": 60, "prefill_time_ms": 60}
     x = observe(chat, chat({"nvext": {"timing": fits}, "metrics": {"generation_time_ms": 80}}))
     assert (len(x.server_timing or ()), x.invalid_values) == (3, None)
-    x = observe(chat, chat({
-        "nvext": {"timing": {**fits, "total_time_ms": 150}},
-        "metrics": {"generation_time_ms": 84}, "time_info": {"queue_time": 0.06},
-    }))  # fmt: skip
+    x = observe(
+        chat,
+        chat(
+            {
+                "nvext": {"timing": {**fits, "total_time_ms": 150}},
+                "metrics": {"generation_time_ms": 84},
+                "time_info": {"queue_time": 0.06},
+            }
+        ),
+    )
     assert [entry["name"] for entry in x.server_timing or ()] == ["total"]
     assert x.invalid_values == {TOO_LONG: 4}
 
@@ -328,11 +346,20 @@ def test_no_number_makes_a_duration_longer_than_its_exchange(data: st.DataObject
 @pytest.mark.parametrize(
     ("value", "ns"),
     [
-        ("250", 250 * MS), ("0.5", MS // 2), ("3600000", 3_600_000 * MS), ("3600001", None), ("0", None),
-        ("-1", None), ("1e-9", None), ("1e308", None), ("NaN", None), ("Infinity", None), ("soon", None),
+        ("250", 250 * MS),
+        ("0.5", MS // 2),
+        ("3600000", 3_600_000 * MS),
+        ("3600001", None),
+        ("0", None),
+        ("-1", None),
+        ("1e-9", None),
+        ("1e308", None),
+        ("NaN", None),
+        ("Infinity", None),
+        ("soon", None),
         ("9" * 400, None),
     ],
-)  # fmt: skip
+)
 def test_the_objectives_of_a_client_are_bounded(value: str, ns: int | None) -> None:
     head = (
         f"POST /x HTTP/1.1\r\nhost: g\r\nx-llm-d-slo-ttft-ms: {value}\r\nx-llm-d-slo-tpot-ms: {value}\r\n\r\n"

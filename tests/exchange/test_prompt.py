@@ -38,53 +38,118 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "tide", "arguments"
     ("endpoint", "body", "messages"),
     [
         (CHAT, {"messages": [{"role": "user", "content": "hi"}]}, USER_HI),
-        (CHAT, {"messages": [{"role": "user", "content": [part("text", text="h"), part("text", text="i")]}]},
-         USER_HI),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [part("text", text="h"), part("text", text="i")]}]},
+            USER_HI,
+        ),
         (CHAT, {"messages": [{"role": "user", "content": part("text", text="hi")}]}, USER_HI),
-        (CHAT, {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": None}]},
-         [("system", "s"), ("user", "")]),
-        (CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [CALL]}]},
-         [("assistant", 'xtide{"at":"Brest"}')]),
-        (CHAT, {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
-                             {"role": "function", "name": "f", "content": "3"}]},
-         [("assistant", "f{}"), ("function", "3")]),
+        (
+            CHAT,
+            {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": None}]},
+            [("system", "s"), ("user", "")],
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [CALL]}]},
+            [("assistant", 'xtide{"at":"Brest"}')],
+        ),
+        (
+            CHAT,
+            {
+                "messages": [
+                    {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+                    {"role": "function", "name": "f", "content": "3"},
+                ]
+            },
+            [("assistant", "f{}"), ("function", "3")],
+        ),
         (CHAT, {"messages": [{"role": "assistant", "refusal": "no"}]}, [("assistant", "no")]),
         ("completions", {"prompt": "a"}, [("prompt", "a")]),
         ("completions", {"prompt": ["a", "b"]}, [("prompt", "a"), ("prompt", "b")]),
         ("completions", {"prompt": "a", "suffix": "z"}, [("prompt", "a"), ("suffix", "z")]),
-        ("responses", {"instructions": "s", "input": [{"role": "user", "content": "hi"}]},
-         [("system", "s"), *USER_HI]),
-        ("responses", {"input": [part("message", role="user", content=[part("input_text", text="hi")]),
-                                 part("reasoning", summary=[part("summary_text", text="hm")]),
-                                 part("function_call", name="tide", arguments="{}", call_id="c"),
-                                 part("function_call_output", call_id="c", output="3 m"),
-                                 part("message", role="assistant", content=[part("output_text", text="3")])]},
-         [*USER_HI, ("assistant", ""), ("assistant", "tide{}"), ("tool", "3 m"), ("assistant", "3")]),
-        ("messages", {"system": "s", "messages": [{"role": "user", "content": "hi"}]},
-         [("system", "s"), *USER_HI]),
-        ("messages", {"system": [part("text", text="s", cache_control={})],
-                      "messages": [{"role": "assistant", "content": [
-                          part("thinking", thinking="hm", signature="x"), part("text", text="so"),
-                          part("tool_use", id="t", name="tide", input={"at": "Brest"})]},
-                          {"role": "user", "content": [
-                              part("tool_result", tool_use_id="t", content=[part("text", text="3 m")])]}]},
-         [("system", "s"), ("assistant", 'sotide{"at":"Brest"}'), ("user", "3 m")]),
+        (
+            "responses",
+            {"instructions": "s", "input": [{"role": "user", "content": "hi"}]},
+            [("system", "s"), *USER_HI],
+        ),
+        (
+            "responses",
+            {
+                "input": [
+                    part("message", role="user", content=[part("input_text", text="hi")]),
+                    part("reasoning", summary=[part("summary_text", text="hm")]),
+                    part("function_call", name="tide", arguments="{}", call_id="c"),
+                    part("function_call_output", call_id="c", output="3 m"),
+                    part("message", role="assistant", content=[part("output_text", text="3")]),
+                ]
+            },
+            [*USER_HI, ("assistant", ""), ("assistant", "tide{}"), ("tool", "3 m"), ("assistant", "3")],
+        ),
+        (
+            "messages",
+            {"system": "s", "messages": [{"role": "user", "content": "hi"}]},
+            [("system", "s"), *USER_HI],
+        ),
+        (
+            "messages",
+            {
+                "system": [part("text", text="s", cache_control={})],
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": [
+                            part("thinking", thinking="hm", signature="x"),
+                            part("text", text="so"),
+                            part("tool_use", id="t", name="tide", input={"at": "Brest"}),
+                        ],
+                    },
+                    {
+                        "role": "user",
+                        "content": [part("tool_result", tool_use_id="t", content=[part("text", text="3 m")])],
+                    },
+                ],
+            },
+            [("system", "s"), ("assistant", 'sotide{"at":"Brest"}'), ("user", "3 m")],
+        ),
         ("ollama.chat", {"messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]}, USER_HI),
-        ("ollama.chat", {"messages": [{"role": "assistant", "content": "", "tool_calls": [
-            {"function": {"name": "tide", "arguments": {"at": "Brest"}}}]}]},
-         [("assistant", 'tide{"at":"Brest"}')]),
+        (
+            "ollama.chat",
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "tool_calls": [{"function": {"name": "tide", "arguments": {"at": "Brest"}}}],
+                    }
+                ]
+            },
+            [("assistant", 'tide{"at":"Brest"}')],
+        ),
         ("ollama.generate", {"system": "s", "prompt": "hi"}, [("system", "s"), ("prompt", "hi")]),
         ("generate", {"inputs": "hi"}, [("prompt", "hi")]),
         ("generate", {"text": "hi"}, [("prompt", "hi")]),
         ("llamacpp.completion", {"prompt": "hi"}, [("prompt", "hi")]),
-        ("llamacpp.completion", {"prompt": {"prompt_string": "hi", "multimodal_data": ["x"]}},
-         [("prompt", "hi")]),
-        ("cohere.chat", {"messages": [{"role": "user", "content": part("text", text="hi")},
-                                      {"role": "assistant", "tool_plan": "I look", "tool_calls": [CALL]}]},
-         [*USER_HI, ("assistant", 'I looktide{"at":"Brest"}')]),
-        ("lmstudio.chat", {"system_prompt": "s", "input": [part("text", content="hi"),
-                                                           part("image", data_url="data:x")]},
-         [("system", "s"), *USER_HI, ("user", "")]),
+        (
+            "llamacpp.completion",
+            {"prompt": {"prompt_string": "hi", "multimodal_data": ["x"]}},
+            [("prompt", "hi")],
+        ),
+        (
+            "cohere.chat",
+            {
+                "messages": [
+                    {"role": "user", "content": part("text", text="hi")},
+                    {"role": "assistant", "tool_plan": "I look", "tool_calls": [CALL]},
+                ]
+            },
+            [*USER_HI, ("assistant", 'I looktide{"at":"Brest"}')],
+        ),
+        (
+            "lmstudio.chat",
+            {"system_prompt": "s", "input": [part("text", content="hi"), part("image", data_url="data:x")]},
+            [("system", "s"), *USER_HI, ("user", "")],
+        ),
         (None, {"messages": [{"role": "user", "content": "hi"}]}, USER_HI),
         (None, {"input": "hi"}, USER_HI),
         # Another form than the endpoint's.
@@ -92,7 +157,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "tide", "arguments"
         (CHAT, {"input": "hi"}, USER_HI),
         (CHAT, {}, []),
     ],
-)  # fmt: skip
+)
 def test_each_endpoint_has_its_messages(endpoint: str, body: Any, messages: list[tuple[str, str]]) -> None:
     prompt = read(body, endpoint)
     assert seen(prompt) == messages
@@ -118,20 +183,26 @@ def test_what_asks_nothing_that_we_know_is_none(body: bytes) -> None:
         ({"options": {"num_predict": 3, "temperature": 0.5}}, {"max_tokens": 3, "temperature": 0.5}),
         ({"parameters": {"max_new_tokens": 3, "top_p": 0.9}}, {"max_tokens": 3, "top_p": 0.9}),
         ({"sampling_params": {"max_new_tokens": 3, "n": 2}}, {"max_tokens": 3, "n": 2}),
-        ({"max_tokens": "5", "temperature": True, "n": 1.5, "top_p": None},
-         {"max_tokens": None, "temperature": None, "n": None, "top_p": None}),
-        ({"max_tokens": 10**30, "n": 10**12, "temperature": 1e300},
-         {"max_tokens": None, "n": None, "temperature": None}),
+        (
+            {"max_tokens": "5", "temperature": True, "n": 1.5, "top_p": None},
+            {"max_tokens": None, "temperature": None, "n": None, "top_p": None},
+        ),
+        (
+            {"max_tokens": 10**30, "n": 10**12, "temperature": 1e300},
+            {"max_tokens": None, "n": None, "temperature": None},
+        ),
         ({"tools": [{}, {}]}, {"tools": 2}),
         ({"tools": "many"}, {"tools": None}),
-        ({"response_format": {"type": "json_schema", "json_schema": {"a": 1}}},
-         {"response_format": "json_schema"}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"a": 1}}},
+            {"response_format": "json_schema"},
+        ),
         ({"response_format": {"type": "my secret words"}}, {"response_format": "other"}),
         ({"response_format": {"type": "sk-live-51H8secret"}}, {"response_format": "other"}),
         ({"format": "json"}, {"response_format": "json"}),
         ({"format": {"type": "object"}}, {"response_format": "json_schema"}),
     ],
-)  # fmt: skip
+)
 def test_parameters_are_found_where_each_dialect_has_them(body: Any, expected: dict[str, Any]) -> None:
     got = read({"messages": [{"role": "user", "content": "hi"}], **body}).shape
     assert {name: getattr(got, name) for name in expected} == expected
@@ -140,11 +211,20 @@ def test_parameters_are_found_where_each_dialect_has_them(body: Any, expected: d
 @pytest.mark.parametrize(
     ("role", "kept"),
     [
-        ("critic", "critic"), ("my.role-2", "my.role-2"), ("x" * 32, "x" * 32), ("x" * 33, "other"),
-        ("tell nobody", "other"), ("", "other"), (None, "other"), (7, "other"), ("rôle", "other"),
-        ("user\n", "other"), ("sk-live-51H8secret", "other"), ("0f8fad5bd9cb469fa16570867728950e", "other"),
+        ("critic", "critic"),
+        ("my.role-2", "my.role-2"),
+        ("x" * 32, "x" * 32),
+        ("x" * 33, "other"),
+        ("tell nobody", "other"),
+        ("", "other"),
+        (None, "other"),
+        (7, "other"),
+        ("rôle", "other"),
+        ("user\n", "other"),
+        ("sk-live-51H8secret", "other"),
+        ("0f8fad5bd9cb469fa16570867728950e", "other"),
     ],
-)  # fmt: skip
+)
 def test_a_role_carries_no_text(role: Any, kept: str) -> None:
     assert read({"messages": [{"role": role, "content": "hi"}]}).shape.roles == [kept]
 
@@ -190,12 +270,16 @@ def test_media_count_no_bytes_and_differ() -> None:
 @pytest.mark.parametrize(
     "media",
     [
-        part("image_url", image_url={"url": "x"}), part("input_image", image_url="x"),
+        part("image_url", image_url={"url": "x"}),
+        part("input_image", image_url="x"),
         part("image", source={}),
-        part("input_audio", input_audio={"data": "x"}), part("file", file={"file_id": "f"}),
-        part("document", source={}), part("video_url", video_url={}), {"image_url": "x"},
+        part("input_audio", input_audio={"data": "x"}),
+        part("file", file={"file_id": "f"}),
+        part("document", source={}),
+        part("video_url", video_url={}),
+        {"image_url": "x"},
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_media_is_counted(media: Any) -> None:
     assert read({"messages": [{"role": "user", "content": [media]}]}).shape.images == 1
 
@@ -252,21 +336,65 @@ def test_bodies_made_to_hurt_do_not(body: bytes) -> None:
 
 
 _KEYS = st.sampled_from(
-    ["messages", "role", "content", "type", "text", "input", "prompt", "tool_calls", "function", "name",
-     "thinking", "arguments", "system", "images", "tools", "max_tokens", "options", "response_format",
-     "output", "summary", "context", "prompt_string", "reasoning", "user", "assistant", "tool_result",
-     "function_call", "image_url"]
-)  # fmt: skip
+    [
+        "messages",
+        "role",
+        "content",
+        "type",
+        "text",
+        "input",
+        "prompt",
+        "tool_calls",
+        "function",
+        "name",
+        "thinking",
+        "arguments",
+        "system",
+        "images",
+        "tools",
+        "max_tokens",
+        "options",
+        "response_format",
+        "output",
+        "summary",
+        "context",
+        "prompt_string",
+        "reasoning",
+        "user",
+        "assistant",
+        "tool_result",
+        "function_call",
+        "image_url",
+    ]
+)
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _KEYS
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _KEYS
     | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS, inner, max_size=5),
     max_leaves=30,
-)  # fmt: skip
+)
 _ENDPOINTS = st.sampled_from(
-    [CHAT, "completions", "responses", "messages", "embeddings", "ollama.chat", "ollama.generate", "generate",
-     "tgi.generate_stream", "llamacpp.completion", "cohere.chat", "lmstudio.chat", "realtime", None]
-)  # fmt: skip
+    [
+        CHAT,
+        "completions",
+        "responses",
+        "messages",
+        "embeddings",
+        "ollama.chat",
+        "ollama.generate",
+        "generate",
+        "tgi.generate_stream",
+        "llamacpp.completion",
+        "cohere.chat",
+        "lmstudio.chat",
+        "realtime",
+        None,
+    ]
+)
 
 
 @settings(max_examples=200)

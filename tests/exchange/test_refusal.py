@@ -88,23 +88,35 @@ FILTERED = chunk({}, choice={"content_filter_results": {"hate": {"filtered": Tru
         ([chunk({}, "content_filter")], "guardrail finish_reason medium unknown blocked"),
         ([chunk({}, "sensitive")], "output_guardrail finish_reason medium output blocked"),
         ([chunk({}, "sensitive"), usage(0)], "output_guardrail finish_reason medium output blocked"),
-        ([text("canned"), chunk({}, "guardrail_intervened")],
-         "guardrail finish_reason medium unknown replaced"),
+        (
+            [text("canned"), chunk({}, "guardrail_intervened")],
+            "guardrail finish_reason medium unknown replaced",
+        ),
         ([text("a"), BLOCK], "output_guardrail stream_error.message high output blocked late"),
         # Before any text: what was asked.
-        ([{"error": {"message": "m", "code": "1301"}}],
-         "input_guardrail stream_error.code high input blocked"),
-        ([text("a"), {"error": {"message": "m", "code": "1301"}}],
-         "output_guardrail stream_error.code high output blocked late"),
+        (
+            [{"error": {"message": "m", "code": "1301"}}],
+            "input_guardrail stream_error.code high input blocked",
+        ),
+        (
+            [text("a"), {"error": {"message": "m", "code": "1301"}}],
+            "output_guardrail stream_error.code high output blocked late",
+        ),
         ([DENIED, text("a"), STOP], "- - - input flagged"),
-        ([DENIED, text("a"), chunk({}, "sensitive")],
-         "output_guardrail finish_reason high output blocked late"),
-        ([chunk({"refusal": "no"}), chunk({}, "content_filter")],
-         "model_refusal delta.refusal high output blocked late"),
-        ([text("a"), FILTERED, STOP],
-         "output_guardrail content_filter_results.filtered high output blocked late"),
+        (
+            [DENIED, text("a"), chunk({}, "sensitive")],
+            "output_guardrail finish_reason high output blocked late",
+        ),
+        (
+            [chunk({"refusal": "no"}), chunk({}, "content_filter")],
+            "model_refusal delta.refusal high output blocked late",
+        ),
+        (
+            [text("a"), FILTERED, STOP],
+            "output_guardrail content_filter_results.filtered high output blocked late",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_stream_says(values: list[Any], expected: str) -> None:
     x = observe(chunk(ROLE), *values)
     assert public(x) == expected
@@ -142,22 +154,41 @@ def error(message: str = "m", **fields: Any) -> dict[str, Any]:
     ("status", "headers", "body", "expected"),
     [
         (400, {}, error(code="1301"), "input_guardrail http_status+code high input"),
-        (400, {"x-litellm-applied-guardrails": "presidio"}, error("Violated guardrail policy"),
-         "input_guardrail error.message high input"),
+        (
+            400,
+            {"x-litellm-applied-guardrails": "presidio"},
+            error("Violated guardrail policy"),
+            "input_guardrail error.message high input",
+        ),
         (400, APPLIED, error("Content blocked"), "output_guardrail header+error.message high output"),
-        (403, {}, {"error": "Content violates usage guidelines."},
-         "input_guardrail http_status+message high input"),
+        (
+            403,
+            {},
+            {"error": "Content violates usage guidelines."},
+            "input_guardrail http_status+message high input",
+        ),
         (403, {}, error(metadata={"reasons": ["hate"]}), "input_guardrail http_status+metadata high input"),
         (446, {}, {"who": "knows"}, "input_guardrail http_status high input"),
-        (446, {}, {**error(type="hooks_failed"), HOOKS: {"after_request_hooks": [{"verdict": False}]}},
-         "output_guardrail http_status high output"),
-        (422, {}, {"code": "900514", "type": "X", "message": {"action": "GUARDRAIL_INTERVENED",
-                                                              "direction": "RESPONSE"}},
-         "output_guardrail error.message high output"),
+        (
+            446,
+            {},
+            {**error(type="hooks_failed"), HOOKS: {"after_request_hooks": [{"verdict": False}]}},
+            "output_guardrail http_status high output",
+        ),
+        (
+            422,
+            {},
+            {
+                "code": "900514",
+                "type": "X",
+                "message": {"action": "GUARDRAIL_INTERVENED", "direction": "RESPONSE"},
+            },
+            "output_guardrail error.message high output",
+        ),
         (400, {}, error(code="context_length_exceeded"), "-"),
         (400, APPLIED, error("model not found"), "-"),
     ],
-)  # fmt: skip
+)
 def test_what_a_status_and_a_body_say(status: int, headers: dict[str, str], body: Any, expected: str) -> None:
     x = observe(body, status=status, headers=headers, json_body=True)
     assert public(x).startswith(expected)
@@ -181,9 +212,13 @@ def test_a_hook_that_failed_and_did_not_deny() -> None:
 def test_an_intervention_says_how_much_had_gone_out() -> None:
     x = observe(chunk(ROLE), text("a"), text("b"), text("c"), chunk({}, "content_filter"))
     assert x.guardrail == {
-        "phase": "output", "action": "blocked", "signal": "finish_reason", "event": 4, "late": True,
+        "phase": "output",
+        "action": "blocked",
+        "signal": "finish_reason",
+        "event": 4,
+        "late": True,
         "tokens_before": 3,
-    }  # fmt: skip
+    }
     ids = {"choice": {"token_ids": [1, 2, 3]}}
     x = observe(chunk({"content": "a"}, **ids), chunk({"content": "b"}, **ids), chunk({}, "sensitive"))
     assert x.guardrail["tokens_before"] == 6
@@ -289,24 +324,38 @@ def test_the_last_of_the_same_counts_and_all_places_are_kept() -> None:
     server.read_trailers([b"server-timing: total;dur=12\r\n"])
     assert server.entries() == [
         {"name": "queue", "ms": 3.0, "where": "header:server-timing", "unit": "ms"},
-        {"name": "decode", "ms": 8.0, "where": "timings", "unit": "ms", "event": 9,
-         "path": "timings.predicted_ms"},
-        {"name": "total", "ms": 9.0, "where": "usage", "unit": "s", "event": 9,
-         "path": "usage.total_latency"},
+        {
+            "name": "decode",
+            "ms": 8.0,
+            "where": "timings",
+            "unit": "ms",
+            "event": 9,
+            "path": "timings.predicted_ms",
+        },
+        {
+            "name": "total",
+            "ms": 9.0,
+            "where": "usage",
+            "unit": "s",
+            "event": 9,
+            "path": "usage.total_latency",
+        },
         {"name": "total", "ms": 12.0, "where": "trailer:server-timing", "unit": "ms"},
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
     ("steps", "gaps"),
     [
         # The clock that went back was set anew, and a thousand million tokens are no gap to share.
-        ([(20, 1), (50, 1), (-1, -1), (91, 4), (91, -1), (5, 1), (6, 1), (7, 1 << 40)],
-         [30, 10, 10, 10, 11, 0, 1]),
+        (
+            [(20, 1), (50, 1), (-1, -1), (91, 4), (91, -1), (5, 1), (6, 1), (7, 1 << 40)],
+            [30, 10, 10, 10, 11, 0, 1],
+        ),
         ([(i * 1_024, 1_024) for i in range(300)], [1] * (1 << 18)),
     ],
     ids=["a clock set anew", "too many"],
-)  # fmt: skip
+)
 def test_gaps_by_the_servers_clock(steps: list[tuple[int, int]], gaps: list[int]) -> None:
     server = ServerTiming()
     for clock_ns, tokens in steps:

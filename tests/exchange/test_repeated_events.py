@@ -54,17 +54,30 @@ events = st.one_of(
     st.integers(0, 9).map(lambda n: word("a", usage={"prompt_tokens": 1, "completion_tokens": n})),
     st.sampled_from(
         [
-            ROLE, STOP, DONE, b": alive\n\n", b"data:\n\n", word("x").replace(b"\n", b"\r\n"), word("x")[:-1],
-            word("a") + word("b"), word("a").replace(b": ", b":"), word("a").replace(b'"a"', b'"\\x"'),
+            ROLE,
+            STOP,
+            DONE,
+            b": alive\n\n",
+            b"data:\n\n",
+            word("x").replace(b"\n", b"\r\n"),
+            word("x")[:-1],
+            word("a") + word("b"),
+            word("a").replace(b": ", b":"),
+            word("a").replace(b'"a"', b'"\\x"'),
             chunk({"role": "assistant", "content": ""}, model="other", id="other"),
             chunk({"content": "a", "refusal": "no"}, model="acme-8b-0901"),
-            word("a", model="other"), chunk({"content": "a"}), sse({"error": {"message": "m", "type": "t"}}),
-            word("a").replace(b'"index": 0', b'"index": 1'), b"event: message\n" + word("a"), b"\n", b"\r",
+            word("a", model="other"),
+            chunk({"content": "a"}),
+            sse({"error": {"message": "m", "type": "t"}}),
+            word("a").replace(b'"index": 0', b'"index": 1'),
+            b"event: message\n" + word("a"),
+            b"\n",
+            b"\r",
             sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}),
             sse({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "content_filter"}]}),
         ]
     ),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=200)

@@ -25,7 +25,7 @@ from tests.exchange.streams import DONE, OK, ROLE, framed, observe
         (b"/completion", "/completion", "llamacpp.completion"),
         (b"*", "*", None),
     ],
-)  # fmt: skip
+)
 def test_path_and_endpoint(target: bytes, path: str, endpoint: str | None) -> None:
     method = b"OPTIONS" if target == b"*" else b"POST"
     x = observe(request=method + b" " + target + b" HTTP/1.1\r\nHost: g\r\n\r\n")

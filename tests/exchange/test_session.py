@@ -79,14 +79,16 @@ def points(x: Exchange) -> tuple[int | None, ...]:
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 def test_two_responses_are_two_exchanges(size: int) -> None:
     first, second = play(
-        up(100, "response.create", model="gpt-6", input="hello"), *answer(110, "resp_1", 7),
+        up(100, "response.create", model="gpt-6", input="hello"),
+        *answer(110, "resp_1", 7),
         up(1_000, "response.create", model="gpt-6", input="more", previous_response_id="resp_1"),
         *answer(1_010, "resp_2", 4),
         size=size,
-    )  # fmt: skip
+    )
     assert [points(x) for x in (first, second)] == [
-        (100, 103, 130, 140, 150), (1_000, 1_003, 1_030, 1_040, 1_050)
-    ]  # fmt: skip
+        (100, 103, 130, 140, 150),
+        (1_000, 1_003, 1_030, 1_040, 1_050),
+    ]
     assert [x.id for x in (first, second)] == ["r0-1.1", "r0-1.2"]
     for x, tokens in ((first, 7), (second, 4)):
         assert (x.tokens.output, x.tokens.input, x.tokens.source) == (tokens, 5, TokenSource.USAGE)
@@ -104,22 +106,27 @@ def test_responses_on_two_streams_do_not_mix() -> None:
     ]
     found = play(*sorted(steps, key=lambda step: step[1]))
     assert [(points(x), x.tokens.output) for x in found] == [
-        ((100, 103, 130, 140, 150), 7), ((105, 108, 135, 145, 155), 4)
-    ]  # fmt: skip
+        ((100, 103, 130, 140, 150), 7),
+        ((105, 108, 135, 145, 155), 4),
+    ]
 
 
 @pytest.mark.parametrize("lane", [{}, {"stream_id": "a"}])
 def test_a_steered_response_ends_and_its_continuation_begins_with_the_steering(lane: dict[str, str]) -> None:
     *begun, cut = answer(110, "resp_1", 7, "incomplete", **lane)
     steered, more = play(
-        up(100, "response.create", model="m", input="x", **lane), *begun,
+        up(100, "response.create", model="m", input="x", **lane),
+        *begun,
         up(145, "response.steer", previous_response_id="resp_1", input="shorter"),
         down(146, "response.steer.accepted", steer={"id": "s", "previous_response_id": "resp_1"}),
-        cut, *answer(200, "resp_2", 4, **lane),
-    )  # fmt: skip
+        cut,
+        *answer(200, "resp_2", 4, **lane),
+    )
     assert (steered.finish_reason, steered.outcome, steered.tokens.output) == (
-        "incomplete:steered", Outcome.COMPLETE, 7,
-    )  # fmt: skip
+        "incomplete:steered",
+        Outcome.COMPLETE,
+        7,
+    )
     assert points(more) == (145, 148, 220, 230, 240)
     assert (more.tokens.output, len(more.timeline.events)) == (4, 4)
 
@@ -134,9 +141,11 @@ def test_audio_that_is_committed_begins_a_realtime_response() -> None:
 
     found = play(
         down(50, "session.created", session={"model": "gpt-realtime"}),
-        up(100, "input_audio_buffer.commit"), down(105, "input_audio_buffer.committed", item_id="i"),
+        up(100, "input_audio_buffer.commit"),
+        down(105, "input_audio_buffer.committed", item_id="i"),
         down(110, "response.created", response={"id": "r1"}),
-        of("r1", "response.output_audio.delta", 130, delta="AAAA"), done("r1", 150, 6),
+        of("r1", "response.output_audio.delta", 130, delta="AAAA"),
+        done("r1", 150, 6),
         down(200, "input_audio_buffer.speech_stopped", item_id="j"),
         down(210, "response.created", response={"id": "r2"}),
         up(215, "response.create", response={"conversation": "none"}),
@@ -144,9 +153,10 @@ def test_audio_that_is_committed_begins_a_realtime_response() -> None:
         of("r3", "response.output_text.delta", 225, delta="side"),
         of("r2", "response.output_audio.delta", 230, delta="AAAA"),
         up(240, "response.cancel", response_id="r2"),
-        done("r3", 245, 2), done("r2", 250, 1, "cancelled"),
+        done("r3", 245, 2),
+        done("r2", 250, 1, "cancelled"),
         path=b"/v1/realtime?model=gpt-realtime",
-    )  # fmt: skip
+    )
     assert [(points(x), x.tokens.output, x.outcome) for x in found] == [
         ((100, 103, 130, 130, 150), 6, Outcome.COMPLETE),
         ((215, 218, 225, 225, 245), 2, Outcome.COMPLETE),
@@ -163,21 +173,26 @@ def test_a_user_who_interrupts_cancels_the_response() -> None:
         return down(t_ns, "response.done", response=response)
 
     spoken, silent, answered = play(
-        up(100, "input_audio_buffer.commit"), down(102, "input_audio_buffer.committed", item_id="i"),
+        up(100, "input_audio_buffer.commit"),
+        down(102, "input_audio_buffer.committed", item_id="i"),
         down(104, "response.created", response={"id": "r1"}),
         down(110, "response.output_audio.delta", response_id="r1", delta="AAAA"),
-        down(115, "input_audio_buffer.speech_started", item_id="j"), done("r1", 118, "cancelled"),
+        down(115, "input_audio_buffer.speech_started", item_id="j"),
+        done("r1", 118, "cancelled"),
         down(140, "input_audio_buffer.speech_stopped", item_id="j"),
-        down(143, "response.created", response={"id": "r2"}), done("r2", 150, "cancelled"),
-        up(200, "response.create"), down(204, "response.created", response={"id": "r3"}),
+        down(143, "response.created", response={"id": "r2"}),
+        done("r2", 150, "cancelled"),
+        up(200, "response.create"),
+        down(204, "response.created", response={"id": "r3"}),
         down(210, "response.output_audio.delta", response_id="r3", delta="AAAA"),
         done("r3", 220, "completed"),
         path=b"/v1/realtime?model=gpt-realtime",
-    )  # fmt: skip
+    )
     assert [(x.outcome, x.no_token_reason, x.tokens.output) for x in (spoken, silent, answered)] == [
-        (Outcome.CLIENT_CANCELLED, None, 3), (Outcome.CLIENT_CANCELLED, "cancelled", 3),
+        (Outcome.CLIENT_CANCELLED, None, 3),
+        (Outcome.CLIENT_CANCELLED, "cancelled", 3),
         (Outcome.COMPLETE, None, 3),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -189,22 +204,28 @@ def test_an_error_takes_the_place_of_the_response_that_was_asked_for(code: str, 
     ok, refused = play(
         up(100, "response.create", model="m", input="x", stream_id="a"),
         up(101, "response.create", model="m", input="x", event_id="e1"),
-        *answer(110, "resp_1", 7, stream_id="a"), down(160, "error", status=400, error=error),
-    )  # fmt: skip
+        *answer(110, "resp_1", 7, stream_id="a"),
+        down(160, "error", status=400, error=error),
+    )
     assert (ok.outcome, refused.outcome, refused.tokens.output) == (Outcome.COMPLETE, outcome, None)
     assert (refused.error is None) == (outcome is Outcome.REFUSED)
 
 
 @pytest.mark.parametrize(
     ("outcome", "expected"),
-    [("complete", Outcome.TRUNCATED), ("client_cancelled", Outcome.CLIENT_CANCELLED),
-     ("upstream_reset", Outcome.UPSTREAM_RESET)],
-)  # fmt: skip
+    [
+        ("complete", Outcome.TRUNCATED),
+        ("client_cancelled", Outcome.CLIENT_CANCELLED),
+        ("upstream_reset", Outcome.UPSTREAM_RESET),
+    ],
+)
 def test_the_end_of_the_session_is_that_of_its_responses(outcome: str, expected: Outcome) -> None:
     (x,) = play(
-        up(100, "response.create", model="m", input="x"), *answer(110, "resp_1", 7)[:2],
-        outcome=outcome, live=1,
-    )  # fmt: skip
+        up(100, "response.create", model="m", input="x"),
+        *answer(110, "resp_1", 7)[:2],
+        outcome=outcome,
+        live=1,
+    )
     assert (x.outcome, x.timeline.first_token_ns, x.tokens.output) == (expected, 130, 1)
 
 
@@ -212,16 +233,19 @@ def test_the_limit_of_sixty_minutes_fails_what_runs_and_nothing_before_it() -> N
     late_ns = 60 * 60 * 10**9
     error = {"type": "invalid_request_error", "code": "websocket_connection_limit_reached"}
     found = play(
-        up(100, "response.create", model="m", input="x"), *answer(110, "resp_1", 7),
-        up(late_ns - 50, "response.create", model="m", input="y"), *answer(late_ns - 40, "resp_2", 4)[:3],
+        up(100, "response.create", model="m", input="x"),
+        *answer(110, "resp_1", 7),
+        up(late_ns - 50, "response.create", model="m", input="y"),
+        *answer(late_ns - 40, "resp_2", 4)[:3],
         up(late_ns - 45, "response.create", model="m", input="z", stream_id="b"),
         down(late_ns, "error", status=400, error=error),
         live=1,
-    )  # fmt: skip
+    )
     assert [(x.outcome, x.timeline.arrival_ns, len(x.timeline.events)) for x in found] == [
-        (Outcome.COMPLETE, 100, 4), (Outcome.UPSTREAM_ERROR, late_ns - 50, 4),
+        (Outcome.COMPLETE, 100, 4),
+        (Outcome.UPSTREAM_ERROR, late_ns - 50, 4),
         (Outcome.TRUNCATED, late_ns - 45, 0),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_session_without_a_response_is_the_exchange_of_its_tunnel() -> None:
@@ -234,17 +258,23 @@ def test_a_session_without_a_response_is_the_exchange_of_its_tunnel() -> None:
     st.lists(
         st.sampled_from(
             [
-                ("up", "response.create"), ("up", "response.steer"), ("up", "response.cancel"),
-                ("up", "input_audio_buffer.commit"), ("down", "response.created"),
-                ("down", "response.output_text.delta"), ("down", "response.completed"), ("down", "error"),
-                ("down", "input_audio_buffer.committed"), ("down", "session.created"),
+                ("up", "response.create"),
+                ("up", "response.steer"),
+                ("up", "response.cancel"),
+                ("up", "input_audio_buffer.commit"),
+                ("down", "response.created"),
+                ("down", "response.output_text.delta"),
+                ("down", "response.completed"),
+                ("down", "error"),
+                ("down", "input_audio_buffer.committed"),
+                ("down", "session.created"),
             ]
         ),
         max_size=20,
     ),
     st.lists(st.sampled_from(["a", "", None, 3, [], {"id": 1}, {"id": "a", "model": []}]), min_size=4),
     st.sampled_from([b"/v1/responses", b"/v1/realtime"]),
-)  # fmt: skip
+)
 def test_no_order_of_messages_loses_count(kinds: list[tuple[str, str]], odd: list[Any], path: bytes) -> None:
     names = ("stream_id", "response", "response_id", "error", "session", "delta", "event_id")
     steps = [

@@ -19,35 +19,71 @@ MIB = 1 << 20
 
 PLANTED: dict[str, list[str]] = {
     "[email]": [
-        "ann@example.com", "ann.lee+news@mail.example.co.uk", "o_x-1%2@sub-domain.example.museum",
+        "ann@example.com",
+        "ann.lee+news@mail.example.co.uk",
+        "o_x-1%2@sub-domain.example.museum",
         "jürgen@münchen.example",
     ],
     "[card]": [
-        "4111111111111111", "4111 1111 1111 1111", "4111-1111-1111-1111", "378282246310005",
-        "4111.1111.1111.1111", "4111\t1111\t1111\t1111", "4111\n1111\r\n1111\n1111",
-        "3782 822463 10005", "5555 5555 5555 4444", "6011111111111117", "3530111333300000", "30569309025904",
+        "4111111111111111",
+        "4111 1111 1111 1111",
+        "4111-1111-1111-1111",
+        "378282246310005",
+        "4111.1111.1111.1111",
+        "4111\t1111\t1111\t1111",
+        "4111\n1111\r\n1111\n1111",
+        "3782 822463 10005",
+        "5555 5555 5555 4444",
+        "6011111111111117",
+        "3530111333300000",
+        "30569309025904",
     ],
     "[phone]": [
-        "+49 30 123456", "+442079460958", "+1 (415) 555-2671", "+33 1 23 45 67 89", "(415) 555-2671",
-        "415-555-2671", "415.555.2671", "1-800-555-1234", "020 7946 0958", "030/1234567", "0171 1234567",
-        "01 23 45 67 89", "090-1234-5678", "(11) 91234-5678", "138-0013-8000", "0049 30 1234567",
+        "+49 30 123456",
+        "+442079460958",
+        "+1 (415) 555-2671",
+        "+33 1 23 45 67 89",
+        "(415) 555-2671",
+        "415-555-2671",
+        "415.555.2671",
+        "1-800-555-1234",
+        "020 7946 0958",
+        "030/1234567",
+        "0171 1234567",
+        "01 23 45 67 89",
+        "090-1234-5678",
+        "(11) 91234-5678",
+        "138-0013-8000",
+        "0049 30 1234567",
     ],
     "[key]": [
-        "sk-proj-abcDEF1234567890", "sk-ant-api03-AbCd_Ef-123456", "sk-abcdefghijklmnopqrstuvwx",
+        "sk-proj-abcDEF1234567890",
+        "sk-ant-api03-AbCd_Ef-123456",
+        "sk-abcdefghijklmnopqrstuvwx",
         "pk-lf-1234abcd",
-        "ghp_abcdefghijklmnopqrstuvwxyz0123456789", "github_pat_11ABCDEFG0abcdefghijklmnop",
-        "glpat-abcdefghij1234567890", "AKIAIOSFODNN7EXAMPLE", "AIzaSyA1234567890abcdefghijklmnopqrstuvw",
-        "xoxb-123456789012-abcdef", "sk_live_4eC39HqLyjWDarjtT1zdp7dc", "rk_test_4eC39HqLyjWDarjtT1",
-        "hf_AbcdefghijklmnopqrstuvwxyzAbcdefgh", "tvly-abcdefgh1234567890abcdefgh123456",
-        "SG.abcdefgh1234567890abcd.abcdefghijklmnopqrstuvwxyz1234567890", "hvs.CAESIabcdefghijklmnopqrst",
-        "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", "dapi0123456789abcdef0123456789abcdef",
+        "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+        "github_pat_11ABCDEFG0abcdefghijklmnop",
+        "glpat-abcdefghij1234567890",
+        "AKIAIOSFODNN7EXAMPLE",
+        "AIzaSyA1234567890abcdefghijklmnopqrstuvw",
+        "xoxb-123456789012-abcdef",
+        "sk_live_4eC39HqLyjWDarjtT1zdp7dc",
+        "rk_test_4eC39HqLyjWDarjtT1",
+        "hf_AbcdefghijklmnopqrstuvwxyzAbcdefgh",
+        "tvly-abcdefgh1234567890abcdefgh123456",
+        "SG.abcdefgh1234567890abcd.abcdefghijklmnopqrstuvwxyz1234567890",
+        "hvs.CAESIabcdefghijklmnopqrst",
+        "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",
+        "dapi0123456789abcdef0123456789abcdef",
         "dckr_pat_abcdefgh1234567890",
-        "hf_abcdefghijklmnopqrstuvwx1234", "gsk_abcdefgh1234567890", "nvapi-abcdefghij1234567890",
+        "hf_abcdefghijklmnopqrstuvwx1234",
+        "gsk_abcdefgh1234567890",
+        "nvapi-abcdefghij1234567890",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
         "-----BEGIN RSA PRIVATE KEY-----\nMIIEow+IB/AA\n=\n-----END RSA PRIVATE KEY-----",
         "-----BEGIN PRIVATE KEY-----\nMIIEow+IB/AA-cut off",
     ],
-}  # fmt: skip
+}
 """By the mark that must be all that is left."""
 
 CASES = [(mark, secret) for mark, secrets in PLANTED.items() for secret in secrets]
@@ -104,7 +140,7 @@ def test_a_secret_goes_wherever_it_stands(mark: str, secret: str) -> None:
         ("phone 4155552671", "phone [phone]"),
         ("a@b.cc,c@d.ee;<e@f.gg>", "[email],[email];<[email]>"),
     ],
-)  # fmt: skip
+)
 def test_what_names_a_secret_stays_and_the_secret_goes(text: str, redacted: str) -> None:
     assert ALL.text(text)[0] == redacted
     assert ALL.text(redacted) == (redacted, 0)
@@ -112,11 +148,14 @@ def test_what_names_a_secret_stays_and_the_secret_goes(text: str, redacted: str)
 
 _NOISE = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 _TREES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40)
-    | st.floats(allow_nan=False, allow_infinity=False) | _NOISE,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _NOISE,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NOISE, inner, max_size=3),
     max_leaves=10,
-)  # fmt: skip
+)
 
 
 @given(
@@ -153,9 +192,20 @@ def test_what_was_redacted_once_stays_as_it_is(text: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["api_key", "API-Key", "x-api-key", "Authorization", "userPassword", "access_token", "client_secret",
-     "secret", "set-cookie", "aws_secret_access_key", "private_key"],
-)  # fmt: skip
+    [
+        "api_key",
+        "API-Key",
+        "x-api-key",
+        "Authorization",
+        "userPassword",
+        "access_token",
+        "client_secret",
+        "secret",
+        "set-cookie",
+        "aws_secret_access_key",
+        "private_key",
+    ],
+)
 def test_a_member_whose_name_says_secret_loses_its_value(name: str) -> None:
     for value in ("plain", 7, ["plain"], {"a": "plain"}):
         text, hits = ALL.body(json.dumps({"a": [{name: value}]}).encode())
@@ -184,10 +234,12 @@ def test_a_tools_parameter_called_password_keeps_its_type_and_loses_its_default(
 def test_other_places_of_a_body() -> None:
     """Header fields in a list, a card as a number; names of members, of which none is lost."""
     for body, redacted in (
-        ('[{"name":"Authorization","value":"abc"},{"name":"Accept","value":"abc"}]',
-         '[{"name":"Authorization","value":"[key]"},{"name":"Accept","value":"abc"}]'),
+        (
+            '[{"name":"Authorization","value":"abc"},{"name":"Accept","value":"abc"}]',
+            '[{"name":"Authorization","value":"[key]"},{"name":"Accept","value":"abc"}]',
+        ),
         ('{"n":4111111111111111,"m":4111111111111112}', '{"n":"[card]","m":4111111111111112}'),
-    ):  # fmt: skip
+    ):
         assert ALL.body(body.encode()) == (redacted, 1)
     text, hits = ALL.body(b'{"a@b.cc":1,"c@d.ee":2}')
     assert hits == 2 and sorted(json.loads(text or "").values()) == [1, 2] and "@" not in (text or "")
@@ -220,19 +272,47 @@ def test_media_are_replaced_and_short_ones_stay() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"plain text", b"{", b"\xff", b'"\\ud800"', b"[" * 100_000, b"1e999", b"NaN",
-     b'"' + b"x" * BODY_BYTES_MAX + b'"'],
+    [
+        b"",
+        b"plain text",
+        b"{",
+        b"\xff",
+        b'"\\ud800"',
+        b"[" * 100_000,
+        b"1e999",
+        b"NaN",
+        b'"' + b"x" * BODY_BYTES_MAX + b'"',
+    ],
     ids=range(9),
-)  # fmt: skip
+)
 def test_what_is_no_json_that_we_keep_is_none(body: bytes) -> None:
     assert ALL.body(body) == (None, 0)
 
 
 @pytest.mark.parametrize(
     "unit",
-    ["1", "1-", "4444 ", "-", "a@", "a.", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "eyJ-", "sk-",
-     "password:   ", "://a:", "cookie: a=", "bearer ", "data:a/a;", "+1 ", "(415) ", "0030 12 ", "é"],
-)  # fmt: skip
+    [
+        "1",
+        "1-",
+        "4444 ",
+        "-",
+        "a@",
+        "a.",
+        "-----BEGIN ",
+        "-----BEGIN PRIVATE KEY-----",
+        "eyJ-",
+        "sk-",
+        "password:   ",
+        "://a:",
+        "cookie: a=",
+        "bearer ",
+        "data:a/a;",
+        "+1 ",
+        "(415) ",
+        "0030 12 ",
+        "é",
+    ],
+)
 def test_a_long_text_made_to_hurt_is_worked_through(unit: str) -> None:
     """A pattern that backtracks takes hours for these: the test's time limit is the assertion."""
     text, hits = ALL.text(unit * (MIB // 8 // len(unit)))

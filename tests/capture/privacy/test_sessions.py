@@ -50,9 +50,15 @@ class Client:
         self.seq = 0
 
     def exchange(
-        self, at_s: float, until_s: float | None, *, tenant: str = "a", relay: str = "r0", status: int = 200,
+        self,
+        at_s: float,
+        until_s: float | None,
+        *,
+        tenant: str = "a",
+        relay: str = "r0",
+        status: int = 200,
         mono_s: float = 0,
-    ) -> Exchange:  # fmt: skip
+    ) -> Exchange:
         self.seq += 1
         arrival_ns = MONO + int((at_s + mono_s) * S)
         t = Timeline(arrival_ns)
@@ -68,8 +74,15 @@ class Client:
         headers = [] if header is None else [(b"x-session-id", header.encode())]
         return self.sessions.request_keys(headers, read_prompt(json.dumps(body).encode(), None))
 
-    def send(self, at_s: float, until_s: float | None, *messages: Message, header: str | None = None,
-             body: dict[str, Any] | None = None, **about: Any) -> Turn:  # fmt: skip
+    def send(
+        self,
+        at_s: float,
+        until_s: float | None,
+        *messages: Message,
+        header: str | None = None,
+        body: dict[str, Any] | None = None,
+        **about: Any,
+    ) -> Turn:
         turn = self.sessions.turn(
             self.exchange(at_s, until_s, **about), self.keys(*messages, header=header, **(body or {}))
         )
@@ -113,8 +126,12 @@ def test_a_subagents_first_request_follows_the_request_that_started_it() -> None
     )
     back = send(8, x_claude_code_session_id="s")
     assert [(t.number, t.parent) for t in (root, child, again, inner, back)] == [
-        (0, None), (0, "r0-1"), (1, "r0-2"), (0, "r0-3"), (1, "r0-1"),
-    ]  # fmt: skip
+        (0, None),
+        (0, "r0-1"),
+        (1, "r0-2"),
+        (0, "r0-3"),
+        (1, "r0-1"),
+    ]
     assert len({t.session for t in (root, child, inner)}) == 3
     assert (child.session, root.session, child.think_ns) == (again.session, back.session, S)
     lost = send(10, thread_id="c", x_codex_parent_thread_id="nobody")
@@ -138,8 +155,11 @@ def test_a_previous_response_id_names_the_parent() -> None:
     branch = send(5, "Go on", b"resp_3", previous_response_id="resp_1")
     deep = send(8, "Go on", b"resp_4", previous_response_id="resp_3")
     assert [(t.number, t.parent, t.think_ns) for t in (first, other, branch, deep)] == [
-        (0, None, None), (1, "r0-1", S), (1, "r0-1", 4 * S), (2, "r0-3", 2 * S),
-    ]  # fmt: skip
+        (0, None, None),
+        (1, "r0-1", S),
+        (1, "r0-1", 4 * S),
+        (2, "r0-3", 2 * S),
+    ]
     assert {t.session for t in (other, branch, deep)} == {first.session}
     lost = send(12, "Go on", b"resp_6", previous_response_id="resp_5")
     assert (lost.number, lost.parent, lost.source) == (0, None, "explicit")
@@ -229,11 +249,16 @@ def test_an_explicit_id_names_its_session_by_a_keyed_hash() -> None:
 @pytest.mark.parametrize(
     ("header", "body", "same_as"),
     [
-        ("x", {}, "x"), (None, {"session_id": "x"}, "x"), (None, {"metadata": {"session_id": "x"}}, "x"),
-        ("x", {"session_id": "y"}, "x"), (None, {"session_id": "x", "metadata": {"session_id": "y"}}, "x"),
-        (None, {"session_id": 7}, "7"), ("", {"session_id": "x"}, "x"), (None, {"session_id": "é"}, "é"),
+        ("x", {}, "x"),
+        (None, {"session_id": "x"}, "x"),
+        (None, {"metadata": {"session_id": "x"}}, "x"),
+        ("x", {"session_id": "y"}, "x"),
+        (None, {"session_id": "x", "metadata": {"session_id": "y"}}, "x"),
+        (None, {"session_id": 7}, "7"),
+        ("", {"session_id": "x"}, "x"),
+        (None, {"session_id": "é"}, "é"),
     ],
-)  # fmt: skip
+)
 def test_headers_come_before_fields_and_each_in_its_order(header: Any, body: Any, same_as: str) -> None:
     client = Client()
     assert (
@@ -282,11 +307,14 @@ def test_without_messages_there_is_no_session_unless_it_is_named() -> None:
         (None, None, None, 5.0, None),
         (1.5, 2.0, 2.5, 2.75, S // 4),
     ],
-)  # fmt: skip
+)
 def test_who_asks_before_the_end_was_stamped_but_has_the_answer_took_no_time_to_think(
-    token_s: float | None, end_s: float | None, delivered_s: float | None, arrival_s: float,
+    token_s: float | None,
+    end_s: float | None,
+    delivered_s: float | None,
+    arrival_s: float,
     think_ns: int | None,
-) -> None:  # fmt: skip
+) -> None:
     client = Client()
     x = client.exchange(0, None)
     t = x.timeline
@@ -381,10 +409,12 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 _PARTS = st.lists(
-    st.text("ab", max_size=20) | st.text(max_size=9) | st.sampled_from([b"media1", b"media2", b"call"])
+    st.text("ab", max_size=20)
+    | st.text(max_size=9)
+    | st.sampled_from([b"media1", b"media2", b"call"])
     | st.lists(st.integers(0, 9), max_size=5).map(lambda x: array("I", x)),
     max_size=3,
-)  # fmt: skip
+)
 _MESSAGES = st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), _PARTS), max_size=5)
 
 
@@ -452,10 +482,19 @@ def test_an_id_is_the_keyed_hash_of_the_one_before_and_of_lengths_content_and_ma
         return blake2b(data, key=SALT, digest_size=8, person=b"llmtap block").digest()
 
     first = keyed(
-        bytes(8) + b"\0\0\0\x08" + b"x" * 8
-        + b"\0\0\0\0" + b"\0\0\0\x06" + b"toolst" + b"\0\0\0\0" + b"\0\0\0\x08" + b"roleuser"
-        + b"\0\0\0\x03" + b"\0\0\0\x06" + b"media1"
-    )  # fmt: skip
+        bytes(8)
+        + b"\0\0\0\x08"
+        + b"x" * 8
+        + b"\0\0\0\0"
+        + b"\0\0\0\x06"
+        + b"toolst"
+        + b"\0\0\0\0"
+        + b"\0\0\0\x08"
+        + b"roleuser"
+        + b"\0\0\0\x03"
+        + b"\0\0\0\x06"
+        + b"media1"
+    )
     second = keyed(first + b"\0\0\0\x01" + b"x")
     expected = [int.from_bytes(digest, "little", signed=True) for digest in (first, second)]
     assert ids(prompt(("user", ["xxx", b"media1", "x" * 6]), tools=b"t")) == expected

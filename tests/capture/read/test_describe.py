@@ -67,8 +67,15 @@ def test_the_silences_of_captured_streams_are_those_of_their_events() -> None:
     assert found["streams"] == 3
     assert (found["next_token"]["n"], found["next_token"]["resumed"]) == (3, 2)
     assert {row["silence"]: (row["n"], row["resumed"]) for row in found["next_token"]["went_on"]} == {
-        1: (3, 2), 2: (3, 2), 5: (1, 0), 10: (1, 0), 30: (1, 0), 60: (0, 0), 120: (0, 0), 300: (0, 0),
-    }  # fmt: skip
+        1: (3, 2),
+        2: (3, 2),
+        5: (1, 0),
+        10: (1, 0),
+        30: (1, 0),
+        60: (0, 0),
+        120: (0, 0),
+        300: (0, 0),
+    }
     assert found["next_token"]["timeout"] is None
 
 
@@ -78,9 +85,13 @@ def test_a_cache_without_end_hits_every_block_but_the_first_of_its_kind() -> Non
     xs = [streamed(i, shape=shape) for i, shape in enumerate(asked)]
     told = workload(batch(xs[0]), batch(*xs[1:], streamed(4)), batch(xs[0], capture="c2"))["prefix"]
     assert told[0] == {
-        "capture": "c1", "unit": "tokens", "block_size": 512, "blocks": 7, "hits": 2,
+        "capture": "c1",
+        "unit": "tokens",
+        "block_size": 512,
+        "blocks": 7,
+        "hits": 2,
         "share": pytest.approx(2 / 7),
-    }  # fmt: skip
+    }
     assert [(p["capture"], p["block_size"], p["hits"]) for p in told[1:]] == [("c1", 16, 0), ("c2", 512, 0)]
 
 

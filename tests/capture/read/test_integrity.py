@@ -33,38 +33,100 @@ AFTER_RELOAD = ledger(8, dropped={"no_meter": 3}, unsettled=2)
 KEPT_NOT = [ledger(5, not_kept={"disk": 1}), ledger(9, not_kept={"disk": 2, "memory": 1})]
 OF_TWO = [ledger(5, not_kept={"disk": 2}), ledger(9, not_kept={"disk": 1}, meter="m2")]
 CASES: list[tuple[str, list[CaptureLedger], list[list[int]], dict[str, object]]] = [
-    ("a whole capture lacks nothing", [ledger(4)], [[1, 2], [4, 3]],
-     {"present": 4, "ranges": [], "missing": 0, "unexplained": 0, "exact": True, "ok": True}),
-    ("missing numbers are ranges, and not explained by themselves", [ledger(9)], [[2, 3, 7]],
-     {"present": 3, "ranges": [(1, 1), (4, 6), (8, 9)], "missing": 6, "unexplained": 6, "exact": True,
-      "ok": False}),
-    ("drops of a relay explain as many", [ledger(9, dropped={"overflow": 2, "no_meter": 1})],
-     [[1, 2, 3, 5, 7]], {"missing": 4, "unexplained": 1, "exact": True}),
-    ("exchanges under way may explain", [UNDER_WAY], [[1, 2, 3, 5]],
-     {"missing": 2, "running": 3, "unexplained": 2, "exact": False}),
-    ("a running capture that lacks only running streams is whole", [ledger(5, unsettled=2)], [[1, 3, 4]],
-     {"missing": 0, "running": 2, "ranges": [(2, 2), (5, 5)], "ok": True}),
+    (
+        "a whole capture lacks nothing",
+        [ledger(4)],
+        [[1, 2], [4, 3]],
+        {"present": 4, "ranges": [], "missing": 0, "unexplained": 0, "exact": True, "ok": True},
+    ),
+    (
+        "missing numbers are ranges, and not explained by themselves",
+        [ledger(9)],
+        [[2, 3, 7]],
+        {
+            "present": 3,
+            "ranges": [(1, 1), (4, 6), (8, 9)],
+            "missing": 6,
+            "unexplained": 6,
+            "exact": True,
+            "ok": False,
+        },
+    ),
+    (
+        "drops of a relay explain as many",
+        [ledger(9, dropped={"overflow": 2, "no_meter": 1})],
+        [[1, 2, 3, 5, 7]],
+        {"missing": 4, "unexplained": 1, "exact": True},
+    ),
+    (
+        "exchanges under way may explain",
+        [UNDER_WAY],
+        [[1, 2, 3, 5]],
+        {"missing": 2, "running": 3, "unexplained": 2, "exact": False},
+    ),
+    (
+        "a running capture that lacks only running streams is whole",
+        [ledger(5, unsettled=2)],
+        [[1, 3, 4]],
+        {"missing": 0, "running": 2, "ranges": [(2, 2), (5, 5)], "ok": True},
+    ),
     # The last report had 2 under way; their rows came later.
-    ("rows since the last report settle what was under way", [AFTER_RELOAD], [[4, 5, 6, 7, 8]],
-     {"missing": 3, "running": 0, "unsettled": 0, "unexplained": 0, "exact": True, "ok": True}),
-    ("drops explain before exchanges under way do", [AFTER_RELOAD], [[4, 5, 6, 7]],
-     {"missing": 3, "running": 1, "unsettled": 1, "unexplained": 0, "exact": False}),
-    ("nothing runs in a closed capture", [ledger(5, unsettled=2, closed=True)], [[1, 3, 4]],
-     {"missing": 2, "running": 0, "unexplained": 0}),
-    ("those begun after the last report, too", [ledger(4)], [[1, 2, 3, 4, 6, 9]],
-     {"opened": 9, "ranges": [(5, 5), (7, 8)], "since": 3, "exact": False, "ok": True}),
-    ("a range across the last report counts from there", [ledger(5)], [[1, 2, 3, 8]],
-     {"ranges": [(4, 7)], "since": 2, "unexplained": 2}),
-    ("what a meter could not keep is accounted for", KEPT_NOT, [[1, 2, 3, 4, 5]],
-     {"unexplained": 1, "not_kept": {"disk": 2, "memory": 1}}),
-    ("each meter counts anew", OF_TWO, [[1, 2, 3, 4, 5, 6]],
-     {"ok": True, "not_kept": {"disk": 3}, "meters": 2}),
+    (
+        "rows since the last report settle what was under way",
+        [AFTER_RELOAD],
+        [[4, 5, 6, 7, 8]],
+        {"missing": 3, "running": 0, "unsettled": 0, "unexplained": 0, "exact": True, "ok": True},
+    ),
+    (
+        "drops explain before exchanges under way do",
+        [AFTER_RELOAD],
+        [[4, 5, 6, 7]],
+        {"missing": 3, "running": 1, "unsettled": 1, "unexplained": 0, "exact": False},
+    ),
+    (
+        "nothing runs in a closed capture",
+        [ledger(5, unsettled=2, closed=True)],
+        [[1, 3, 4]],
+        {"missing": 2, "running": 0, "unexplained": 0},
+    ),
+    (
+        "those begun after the last report, too",
+        [ledger(4)],
+        [[1, 2, 3, 4, 6, 9]],
+        {"opened": 9, "ranges": [(5, 5), (7, 8)], "since": 3, "exact": False, "ok": True},
+    ),
+    (
+        "a range across the last report counts from there",
+        [ledger(5)],
+        [[1, 2, 3, 8]],
+        {"ranges": [(4, 7)], "since": 2, "unexplained": 2},
+    ),
+    (
+        "what a meter could not keep is accounted for",
+        KEPT_NOT,
+        [[1, 2, 3, 4, 5]],
+        {"unexplained": 1, "not_kept": {"disk": 2, "memory": 1}},
+    ),
+    (
+        "each meter counts anew",
+        OF_TWO,
+        [[1, 2, 3, 4, 5, 6]],
+        {"ok": True, "not_kept": {"disk": 3}, "meters": 2},
+    ),
     ("a relay without rows lacks all", [ledger(3)], [], {"ranges": [(1, 3)]}),
-    ("a relay without a report is known by its rows", [NOTHING], [[1, 4]],
-     {"ranges": [(2, 3)], "unexplained": 0, "exact": False}),
-    ("rows that are there twice are counted", [ledger(3)], [[1, 2, 2], [3, 2]],
-     {"duplicates": 2, "missing": 0, "ok": False}),
-]  # fmt: skip
+    (
+        "a relay without a report is known by its rows",
+        [NOTHING],
+        [[1, 4]],
+        {"ranges": [(2, 3)], "unexplained": 0, "exact": False},
+    ),
+    (
+        "rows that are there twice are counted",
+        [ledger(3)],
+        [[1, 2, 2], [3, 2]],
+        {"duplicates": 2, "missing": 0, "ok": False},
+    ),
+]
 
 
 @pytest.mark.parametrize(("words", "rows", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
@@ -135,9 +197,13 @@ def test_of_a_trace_without_relays_nothing_is_said() -> None:
 
 
 @given(
-    st.lists(st.integers(1, 40), max_size=60), st.integers(0, 40), st.integers(0, 9), st.integers(0, 9),
-    st.integers(0, 9), st.integers(1, 5),
-)  # fmt: skip
+    st.lists(st.integers(1, 40), max_size=60),
+    st.integers(0, 40),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.integers(1, 5),
+)
 def test_numbers_add_up(
     seqs: list[int], opened: int, dropped: int, unsettled: int, lost: int, cut: int
 ) -> None:

@@ -69,8 +69,9 @@ def test_a_capture_tells_what_it_is(folder: Path) -> None:
     assert repr(capture).startswith("<Capture 3 exchanges, 2 files, ")
     assert repr(capture).endswith(", level shape>")
     assert [(Path(f.name).name, f.rows, f.info.began_ns) for f in capture.files] == [
-        ("llmtap-1.parquet", 2, 10), ("llmtap-2.parquet", 1, 20),
-    ]  # fmt: skip
+        ("llmtap-1.parquet", 2, 10),
+        ("llmtap-2.parquet", 1, 20),
+    ]
     info = capture.info
     assert (info.capture, info.level, info.tap_version, info.began_ns) == ("c1", "shape", "0.1.0", 10)
     assert info.ledger.relays["run.0.1"].opened == 3

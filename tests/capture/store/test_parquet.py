@@ -175,9 +175,14 @@ def test_a_local_file_is_moved_to_its_name_and_takes_the_place_of_an_older_try(t
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://", f"s3://{_KEY}:{_SECRET}@b ad/p", f"s3://{_KEY}:{_SECRET}@b/p?regoin=x",
-     f"nosuch://{_KEY}:secret@host/p", "gs://"],
-)  # fmt: skip
+    [
+        "s3://",
+        f"s3://{_KEY}:{_SECRET}@b ad/p",
+        f"s3://{_KEY}:{_SECRET}@b/p?regoin=x",
+        f"nosuch://{_KEY}:secret@host/p",
+        "gs://",
+    ],
+)
 def test_a_url_that_cannot_be_is_told_without_its_secrets(url):
     with pytest.raises(ConfigError) as caught:
         place_of(url)

@@ -125,10 +125,14 @@ def test_offsets_are_whole_microseconds_rounded_down() -> None:
 def test_event_lists_hold_names_and_null_for_tokens_that_nobody_told() -> None:
     row = row_of(streamed(words=2))
     assert {name: value for name, value in row.items() if name == "id" or name.startswith("event_")} == {
-        "id": "run.0.1-1", "event_class": ["content", "content", "done"], "event_tokens": [1, 1, None],
-        "event_us": [100_000, 120_000, 121_000], "event_bytes": [181, 181, 12], "event_flags": [2, 2, 0],
+        "id": "run.0.1-1",
+        "event_class": ["content", "content", "done"],
+        "event_tokens": [1, 1, None],
+        "event_us": [100_000, 120_000, 121_000],
+        "event_bytes": [181, 181, 12],
+        "event_flags": [2, 2, 0],
         "event_chars": None,
-    }  # fmt: skip
+    }
 
 
 def test_the_source_of_the_input_count_is_told() -> None:
@@ -153,8 +157,12 @@ HOSTILE: list[tuple[str, Any, str, Any]] = [
     ("shape", RequestShape(max_tokens=HUGE), "max_tokens", None),
     ("shape", RequestShape(temperature=10**400), "temperature", None),
     ("shape", RequestShape(temperature="hot"), "temperature", None),  # type: ignore[arg-type]
-    ("shape", RequestShape(roles=["user", "my word is x", "\ud800"]), "message_roles",
-     ["user", "other", "other"]),
+    (
+        "shape",
+        RequestShape(roles=["user", "my word is x", "\ud800"]),
+        "message_roles",
+        ["user", "other", "other"],
+    ),
     ("turn", Turn("\ud800", "explicit", 2**40, think_ns=HUGE), "think_us", None),
     ("usage", {"n": HUGE}, "usage", '{"n":' + str(HUGE) + "}"),
     ("usage", {"n": "\ud800"}, "usage", '{"n":"?"}'),
@@ -162,14 +170,18 @@ HOSTILE: list[tuple[str, Any, str, Any]] = [
     ("usage", {"n": "x" * 70_000, "m": 1}, "usage", '{"n":null,"m":1}'),
     ("usage", {str(i): i for i in range(9_999)}, "usage", None),
     ("usage", {"said": "a whole sentence", "tier": "standard"}, "usage", '{"said":null,"tier":"standard"}'),
-    ("usage", {"said \"that\"": 1, "m": [1, {"x": "a\nb"}]}, "usage", '{"m":[1,{"x":null}]}'),
+    ("usage", {'said "that"': 1, "m": [1, {"x": "a\nb"}]}, "usage", '{"m":[1,{"x":null}]}'),
     ("server_timing", [{"name": "what he wrote", "ms": 1.5}], "server_timing", '[{"name":null,"ms":1.5}]'),
     ("path", "/v1/keys/sk-live_abcdef/chat", "path", "/v1/keys/*/chat"),
-    ("path", "/openai/deployments/gpt-4.1-mini-2025-04-14/chat", "path",
-     "/openai/deployments/gpt-4.1-mini-2025-04-14/chat"),
+    (
+        "path",
+        "/openai/deployments/gpt-4.1-mini-2025-04-14/chat",
+        "path",
+        "/openai/deployments/gpt-4.1-mini-2025-04-14/chat",
+    ),
     ("path", "/v1/responses/resp_68af4030592c81938ec0a5fbab4a3e9f", "path", "/v1/responses/*"),
     ("path", "/" + "x" * 9_999 + "/\ud800", "path", "/*/*"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("attribute", "value", "column", "written"), HOSTILE)
@@ -194,9 +206,14 @@ def test_an_exchange_that_cannot_be_a_row_costs_no_other() -> None:
 
 def revealing() -> Exchange:
     asked = RequestShape(
-        max_tokens=9, tools=2, roles=["system", "user"], sizes=array("q", [30, 12]),
-        blocks=array("q", [17, 4]), block_size=16, block_unit="bytes",
-    )  # fmt: skip
+        max_tokens=9,
+        tools=2,
+        roles=["system", "user"],
+        sizes=array("q", [30, 12]),
+        blocks=array("q", [17, 4]),
+        block_size=16,
+        block_unit="bytes",
+    )
     return streamed(shape=asked, turn=Turn("s1", "prefix", 2, "run.0.1-9", 5 * US, "tool"))
 
 

@@ -224,8 +224,10 @@ def test_what_the_dead_left_is_taken_back_and_the_living_keep_theirs(tmp_path: P
         fcntl.flock(held, fcntl.LOCK_EX)
         recover_aside_spools(tmp_path)
         assert {path.name for path in tmp_path.glob("*.spool")} == {
-            "llmtap-1.spool", "llmtap-2.spool", "llmtap-4.spool",
-        }  # fmt: skip
+            "llmtap-1.spool",
+            "llmtap-2.spool",
+            "llmtap-4.spool",
+        }
         assert not dead.exists()
         assert (living / "llmtap-3.spool").exists()
         assert {path.name for path in odd.iterdir()} == {LOCK_FILE, "of-somebody-else"}

@@ -39,7 +39,7 @@ from tests.support.storage.stores import (
     store,
     thin,
 )
-from tests.support.waiting import block_until  # fmt: skip
+from tests.support.waiting import block_until
 
 
 def test_rows_become_a_file_that_says_whose_it_is(tmp_path):
@@ -220,8 +220,10 @@ def test_a_supervisor_may_look_at_settings_anew_while_its_own_meter_captures(tmp
     code = imports + "store(sys.argv[1]); print(flush=True); sys.stdin.read()"
     meter = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[3],
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[3],
+    )
     try:
         assert meter.stdout.readline() == b"\n"
         check_folders(options(tmp_path))

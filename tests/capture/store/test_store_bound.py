@@ -29,7 +29,7 @@ from tests.support.storage.stores import (
     store,
     thin,
 )
-from tests.support.waiting import block_until  # fmt: skip
+from tests.support.waiting import block_until
 
 
 def test_at_the_bound_oldest_files_go_and_capture_goes_on(tmp_path, caplog):
