@@ -48,11 +48,29 @@ def cut_at_random(rng: Random, body: bytes) -> list[bytes]:
 
 
 _EXTENSIONS: Final = (
-    b"", b";a", b";a=b", b';a="b;c"', b" ;x", b"; y=1", b"\t;\tx\t=\ty", b';a="q\\"r" ;b', b';a=""',
+    b"",
+    b";a",
+    b";a=b",
+    b';a="b;c"',
+    b" ;x",
+    b"; y=1",
+    b"\t;\tx\t=\ty",
+    b';a="q\\"r" ;b',
+    b';a=""',
     b';a="\xe9"',
-    b";", b" ", b";a=", b';a="x', b';a="\\', b";a b", b";=b", b';"a"', b';a=b"c"', b';a="b"c', b";a=b=c",
+    b";",
+    b" ",
+    b";a=",
+    b';a="x',
+    b';a="\\',
+    b";a b",
+    b";=b",
+    b';"a"',
+    b';a=b"c"',
+    b';a="b"c',
+    b";a=b=c",
     b";a;;b",
-)  # fmt: skip
+)
 """Of chunks: the first ten are well formed (RFC 9112 7.1.1), the others are not."""
 
 
@@ -106,16 +124,49 @@ class ChunkedBodies:
 
 
 _TEXTS: Final = (
-    "a", "the", " of", "word", "ünï", "日本", "😀",
-    "\n", "\t", '"', "\\", "", "\x7f", "\u2028", "12", " ", "/",
-)  # fmt: skip
+    "a",
+    "the",
+    " of",
+    "word",
+    "ünï",
+    "日本",
+    "😀",
+    "\n",
+    "\t",
+    '"',
+    "\\",
+    "",
+    "\x7f",
+    "\u2028",
+    "12",
+    " ",
+    "/",
+)
 _SPELT: Final = tuple(json.dumps(text)[1:-1].encode() for text in _TEXTS)
 _SPELT_UTF8: Final = tuple(json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in _TEXTS)
 _WRONG: Final = (
-    b'"', b"\\", b"\\u", b"\\u12", b"\\ud83d", b"\\ude00", b"\\ud83d\\u0041", b"\\x", b"\n",
-    b"\x00", b"\x1f", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf0\x9f\x98", b'","x":"', b'"}', b"\r\n",
-    b'\\"', b"\\/", b"\\u0000",
-)  # fmt: skip
+    b'"',
+    b"\\",
+    b"\\u",
+    b"\\u12",
+    b"\\ud83d",
+    b"\\ude00",
+    b"\\ud83d\\u0041",
+    b"\\x",
+    b"\n",
+    b"\x00",
+    b"\x1f",
+    b"\xff",
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"\xf0\x9f\x98",
+    b'","x":"',
+    b'"}',
+    b"\r\n",
+    b'\\"',
+    b"\\/",
+    b"\\u0000",
+)
 
 
 class TokenEvents:

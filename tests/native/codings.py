@@ -140,8 +140,12 @@ def _is_unclear(data: bytes) -> bool:
 
 
 _DECODE: Final[dict[bytes, Callable[[bytes], bytes]]] = {
-    b"gzip": _gunzip, b"x-gzip": _gunzip, b"deflate": _inflate, b"br": _unbrotli, b"zstd": _unzstd,
-}  # fmt: skip
+    b"gzip": _gunzip,
+    b"x-gzip": _gunzip,
+    b"deflate": _inflate,
+    b"br": _unbrotli,
+    b"zstd": _unzstd,
+}
 
 
 class Codings:

@@ -91,9 +91,13 @@ class _World:
             lag=lag, side="", stamp_error_since=lambda t_ns: 0, on_end=lambda *bytes_passed: None
         )
         relay = SimpleNamespace(
-            tap=tap, route=SimpleNamespace(pool=self), reporter=reporter, draining=False, forwarder=None,
+            tap=tap,
+            route=SimpleNamespace(pool=self),
+            reporter=reporter,
+            draining=False,
+            forwarder=None,
             warn=lambda kind, what: self.calls.append((kind, what)),
-        )  # fmt: skip
+        )
         client = SimpleNamespace(flow_over=self._over)
         self.down = self._stream(near_down, base, compiled=compiled)
         self.flow = flow = Flow(cast(Any, relay), cast(Any, client), self.down)
@@ -167,9 +171,16 @@ class _World:
     def state(self) -> tuple[Any, ...]:
         flow = self.flow
         return (
-            flow.response_bytes, flow.tapped, flow.over, bool(flow._paused_since_ns),
-            self.up.closed, self.up.paused, self.down.closed, self.down.pending, self.calls,
-        )  # fmt: skip
+            flow.response_bytes,
+            flow.tapped,
+            flow.over,
+            bool(flow._paused_since_ns),
+            self.up.closed,
+            self.up.paused,
+            self.down.closed,
+            self.down.pending,
+            self.calls,
+        )
 
     def frames(self) -> list[Any]:
         """All that the meter was told, without stamps."""

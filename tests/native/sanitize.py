@@ -77,10 +77,20 @@ def run_threads(steps: int, seed: int) -> None:
         files = [HARNESS / f"{name}_threads.c", *(SOURCES / f"{source}.c" for source in sources)]
         for kind, flags in (("thread", THREAD_FLAGS), ("address", FLAGS)):
             program = HOME / f"{name}_{kind}"
-            run([
-                "gcc", *flags, "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}", "-pthread", "-o", str(program),
-                *map(str, files),
-            ])  # fmt: skip
+            run(
+                [
+                    "gcc",
+                    *flags,
+                    "-Wall",
+                    "-Wextra",
+                    "-Werror",
+                    f"-I{SOURCES}",
+                    "-pthread",
+                    "-o",
+                    str(program),
+                    *map(str, files),
+                ]
+            )
             # ThreadSanitizer needs the usual places of memory, which newer kernels randomise too far.
             run(["setarch", "--addr-no-randomize", str(program), str(steps), str(seed)])
 
@@ -103,8 +113,10 @@ def built_tree() -> Path:
     flags = " ".join(FLAGS)
     run(
         [*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(tree)],
-        CFLAGS=flags, LDFLAGS=flags, LLMTAP_BUILD="native",
-    )  # fmt: skip
+        CFLAGS=flags,
+        LDFLAGS=flags,
+        LLMTAP_BUILD="native",
+    )
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():

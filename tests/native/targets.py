@@ -272,7 +272,12 @@ def _read(dialect: OpenAIChat | Anthropic, block: bytes) -> Delta | None:
 
 
 TARGETS: Final[dict[str, Callable[[Random], Target]]] = {
-    "framing": Framing, "tokens": Tokens, "heads": Heads, "requests": Requests, "responses": Responses,
-    "passages": Passages, "codings": Codings,
+    "framing": Framing,
+    "tokens": Tokens,
+    "heads": Heads,
+    "requests": Requests,
+    "responses": Responses,
+    "passages": Passages,
+    "codings": Codings,
     "tls_reuse": TlsReuse,
-}  # fmt: skip
+}

@@ -23,11 +23,18 @@ def refuse(name: str) -> ModuleType:
 @pytest.mark.parametrize(
     ("value", "built_of", "reason"),
     [
-        (None, SOURCES, ""), ("", SOURCES, ""), ("1", SOURCES, ""), ("0", SOURCES, "LLMTAP_NATIVE=0"),
-        ("off", SOURCES, "'off'"), (" 0", SOURCES, "' 0'"), (None, "", "not built"),
-        (None, "0" * 16, "other sources"), (None, None, "other sources"), (None, refuse, "undefined symbol"),
+        (None, SOURCES, ""),
+        ("", SOURCES, ""),
+        ("1", SOURCES, ""),
+        ("0", SOURCES, "LLMTAP_NATIVE=0"),
+        ("off", SOURCES, "'off'"),
+        (" 0", SOURCES, "' 0'"),
+        (None, "", "not built"),
+        (None, "0" * 16, "other sources"),
+        (None, None, "other sources"),
+        (None, refuse, "undefined symbol"),
     ],
-)  # fmt: skip
+)
 def test_the_compiled_code_runs_if_it_was_built_of_these_sources_and_nothing_selects_python(
     value: str | None, built_of: object, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,9 +50,14 @@ def repetition(before: bytes = b'data: {"text":"', behind: bytes = b'"}\n\n') ->
 def loosened() -> Repetition:
     """A string and a number ahead of the text, a string beyond it."""
     return Repetition(
-        b'data: {"id":"', b'"}\n\n', DELTA, b'"}\n\n\r\n', names=frozenset({"id", "n", "pad"}),
-        ahead=((b'","n":', True), (b',"text":"', False)), beyond=((b'","pad":"', True),),
-    )  # fmt: skip
+        b'data: {"id":"',
+        b'"}\n\n',
+        DELTA,
+        b'"}\n\n\r\n',
+        names=frozenset({"id", "n", "pad"}),
+        ahead=((b'","n":', True), (b',"text":"', False)),
+        beyond=((b'","pad":"', True),),
+    )
 
 
 def twins(known: Repetition, *, chunked: bool = False, keeps_texts: bool = True) -> list[TokenRun]:
@@ -167,9 +172,14 @@ def test_a_run_refuses_what_is_no_shape() -> None:
     assert compiled is not None
     loose = ((b",", True),) * 4
     for fixed in (
-        (b"a", loose, (), b"b"), (b"a", (), loose, b"b"), ("a", (), (), b"b"), (b"a", (), (), None), (b"a",),
-        (b"a", ((b",",),), (), b"b"), (b"a", (("x", True),), (), b"b"),
-    ):  # fmt: skip
+        (b"a", loose, (), b"b"),
+        (b"a", (), loose, b"b"),
+        ("a", (), (), b"b"),
+        (b"a", (), (), None),
+        (b"a",),
+        (b"a", ((b",",),), (), b"b"),
+        (b"a", (("x", True),), (), b"b"),
+    ):
         with pytest.raises((TypeError, ValueError, IndexError)):
             compiled.TokenRun(fixed, False, True)
 

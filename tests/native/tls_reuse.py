@@ -33,16 +33,26 @@ _STRAY: Final = (
     b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 5\r\n\r\nstray",
     b"HTTP/1.1 102 Processing\r\nX: stray\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nstray\r\n0\r\n\r\n",
-    b"stray", b"\r\n", b"s",
-)  # fmt: skip
+    b"stray",
+    b"\r\n",
+    b"s",
+)
 """What a server sends that no request asked for."""
 BETWEEN: Final = ("nothing", "nothing", "stray", "part", "notice", "closed", "reset", "cut")
 """On the idle connection, before the next request: `part` of a TLS record, the notice of a TLS close,
 `closed` with that notice, `cut` without it."""
 ANSWERS: Final = (
-    "whole", "whole", "whole", "whole", "surplus", "surplus record", "surplus part", "half", "none",
+    "whole",
+    "whole",
+    "whole",
+    "whole",
+    "surplus",
+    "surplus record",
+    "surplus part",
+    "half",
+    "none",
     "client leaves",
-)  # fmt: skip
+)
 """Surplus bytes come in the last record of the answer, or with it in one read: a record, or part of one."""
 _ENDS: Final = ("closed", "reset", "cut")
 _SESSION_USES: Final = 1_000
@@ -305,22 +315,37 @@ class _World:
         origin = parse_origin("https://localhost:1", "test")
         loop = cast(Any, self.loop)
         self.pool = _Pool(
-            loop, origin, Timebase(SystemClock(), PythonLagMeter(1_000)), clock="mono", idle_max=8,
-            idle_ns=10**18, connect_ns=10**18, tls=None,
-        )  # fmt: skip
+            loop,
+            origin,
+            Timebase(SystemClock(), PythonLagMeter(1_000)),
+            clock="mono",
+            idle_max=8,
+            idle_ns=10**18,
+            connect_ns=10**18,
+            tls=None,
+        )
         self.pool.world = self
         tap = SimpleNamespace(
             open=lambda *_, **__: (1, False), offer=lambda *_: False, ledger=SimpleNamespace(opened=0)
         )
         reporter = SimpleNamespace(
-            tap=tap, now_ns=SystemClock.mono_ns, arrivals={}, draining=False, name="r",
-            on_begin=lambda *_: None, on_end=lambda *_: None, stamp_error_since=lambda t_ns: 0, side="",
+            tap=tap,
+            now_ns=SystemClock.mono_ns,
+            arrivals={},
+            draining=False,
+            name="r",
+            on_begin=lambda *_: None,
+            on_end=lambda *_: None,
+            stamp_error_since=lambda t_ns: 0,
+            side="",
             lag=SimpleNamespace(worst_since=lambda t_ns: 0),
-        )  # fmt: skip
+        )
         self.context = RelayContext(
-            loop, RelayOptions(upstream="https://localhost:1", skip=()), cast(Any, reporter),
+            loop,
+            RelayOptions(upstream="https://localhost:1", skip=()),
+            cast(Any, reporter),
             Route(origin, origin.authority, self.pool),
-        )  # fmt: skip
+        )
         self.context.warn = lambda *_: None  # type: ignore[method-assign]  # the faults are ours
 
     def use(self, *, is_13: bool) -> None:
@@ -343,10 +368,18 @@ class TlsReuse:
         rng = self._rng
         cuts = tuple(sorted(rng.random() for _ in range(rng.choice((0, 0, 1, 3)))))
         case = Case(
-            rng.random() < 0.1, rng.choice((b"GET", b"POST")), rng.choice(BETWEEN), rng.random() < 0.5,
-            rng.choice(_STRAY), rng.choice(ANSWERS), rng.random() < 0.5, cuts, rng.random(),
-            rng.choice(_ENDS), rng.getrandbits(30),
-        )  # fmt: skip
+            rng.random() < 0.1,
+            rng.choice((b"GET", b"POST")),
+            rng.choice(BETWEEN),
+            rng.random() < 0.5,
+            rng.choice(_STRAY),
+            rng.choice(ANSWERS),
+            rng.random() < 0.5,
+            cuts,
+            rng.random(),
+            rng.choice(_ENDS),
+            rng.getrandbits(30),
+        )
         # Otherwise few connections would be used a second time.
         return case if rng.random() < 0.5 else case._replace(answer="whole", between="nothing")
 

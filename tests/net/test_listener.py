@@ -269,8 +269,13 @@ def test_a_shortage_of_this_host_is_nobody_elses_fault(number: int) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [ConnectionRefusedError(errno.ECONNREFUSED, "refused"), TimeoutError(), OSError("no number"),
-     socket.gaierror(socket.EAI_NONAME, "not known"), ssl.SSLError(1, "no")],
-)  # fmt: skip
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+        TimeoutError(),
+        OSError("no number"),
+        socket.gaierror(socket.EAI_NONAME, "not known"),
+        ssl.SSLError(1, "no"),
+    ],
+)
 def test_any_other_failure_is_no_shortage(error: OSError) -> None:
     assert not is_own_shortage(error)

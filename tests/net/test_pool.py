@@ -50,9 +50,21 @@ def test_an_origin(url: str, origin: Origin) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "gw.test", "gw.test:80", "ftp://gw.test", "http://", "http://:80", "http://gw.test:99999",
-     "http://gw:x", "http://gw.test?q=1", "http://gw.test#f", "http://user:pw@gw.test", "http://[::1"],
-)  # fmt: skip
+    [
+        "",
+        "gw.test",
+        "gw.test:80",
+        "ftp://gw.test",
+        "http://",
+        "http://:80",
+        "http://gw.test:99999",
+        "http://gw:x",
+        "http://gw.test?q=1",
+        "http://gw.test#f",
+        "http://user:pw@gw.test",
+        "http://[::1",
+    ],
+)
 def test_no_origin_names_the_setting(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_origin(url, "relay.upstream")

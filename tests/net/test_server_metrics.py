@@ -54,7 +54,7 @@ def test_labels_tell_engines_apart() -> None:
         (NAME.encode() + b'{a="1"} 1 2 3\n', "value"),
         (NAME.encode() + b"{} 1_000\n", f"line 1: {NAME}: the value is"),
     ],
-)  # fmt: skip
+)
 def test_a_page_beyond_the_limits_is_refused(page: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         read_metrics(page)

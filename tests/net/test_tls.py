@@ -414,8 +414,9 @@ async def test_the_end_of_a_server_waits_for_all_that_it_said(
         writer.write(b"z" * MUCH)
 
     async with tunnel(papers, client_tls=client_tls, upstream_tls=upstream_tls, talk=says_much) as (
-        client, tap,
-    ):  # fmt: skip
+        client,
+        tap,
+    ):
         client.writer.transport.pause_reading()
         (flow,) = tap.relay.flows
         await wait_until(lambda: flow._stream.pending)
@@ -512,10 +513,15 @@ async def test_a_tls_connection_on_which_something_came_is_not_used_again(papers
     """An answer too many must not become that of the next request: RFC 9112 9.2."""
     loop, server = asyncio.get_running_loop(), _Server(papers)
     pool = Pool(
-        loop, parse_origin(f"https://localhost:{server.port}", "test"),
-        Timebase(SystemClock(), make_lag_meter(0)), clock="mono", idle_max=8, idle_ns=60 * 10**9,
-        connect_ns=60 * 10**9, tls=client_context(papers.ca, True),
-    )  # fmt: skip
+        loop,
+        parse_origin(f"https://localhost:{server.port}", "test"),
+        Timebase(SystemClock(), make_lag_meter(0)),
+        clock="mono",
+        idle_max=8,
+        idle_ns=60 * 10**9,
+        connect_ns=60 * 10**9,
+        tls=client_context(papers.ca, True),
+    )
     answered = loop.run_in_executor(None, server.answer)
     waits = _Waits()
     pool.connect(waits)

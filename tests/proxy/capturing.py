@@ -123,10 +123,17 @@ class Process:
 
     async def start(self, relays: int = 1) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "llmtap.cli", "proxy", *self._args,
+            sys.executable,
+            "-P",
+            "-m",
+            "llmtap.cli",
+            "proxy",
+            *self._args,
             env={k: v for k, v in os.environ.items() if not k.startswith("LLMTAP_")},
-            stderr=self.said, cwd=Path(__file__).parents[2], start_new_session=True,
-        )  # fmt: skip
+            stderr=self.said,
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,
+        )
         await self.ready(relays)
 
     async def ready(self, relays: int = 1) -> None:

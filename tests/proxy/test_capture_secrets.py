@@ -74,9 +74,13 @@ async def run(folder: Path, *settings: str) -> dict[str, str]:
             for path, body in bodies().items():
                 client = await RawClient.connect(process.ports.listen)
                 raw = request(
-                    "POST", path, f"Authorization: Bearer {KEYS['authorization']}",
-                    f"X-Api-Key: {KEYS['x-api-key']}", f"Cookie: session={KEYS['cookie']}", body=body,
-                )  # fmt: skip
+                    "POST",
+                    path,
+                    f"Authorization: Bearer {KEYS['authorization']}",
+                    f"X-Api-Key: {KEYS['x-api-key']}",
+                    f"Cookie: session={KEYS['cookie']}",
+                    body=body,
+                )
                 await client.ask(raw)
                 client.close()
             await process.ports.measured(len(bodies()))

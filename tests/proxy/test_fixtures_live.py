@@ -110,9 +110,14 @@ async def play_all() -> dict[str, Result]:
         x = exchanges[name]
         arrival_ns = anchor.mono_ns + wall_ns(x["arrival"]) - anchor.wall_ns
         results[name] = Result(
-            recorded, player.played[name], heard[name], x, arrival_ns, live.get(name),
+            recorded,
+            player.played[name],
+            heard[name],
+            x,
+            arrival_ns,
+            live.get(name),
             round(summary["uncertainty"] * 1e9),
-        )  # fmt: skip
+        )
     return results
 
 
@@ -250,9 +255,15 @@ def check_time(
 
 
 POINTS = (
-    "first_byte", "first_any", "first_token", "first_reasoning", "first_tool_call", "first_refusal",
-    "first_content", "last_token",
-)  # fmt: skip
+    "first_byte",
+    "first_any",
+    "first_token",
+    "first_reasoning",
+    "first_tool_call",
+    "first_refusal",
+    "first_content",
+    "last_token",
+)
 
 
 def check_points(result: Result, wrong: Complaints) -> None:

@@ -196,9 +196,15 @@ async def proxy(
         args += ["--config", str(config)]
     with log.open("wb") as message:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "llmtap.cli", "proxy", *args,
-            stderr=message, env=CLEAN | {"PYTHONPATH": str(program)}, cwd=program,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "llmtap.cli",
+            "proxy",
+            *args,
+            stderr=message,
+            env=CLEAN | {"PYTHONPATH": str(program)},
+            cwd=program,
+        )
     running = Proxy(process, listen, admin)
     family: set[int] = set()
     try:

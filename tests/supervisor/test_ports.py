@@ -109,10 +109,14 @@ FIRST = 700
 @pytest.mark.parametrize(
     ("names", "clients", "admin"),
     [
-        ("", [0, 1], None), ("listen:admin", [0], 1), ("admin:listen", [1], 0), ("a:b", [0, 1], None),
-        ("admin", [1], 0), ("admin:admin", None, None),
+        ("", [0, 1], None),
+        ("listen:admin", [0], 1),
+        ("admin:listen", [1], 0),
+        ("a:b", [0, 1], None),
+        ("admin", [1], 0),
+        ("admin:admin", None, None),
     ],
-)  # fmt: skip
+)
 def test_a_socket_goes_where_its_name_says(
     monkeypatch: pytest.MonkeyPatch, names: str, clients: list[int] | None, admin: int | None
 ) -> None:
@@ -138,10 +142,11 @@ def test_a_socket_goes_where_its_name_says(
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("quiet", "not a listening TCP socket"), ("unix", "not a listening TCP socket"),
+        ("quiet", "not a listening TCP socket"),
+        ("unix", "not a listening TCP socket"),
         ("pipe", r"700 \(listen\) is not a socket"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_listen_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, problem: str
 ) -> None:
@@ -175,11 +180,20 @@ def test_without_a_watcher_nothing_happens(address: str | None) -> None:
 async def handed(clients: socket.socket, admin: socket.socket, *more: str, **environ: str) -> Proxy:
     """Start a proxy as systemd does, with these two sockets."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", STARTER, f"{clients.fileno()},{admin.fileno()}",
-        sys.executable, "-m", "llmtap.cli", "proxy", *more,
+        sys.executable,
+        "-c",
+        STARTER,
+        f"{clients.fileno()},{admin.fileno()}",
+        sys.executable,
+        "-m",
+        "llmtap.cli",
+        "proxy",
+        *more,
         env=CLEAN | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "listen:admin", **environ},
-        pass_fds=(clients.fileno(), admin.fileno()), stderr=asyncio.subprocess.PIPE, cwd=ROOT,
-    )  # fmt: skip
+        pass_fds=(clients.fileno(), admin.fileno()),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
     return Proxy(process, clients.getsockname()[1], admin.getsockname()[1])
 
 

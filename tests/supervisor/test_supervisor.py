@@ -142,9 +142,16 @@ async def test_sighup_to_more_workers_and_back(tmp_path: Path) -> None:
 async def started(*args: str) -> tuple[int | None, str, str]:
     """Run `llmtap proxy` to its end; return its status, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "llmtap.cli", "proxy", *args,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=CLEAN, cwd=ROOT,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "llmtap.cli",
+        "proxy",
+        *args,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=CLEAN,
+        cwd=ROOT,
+    )
     out, err = await asyncio.wait_for(process.communicate(), READY_S)
     return process.returncode, out.decode(), err.decode()
 

@@ -18,11 +18,20 @@ def http_scope(method: str = "POST", path: str = "/v1/chat/completions", **more:
     """A request as a server announces it. `headers` are pairs of text."""
     headers = more.pop("headers", [("host", "app.test"), ("content-type", "application/json")])
     return {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
-        "method": method, "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
-        "root_path": "", "headers": [(n.lower().encode(), v.encode()) for n, v in headers],
-        "client": ("127.0.0.1", 9), "server": ("127.0.0.1", 80), **more,
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(n.lower().encode(), v.encode()) for n, v in headers],
+        "client": ("127.0.0.1", 9),
+        "server": ("127.0.0.1", 80),
+        **more,
+    }
 
 
 def asked(*pieces: bytes) -> list[Message]:

@@ -25,8 +25,11 @@ from tests.support.servers.raw_client import RawClient, request
 
 OPEN, DATA, END, SUBMIT = FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT
 HEAD, BODY, OVER, CLOSE = (
-    FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END, FrameKind.CLOSE,
-)  # fmt: skip
+    FrameKind.RESPONSE_HEAD,
+    FrameKind.RESPONSE_DATA,
+    FrameKind.RESPONSE_END,
+    FrameKind.CLOSE,
+)
 EVENTS = [b"data: one\n\n", b"data: two\n\n", b"data: [DONE]\n\n"]
 
 
@@ -143,11 +146,22 @@ async def sockets(request: web.Request) -> web.StreamResponse:
 
 
 HANDLERS = {
-    "/json": json_answer, "/stream": stream, "/gzip-stream": stream_compressed, "/gzip": whole_compressed,
-    "/generator": from_generator, "/raises": raising, "/refuses": refusing, "/midway": raising_midway,
-    "/forever": for_ever, "/empty": empty, "/upload": takes_the_stream, "/unread": reads_nothing,
-    "/bad": bad_header, "/ws": sockets, "/unprepared": reads_nothing,
-}  # fmt: skip
+    "/json": json_answer,
+    "/stream": stream,
+    "/gzip-stream": stream_compressed,
+    "/gzip": whole_compressed,
+    "/generator": from_generator,
+    "/raises": raising,
+    "/refuses": refusing,
+    "/midway": raising_midway,
+    "/forever": for_ever,
+    "/empty": empty,
+    "/upload": takes_the_stream,
+    "/unread": reads_nothing,
+    "/bad": bad_header,
+    "/ws": sockets,
+    "/unprepared": reads_nothing,
+}
 
 
 @asynccontextmanager
@@ -279,8 +293,9 @@ async def test_a_handler_that_raises_midway_has_cut_its_answer() -> None:
         assert not answer.whole
         closing = (await app.seen()).closing
         assert (closing.outcome, closing.error) == (
-            Outcome.TRUNCATED, "the app raised RuntimeError in the middle of its answer",
-        )  # fmt: skip
+            Outcome.TRUNCATED,
+            "the app raised RuntimeError in the middle of its answer",
+        )
         assert "secret" not in str(closing)
 
 

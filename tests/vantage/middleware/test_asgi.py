@@ -21,8 +21,11 @@ from tests.vantage.middleware.asgi import Server, asked, http_scope, said, watch
 
 OPEN, DATA, END, SUBMIT = FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT
 HEAD, BODY, OVER, CLOSE = (
-    FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END, FrameKind.CLOSE,
-)  # fmt: skip
+    FrameKind.RESPONSE_HEAD,
+    FrameKind.RESPONSE_DATA,
+    FrameKind.RESPONSE_END,
+    FrameKind.CLOSE,
+)
 EVENT_STREAM = [(b"content-type", b"text/event-stream")]
 Tell = Callable[[Receive, Send], Awaitable[None]]
 
@@ -69,7 +72,9 @@ WHOLE = said(b'{"ok":true}', headers=[(b"content-type", b"application/json"), (b
             asked(b"{}"), WHOLE, [OPEN, DATA, END, SUBMIT, HEAD, BODY, OVER, CLOSE], id="JSON in one piece"
         ),
         pytest.param(
-            asked(b"{", b"", b"}"), WHOLE, [OPEN, DATA, DATA, END, SUBMIT, HEAD, BODY, OVER, CLOSE],
+            asked(b"{", b"", b"}"),
+            WHOLE,
+            [OPEN, DATA, DATA, END, SUBMIT, HEAD, BODY, OVER, CLOSE],
             id="a request in several messages",
         ),
         pytest.param(
@@ -85,7 +90,7 @@ WHOLE = said(b'{"ok":true}', headers=[(b"content-type", b"application/json"), (b
             id="messages without their optional keys",
         ),
     ],
-)  # fmt: skip
+)
 async def test_an_exchange_is_told_in_the_frames_of_a_relay(
     request_messages: list[Message], answer: list[Message], kinds: list[FrameKind]
 ) -> None:
@@ -174,14 +179,17 @@ class Oops(Exception):
         ([], Oops("sk-secret"), "upstream_error", 500, "the app raised Oops without an answer"),
         (STREAM[:2], Oops("sk-secret"), "truncated", 200, "the app raised Oops in the middle of its answer"),
         (
-            STREAM[:1], asyncio.CancelledError(), "truncated", 200,
+            STREAM[:1],
+            asyncio.CancelledError(),
+            "truncated",
+            200,
             "the app was cancelled in the middle of its answer",
         ),
         (STREAM, Oops("sk-secret"), "complete", 200, None),
         ([], None, "upstream_error", 500, "the app returned without an answer"),
         (STREAM[:2], None, "truncated", 200, "the app returned in the middle of its answer"),
     ],
-)  # fmt: skip
+)
 async def test_an_app_that_ends_too_early(
     messages: list[Message], error: BaseException | None, outcome: str, status: int, told: str | None
 ) -> None:

@@ -20,9 +20,25 @@ from tests.support.servers.served import HOUSE, served, standalone_meter
 from tests.support.waiting import wait_until
 
 SAME = (
-    "tenant", "model", "endpoint", "dialect", "method", "path", "request_id", "status", "stream", "outcome",
-    "tokens", "finish_reason", "refusal", "guardrail", "retries", "no_token_reason", "usage", "server_timing",
-)  # fmt: skip
+    "tenant",
+    "model",
+    "endpoint",
+    "dialect",
+    "method",
+    "path",
+    "request_id",
+    "status",
+    "stream",
+    "outcome",
+    "tokens",
+    "finish_reason",
+    "refusal",
+    "guardrail",
+    "retries",
+    "no_token_reason",
+    "usage",
+    "server_timing",
+)
 CHAT_APP = "tests.vantage.middleware.chat_app:app"
 
 Exchange = dict[str, Any]
@@ -45,9 +61,14 @@ ASKS = [
 """The last one ends with uvicorn closing a connection that it has just promised to keep: a race for whoever
 sends on it next, and no business of ours."""
 OUTCOMES = {
-    "stream": "complete", "plain": "complete", "refused": "upstream_error", "raised": "upstream_error",
-    "broken": "truncated", "other-tenant": "complete", "left": "client_cancelled",
-}  # fmt: skip
+    "stream": "complete",
+    "plain": "complete",
+    "refused": "upstream_error",
+    "raised": "upstream_error",
+    "broken": "truncated",
+    "other-tenant": "complete",
+    "left": "client_cancelled",
+}
 
 
 @pytest.fixture

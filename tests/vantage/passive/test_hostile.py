@@ -50,12 +50,16 @@ def test_segments_of_one_text_in_any_order_give_its_beginning(
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 1), st.integers(-80, 300), st.integers(0, 90),
-            st.sampled_from((ACK, ACK, FIN | ACK, RST, SYN)), st.booleans(), st.integers(0, 1),
+            st.integers(0, 1),
+            st.integers(-80, 300),
+            st.integers(0, 90),
+            st.sampled_from((ACK, ACK, FIN | ACK, RST, SYN)),
+            st.booleans(),
+            st.integers(0, 1),
         ),
         max_size=60,
     )
-)  # fmt: skip
+)
 @settings(max_examples=300)
 def test_any_segments_keep_the_accounts_exact(script: list[tuple[int, int, int, int, bool, int]]) -> None:
     """Invariant: each exchange is measured once or dropped once, and a complete one has all its events."""

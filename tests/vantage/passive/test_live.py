@@ -89,9 +89,14 @@ async def watched(
         meter = FakeMeter(f"{folder}/tap.sock")
         await meter.start()
         watcher = Watcher(
-            loop, WatchOptions(ports=(port,)), [kind(open_ring("lo", [port], ring_bytes), ring_bytes)],
-            name="w", tap_path=meter.path, local=local_addresses(), **about,
-        )  # fmt: skip
+            loop,
+            WatchOptions(ports=(port,)),
+            [kind(open_ring("lo", [port], ring_bytes), ring_bytes)],
+            name="w",
+            tap_path=meter.path,
+            local=local_addresses(),
+            **about,
+        )
         watcher.start()
         try:
             yield port, meter, watcher
@@ -133,9 +138,15 @@ def test_packets_have_the_times_at_which_the_server_sent(host: str) -> None:
             exchange = await meter.closed(2)
             status = watcher.reporter.status()
         assert exchange.kinds == [
-            FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT,
-            FrameKind.RESPONSE_HEAD, *[FrameKind.RESPONSE_DATA] * 6, FrameKind.RESPONSE_END, FrameKind.CLOSE,
-        ]  # fmt: skip
+            FrameKind.OPEN,
+            FrameKind.REQUEST_DATA,
+            FrameKind.REQUEST_END,
+            FrameKind.SUBMIT,
+            FrameKind.RESPONSE_HEAD,
+            *[FrameKind.RESPONSE_DATA] * 6,
+            FrameKind.RESPONSE_END,
+            FrameKind.CLOSE,
+        ]
         answer = (FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA)
         stamps = [f.t_ns for f in exchange.frames if f.kind in answer]
         ends = [*server.sent_ns[8:], 1 << 62]
@@ -240,16 +251,41 @@ CHAT_APP = "tests.vantage.middleware.chat_app:app"
 ROUNDS = 40
 AT_ONCE = 20
 HOWS: dict[str, dict[str, Any]] = {
-    "stream": {"stream": True}, "plain": {}, "refused": {"how": "refuse"},
-    "broken": {"stream": True, "how": "break"}, "gzip": {"stream": True, "how": "gzip"},
+    "stream": {"stream": True},
+    "plain": {},
+    "refused": {"how": "refuse"},
+    "broken": {"stream": True, "how": "break"},
+    "gzip": {"stream": True, "how": "gzip"},
     "left": {"stream": True, "how": "for ever"},
-}  # fmt: skip
+}
 OWN = frozenset(
-    ("capture", "relay", "seq", "id", "arrival", "arrival_ns", "arrival_mono_ns", "anchor", "clock",
-     "uncertainty_us", "uncertain", "request_end_us", "connect_us", "added_request_us",
-     "added_first_chunk_us", "added_chunk_max_us", "delivered_us", "paused_us", "reads", "error",
-     "request_bytes", "session", "blocks", "parent")
-)  # fmt: skip
+    (
+        "capture",
+        "relay",
+        "seq",
+        "id",
+        "arrival",
+        "arrival_ns",
+        "arrival_mono_ns",
+        "anchor",
+        "clock",
+        "uncertainty_us",
+        "uncertain",
+        "request_end_us",
+        "connect_us",
+        "added_request_us",
+        "added_first_chunk_us",
+        "added_chunk_max_us",
+        "delivered_us",
+        "paused_us",
+        "reads",
+        "error",
+        "request_bytes",
+        "session",
+        "blocks",
+        "parent",
+    )
+)
 """Columns of the vantage: its clocks, its keyed hashes. Upstream, a request has other hop-by-hop fields."""
 UNTIL_LEFT = frozenset(
     ("event_class", "event_bytes", "event_tokens", "event_flags", "output_tokens", "response_bytes")
@@ -306,9 +342,10 @@ def rows_of(capture: Path) -> dict[str, dict[str, Any]]:
 def without_times(row: dict[str, Any]) -> dict[str, Any]:
     left = UNTIL_LEFT if row["outcome"] == "client_cancelled" else frozenset()
     return {
-        name: value for name, value in row.items()
+        name: value
+        for name, value in row.items()
         if name not in OWN and name not in left and not name.endswith("_us")
-    }  # fmt: skip
+    }
 
 
 def apart_us(row: dict[str, Any], seen: dict[str, Any], name: str) -> list[float]:

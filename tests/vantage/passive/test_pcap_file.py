@@ -16,11 +16,14 @@ T0_NS = 1_700_000_000_000_000_000
 ETHERNET = b"\0" * 12 + b"\x08\x00"
 VLAN = b"\0" * 12 + b"\x81\x00\x00\x07\x08\x00"
 LINKS = {
-    "ethernet": (1, ETHERNET), "vlan": (1, VLAN),
+    "ethernet": (1, ETHERNET),
+    "vlan": (1, VLAN),
     "two vlans": (1, VLAN[:12] + b"\x88\xa8\x00\x05" + VLAN[12:]),
-    "raw": (101, b""), "bsd loopback": (0, b"\2\0\0\0"), "cooked": (113, b"\0" * 14 + b"\x08\x00"),
+    "raw": (101, b""),
+    "bsd loopback": (0, b"\2\0\0\0"),
+    "cooked": (113, b"\0" * 14 + b"\x08\x00"),
     "cooked 2": (276, b"\x08\x00" + b"\0" * 18),
-}  # fmt: skip
+}
 
 
 def pcap(packets: list[tuple[int, bytes]], order: str = "<", unit_ns: int = 1, link: int = 101) -> bytes:

@@ -192,10 +192,12 @@ def test_client_that_half_closes_gets_its_answer(wire: Wire, sink: Sink) -> None
 @pytest.mark.parametrize(
     ("answered", "flags", "outcome"),
     [
-        (True, RST, "upstream_reset"), (True, FIN | ACK, "truncated"),
-        (False, RST, "upstream_reset"), (False, FIN | ACK, "upstream_reset"),
+        (True, RST, "upstream_reset"),
+        (True, FIN | ACK, "truncated"),
+        (False, RST, "upstream_reset"),
+        (False, FIN | ACK, "upstream_reset"),
     ],
-)  # fmt: skip
+)
 def test_server_that_leaves(wire: Wire, sink: Sink, answered: bool, flags: int, outcome: str) -> None:
     wire.begin()
     if answered:
@@ -344,10 +346,12 @@ def test_tunnel(wire: Wire, sink: Sink) -> None:
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (b"\x16\x03\x01\x02\x00\x01", "encrypted"), (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "http2"),
-        (b"SSH-2.0-OpenSSH\r\n", "not_http"), (b"\x00\x00\x00\x2a", "not_http"),
+        (b"\x16\x03\x01\x02\x00\x01", "encrypted"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "http2"),
+        (b"SSH-2.0-OpenSSH\r\n", "not_http"),
+        (b"\x00\x00\x00\x2a", "not_http"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_http_1_is_counted_once(wire: Wire, sink: Sink, data: bytes, kind: str) -> None:
     wire.connect()
     wire.up(data)

@@ -76,18 +76,18 @@ CASES: Final = (
     Case("status 000", rb"HTTP/1.. 000", _get(), b"HTTP/1.1 000 x\r\n\r\n" + _PLAIN, True),
     Case("status 099", rb"HTTP/1.. 099", _get(), b"HTTP/1.1 099 x\r\n\r\n" + _PLAIN, True),
     Case(
-        "103 with Content-Length", rb"(?is)HTTP/1.. 103.*content-length: 9",
-        _get(), b"HTTP/1.1 103 x\r\nContent-Length: 9\r\n\r\n" + _PLAIN, True,
+        "103 with Content-Length",
+        rb"(?is)HTTP/1.. 103.*content-length: 9",
+        _get(),
+        b"HTTP/1.1 103 x\r\nContent-Length: 9\r\n\r\n" + _PLAIN,
+        True,
     ),
     Case("NUL in the reason of a status line", rb"\x00", _get(), _NUL_REASON, True),
     Case("NUL in a chunk extension of an answer", rb"\x00", _get(), _CHUNKED + _NUL_CHUNK, True),
     Case("NUL in an answer's trailer", rb"\x00", _get(), _CHUNKED + _NUL_TRAILER, True),
     Case("a second answer with the first", rb"unasked", _get(), _PLAIN + _UNASKED, True),
-    Case(
-        "a second answer 50 ms after the first", rb"unasked", _get(), _PLAIN, True,
-        _UNASKED,
-    ),
-)  # fmt: skip
+    Case("a second answer 50 ms after the first", rb"unasked", _get(), _PLAIN, True, _UNASKED),
+)
 
 
 async def _read_all(

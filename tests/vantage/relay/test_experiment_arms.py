@@ -161,13 +161,17 @@ LONG = b'{"a":"%s"}' % (b"x" * 3_000)
 @pytest.mark.parametrize(
     ("reason", "fields", "body"),
     [
-        ("not_json", [], b"hello"), ("not_json", [], b"[1]"), ("not_json", [], b'{"a":' + b"[" * 1_900),
-        ("no_body", [], b""), ("encoded", ["Content-Encoding: gzip"], b"{}"),
-        ("digest", ["Content-Digest: sha-256=:x:"], b"{}"), ("too_long", [], LONG),
+        ("not_json", [], b"hello"),
+        ("not_json", [], b"[1]"),
+        ("not_json", [], b'{"a":' + b"[" * 1_900),
+        ("no_body", [], b""),
+        ("encoded", ["Content-Encoding: gzip"], b"{}"),
+        ("digest", ["Content-Digest: sha-256=:x:"], b"{}"),
+        ("too_long", [], LONG),
         ("too_long", ["Transfer-Encoding: chunked"], chunked(*[b"x" * 500] * 20)),
         ("trailers", ["Transfer-Encoding: chunked"], chunked(b"{}", trailers=b"X: y\r\n")),
     ],
-)  # fmt: skip
+)
 async def test_a_body_that_cannot_be_changed_goes_as_it_came(
     reason: str, fields: list[str], body: bytes
 ) -> None:
@@ -215,8 +219,9 @@ async def test_bodies_without_room_go_the_control_arms_way_and_are_excluded(fram
             assert (await client.answer(b"POST")).data == b"ok"
         told = [await tap.closing(seq) for seq in range(1, 11)]
         assert Counter((one.arm, one.excluded) for one in told) == {
-            ("set", None): 4, ("control", "no_room"): 6,
-        }  # fmt: skip
+            ("set", None): 4,
+            ("control", "no_room"): 6,
+        }
         same = Counter(call.payload.data == whole for call in up.calls_to(path) if call.payload is not None)
         assert same == {True: 6, False: 4}
         await wait_until(lambda: not tap.relay.flows)
@@ -252,10 +257,11 @@ async def test_unfinished_bodies_do_not_keep_others_out() -> None:
 @pytest.mark.parametrize(
     ("end", "outcome", "arm"),
     [
-        ("the client leaves", "client_cancelled", None), ("the framing breaks", "client_error", "set"),
+        ("the client leaves", "client_cancelled", None),
+        ("the framing breaks", "client_error", "set"),
         ("the upstream refuses", "upstream_error", "set"),
     ],
-)  # fmt: skip
+)
 async def test_room_is_given_back_however_a_held_request_ends(
     end: str, outcome: str, arm: str | None
 ) -> None:
@@ -392,7 +398,7 @@ POST = request("POST", "%s", "Transfer-Encoding: chunked")
             request("POST", "%s", "X-Api-Key: l", body=chat()),
         ),
     ],
-)  # fmt: skip
+)
 async def test_requests_of_one_unit_are_dealt_alike(
     unit: str, same: tuple[bytes, bytes], other: bytes
 ) -> None:

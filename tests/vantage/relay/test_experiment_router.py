@@ -75,11 +75,22 @@ def test_other_openings_are_other_conversations(one: dict[str, Any], other: dict
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"[]", b"{", b"{}", b'{"messages":[]}', b'{"messages":{}}', b'{"messages":[1]}',
-        b'{"messages":[{"role":"assistant","content":"x"}]}', b'{"messages":' + b"[" * 50_000,
-        b'{"input":[]}', b'{"input":""}', b'{"prompt":null}', b'{"input":[' + b"[" * 50_000, b"\xff",
+        b"",
+        b"[]",
+        b"{",
+        b"{}",
+        b'{"messages":[]}',
+        b'{"messages":{}}',
+        b'{"messages":[1]}',
+        b'{"messages":[{"role":"assistant","content":"x"}]}',
+        b'{"messages":' + b"[" * 50_000,
+        b'{"input":[]}',
+        b'{"input":""}',
+        b'{"prompt":null}',
+        b'{"input":[' + b"[" * 50_000,
+        b"\xff",
     ],
-)  # fmt: skip
+)
 def test_where_there_is_no_telling_there_is_none(body: bytes) -> None:
     assert opening_unit(body, b"s") is None
 
@@ -141,9 +152,7 @@ def test_header_fields_are_set_whatever_their_case() -> None:
     lines = b"A: 1\r\nx-arm: 2\r\nX-ARM: 4\r\nA: 5\r\nx_arm: 6\r\nX_Other: 7\r\n"
     head = parse_request_head(b"GET / HTTP/1.1\r\nHost: h\r\n" + lines + b"\r\n")
     set_fields(head, [(b"X-Arm", b"b")])
-    assert head.headers == [
-        (b"Host", b"h"), (b"A", b"1"), (b"A", b"5"), (b"X_Other", b"7"), (b"X-Arm", b"b"),
-    ]  # fmt: skip
+    assert head.headers == [(b"Host", b"h"), (b"A", b"1"), (b"A", b"5"), (b"X_Other", b"7"), (b"X-Arm", b"b")]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +162,7 @@ def test_header_fields_are_set_whatever_their_case() -> None:
         ([(b"Content-Length", b"9"), (b"B", b"2")], [(b"Content-Length", b"7"), (b"B", b"2")]),
         ([(b"Trailer", b"X"), (b"transfer-encoding", b"chunked")], [(b"Content-Length", b"7")]),
     ],
-)  # fmt: skip
+)
 def test_the_length_takes_the_place_of_the_old_framing(
     before: list[tuple[bytes, bytes]], after: list[tuple[bytes, bytes]]
 ) -> None:
@@ -198,9 +207,15 @@ async def test_fields_of_the_relay_itself_cannot_be_named_away() -> None:
         path = up.on(answers())
         client = await tap.client()
         raw = request(
-            "POST", path, "X-Request-Id: theirs", "X-Forwarded-For: 9.9.9.9", "Via: 1.1 other",
-            "Connection: Host, x-request-ID", "connection: Via,X-FORWARDED-FOR", body=b"{}",
-        )  # fmt: skip
+            "POST",
+            path,
+            "X-Request-Id: theirs",
+            "X-Forwarded-For: 9.9.9.9",
+            "Via: 1.1 other",
+            "Connection: Host, x-request-ID",
+            "connection: Via,X-FORWARDED-FOR",
+            body=b"{}",
+        )
         assert (await client.ask(raw)).status == 200
         head = up.call(path).head
         assert head.get("host") == b"127.0.0.1:%d" % up.port

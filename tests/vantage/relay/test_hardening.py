@@ -70,11 +70,17 @@ async def test_interim_answers_carry_no_framing_fields(framing: bytes) -> None:
 PARTS = pytest.mark.parametrize(
     ("part", "wrong"),
     [
-        (b"5;\x00", b"\x00"), (b"0x5", b"x"), (b"0\r\nX\x00", b"\x00"), (b"0\r\n X: folded", b" X"),
-        (b"1" + b"0" * 15, b"1" + b"0" * 15), (b'5;a="\x00', b"\x00"), (b"5;a=b=", b"b="), (b"5 x", b" x"),
+        (b"5;\x00", b"\x00"),
+        (b"0x5", b"x"),
+        (b"0\r\nX\x00", b"\x00"),
+        (b"0\r\n X: folded", b" X"),
+        (b"1" + b"0" * 15, b"1" + b"0" * 15),
+        (b'5;a="\x00', b"\x00"),
+        (b"5;a=b=", b"b="),
+        (b"5 x", b" x"),
         (b"3\r\nabcXX", b"XX"),
     ],
-)  # fmt: skip
+)
 
 
 class Keeps:
@@ -123,11 +129,23 @@ async def test_a_part_of_a_wrong_line_never_reaches_the_client(part: bytes, wron
 @pytest.mark.parametrize(
     "name",
     [
-        "Content-Length", "host", "Authorization", "Transfer-Encoding", "Cookie", "CONNECTION", "X-Api-Key",
-        "x-litellm-api-key", "X-Auth-Token", "X-Forwarded-For", "X_Forwarded_Proto", "Forwarded", "api_key",
-        "x-llm-d-inference-fairness-id", "Mcp-Session-Id",
+        "Content-Length",
+        "host",
+        "Authorization",
+        "Transfer-Encoding",
+        "Cookie",
+        "CONNECTION",
+        "X-Api-Key",
+        "x-litellm-api-key",
+        "X-Auth-Token",
+        "X-Forwarded-For",
+        "X_Forwarded_Proto",
+        "Forwarded",
+        "api_key",
+        "x-llm-d-inference-fairness-id",
+        "Mcp-Session-Id",
     ],
-)  # fmt: skip
+)
 @BYTE_BY_BYTE
 async def test_a_client_cannot_add_such_a_field_behind_its_body(name: str, byte_by_byte: bool) -> None:
     """RFC 9110 6.5.1: fields for framing, routing, authentication and content are no trailers."""

@@ -89,7 +89,7 @@ NEEDED = [b"Content-Length: 5", b"Content-Type: text/plain"]
         ([b"X-Thing: 1", b"Connection: x-thing"], []),
         ([b"X-Thing: 1"], [b"X-Thing: 1"]),
     ],
-)  # fmt: skip
+)
 def test_fields_of_a_request(lines: list[bytes], passed: list[bytes]) -> None:
     assert sent_on(asked(*lines)) == [b"GET /x HTTP/1.1", GATEWAY, *passed]
 
@@ -97,8 +97,10 @@ def test_fields_of_a_request(lines: list[bytes], passed: list[bytes]) -> None:
 def test_an_upgrade_that_is_wanted_is_said_anew() -> None:
     head = asked(b"Connection: keep-alive, Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Key: k")
     assert sent_on(head, upgrade=True)[2:] == [
-        b"Sec-WebSocket-Key: k", b"Connection: Upgrade", b"Upgrade: websocket",
-    ]  # fmt: skip
+        b"Sec-WebSocket-Key: k",
+        b"Connection: Upgrade",
+        b"Upgrade: websocket",
+    ]
     assert sent_on(head, upgrade=False)[2:] == [b"Sec-WebSocket-Key: k"]
 
 
@@ -112,13 +114,15 @@ def test_an_upgrade_that_is_wanted_is_said_anew() -> None:
         (b"GET http://user:pw@real.test:81/x HTTP/1.1", b"Host: a.test", None, b"Host: real.test:81"),
         (b"GET http://user:pw@real.test:81/x HTTP/1.1", b"Host: a.test", b"gw.test:80", GATEWAY),
     ],
-)  # fmt: skip
+)
 def test_the_host_of_a_request(
     first: bytes, host: bytes | None, authority: bytes | None, expected: bytes
 ) -> None:
     assert sent_on(asked(b"X: 1", first=first, host=host), authority=authority) == [
-        b"GET /x HTTP/1.1", expected, b"X: 1",
-    ]  # fmt: skip
+        b"GET /x HTTP/1.1",
+        expected,
+        b"X: 1",
+    ]
 
 
 def test_an_http11_request_always_has_a_host() -> None:
@@ -151,9 +155,11 @@ def test_via_and_forwarded_for_name_the_client_and_stand_at_the_end(version: byt
     extra = added_fields(head, RelayOptions(via=True, forwarded_for=True), b"::1")
     assert extra == [(b"X-Forwarded-For", b"::1"), (b"Via", version + b" llmtap")]
     assert sent_on(head, extra=extra)[2:] == [
-        b"Via: 1.0 first", b"X-Forwarded-For: 10.0.0.1", b"X-Forwarded-For: ::1",
+        b"Via: 1.0 first",
+        b"X-Forwarded-For: 10.0.0.1",
+        b"X-Forwarded-For: ::1",
         b"Via: %b llmtap" % version,
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -224,12 +230,14 @@ CLOSES = b"Connection: close"
         (OK, STAY, {"keep_alive": False, "client_11": False}, [OK, *STAY, CLOSES]),
         (EARLY, [b"Link: </a>"], {"keep_alive": False}, [EARLY, b"Link: </a>"]),
         (
-            SWITCH, [b"Upgrade: websocket", b"Connection: upgrade", b"X: 1"], {},
+            SWITCH,
+            [b"Upgrade: websocket", b"Connection: upgrade", b"X: 1"],
+            {},
             [SWITCH, b"Upgrade: websocket", b"X: 1", b"Connection: Upgrade"],
         ),
         (OK, CODED, {"dechunk": True, "keep_alive": False}, [OK, b"X: 1", CLOSES]),
     ],
-)  # fmt: skip
+)
 def test_the_head_of_an_answer(
     first: bytes, lines: list[bytes], how: dict[str, bool], expected: list[bytes]
 ) -> None:
@@ -250,9 +258,12 @@ def test_our_own_answer_is_in_openais_form(status: int, kind: str) -> None:
     lines = head.split(b"\r\n")
     assert lines[0].startswith(b"HTTP/1.1 %d " % status)
     assert lines[1:] == [
-        b"Content-Type: application/json", b"Content-Length: %d" % len(body), b"X-Llmtap-Error: some_code",
-        b"Retry-After: 1", b"Connection: close",
-    ]  # fmt: skip
+        b"Content-Type: application/json",
+        b"Content-Length: %d" % len(body),
+        b"X-Llmtap-Error: some_code",
+        b"Retry-After: 1",
+        b"Connection: close",
+    ]
     said = {"message": "llmtap: what happened", "type": kind, "param": None, "code": "some_code"}
     assert json.loads(body) == {"error": said}
 
@@ -292,11 +303,19 @@ async def test_neither_connect_nor_the_absolute_form_leads_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("method", "value", "passed"),
     [
-        ("OPTIONS", "5", "4"), ("TRACE", "10 ", "9"), ("TRACE", "1", "0"), ("GET", "5", "5"),
-        ("GET", "0", "0"), ("OPTIONS", "0", None), ("TRACE", "00", None), ("TRACE", "\t0", None),
-        ("TRACE", "x", "x"), ("OPTIONS", "-1", "-1"), ("OPTIONS", "9" * 5_000, "9" * 5_000),
+        ("OPTIONS", "5", "4"),
+        ("TRACE", "10 ", "9"),
+        ("TRACE", "1", "0"),
+        ("GET", "5", "5"),
+        ("GET", "0", "0"),
+        ("OPTIONS", "0", None),
+        ("TRACE", "00", None),
+        ("TRACE", "\t0", None),
+        ("TRACE", "x", "x"),
+        ("OPTIONS", "-1", "-1"),
+        ("OPTIONS", "9" * 5_000, "9" * 5_000),
     ],
-)  # fmt: skip
+)
 async def test_max_forwards_counts_down_to_an_answer_of_our_own(
     method: str, value: str, passed: str | None
 ) -> None:

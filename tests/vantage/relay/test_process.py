@@ -43,14 +43,20 @@ def relay_of(program: str, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"
     """A relay process that is ready."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         setup = RelaySetup(
-            options=RelayOptions(upstream="http://127.0.0.1:9"), name="test.0.1",
-            listen_fds=[sock.fileno()], tap_path=str(tmp_path / "tap.sock"), log=LogSetup(),
-        )  # fmt: skip
+            options=RelayOptions(upstream="http://127.0.0.1:9"),
+            name="test.0.1",
+            listen_fds=[sock.fileno()],
+            tap_path=str(tmp_path / "tap.sock"),
+            log=LogSetup(),
+        )
         process = subprocess.Popen(
             [sys.executable, "-c", program],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            pass_fds=[sock.fileno()], cwd=Path(__file__).parents[3],
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[sock.fileno()],
+            cwd=Path(__file__).parents[3],
+        )
         try:
             assert process.stdin is not None
             assert process.stdout is not None

@@ -90,9 +90,11 @@ async def test_a_head_beyond_a_limit_is_431() -> None:
         fields = [f"X-{i}: y" for i in range(50)]
         room = "X: " + "b" * (4_096 - len(request("GET", path, "X: ")))
         for raw in (
-            request("GET", path, room + "b"), request("GET", path, "X: " + "b" * 200_000),
-            b"GET " + path.encode() + b"?" + b"a" * 5_000, request("GET", path, *fields),
-        ):  # fmt: skip
+            request("GET", path, room + "b"),
+            request("GET", path, "X: " + "b" * 200_000),
+            b"GET " + path.encode() + b"?" + b"a" * 5_000,
+            request("GET", path, *fields),
+        ):
             assert await refused(tap, raw, 431) == "head_too_large"
         assert (await tap.closing()).outcome == "rejected"
         assert up.calls == []

@@ -47,9 +47,12 @@ def check_offset(clock: Clock, told_ns: int) -> None:
 
 
 DOWN = {
-    FrameKind.INTERIM, FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END,
+    FrameKind.INTERIM,
+    FrameKind.RESPONSE_HEAD,
+    FrameKind.RESPONSE_DATA,
+    FrameKind.RESPONSE_END,
     FrameKind.ANSWER,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
