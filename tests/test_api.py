@@ -94,8 +94,11 @@ def test_a_replay_runs_also_in_a_running_loop() -> None:
 def test_runs_are_simulated_in_the_order_of_the_sweep() -> None:
     runs = llmtap.simulate("chat", ["continuous_batching", "static_fifo"], scale=[1, 10], requests=20)
     assert [(run.json["scheduler"], run.json["scale"]) for run in runs] == [
-        ("continuous_batching", 1), ("static_fifo", 1), ("continuous_batching", 10), ("static_fifo", 10),
-    ]  # fmt: skip
+        ("continuous_batching", 1),
+        ("static_fifo", 1),
+        ("continuous_batching", 10),
+        ("static_fifo", 10),
+    ]
     assert runs[0]["requests"].value == 20
     assert len(runs) == 4
 

@@ -57,22 +57,44 @@ def test_each_source_goes_before_the_one_before_it(tmp_path: Path) -> None:
 
 
 OTHER_THAN_DEFAULT = {
-    "Duration": "5.5s", "Bytes": "3KiB", "int": "7", "float": "0.5", "str": "x",
-    "list": '[{"name": "a"}, {"name": "b", "body": {"n": 2}}]', "tuple": '["x"]', "dict": '{"a": 1}',
-}  # fmt: skip
+    "Duration": "5.5s",
+    "Bytes": "3KiB",
+    "int": "7",
+    "float": "0.5",
+    "str": "x",
+    "list": '[{"name": "a"}, {"name": "b", "body": {"n": 2}}]',
+    "tuple": '["x"]',
+    "dict": '{"a": 1}',
+}
 SPECIAL = {
-    "meter.admin": "127.0.0.1:1", "experiment.until": "1h",
-    "experiment.schedule": "10%", "experiment.stop_worse": '["ttft"]',
-    "otlp.endpoint": "http://127.0.0.1:4317", "meter.trace_url": "https://traces.example/{trace_id}",
-    "meter.upstream_metrics": "http://127.0.0.1:8000/metrics", "meter.buckets": '{"ttft": [1, 2]}',
-    "meter.window": "5m", "meter.idle_cost": "tokens", "cost.gpus": "4", "tenants.names": '{"key-1": "acme"}',
-    "tenants.rules": '[{"header": "x-team"}]', "pair.back_ports": "[8000]", "pair.exchanges_max": "200",
+    "meter.admin": "127.0.0.1:1",
+    "experiment.until": "1h",
+    "experiment.schedule": "10%",
+    "experiment.stop_worse": '["ttft"]',
+    "otlp.endpoint": "http://127.0.0.1:4317",
+    "meter.trace_url": "https://traces.example/{trace_id}",
+    "meter.upstream_metrics": "http://127.0.0.1:8000/metrics",
+    "meter.buckets": '{"ttft": [1, 2]}',
+    "meter.window": "5m",
+    "meter.idle_cost": "tokens",
+    "cost.gpus": "4",
+    "tenants.names": '{"key-1": "acme"}',
+    "tenants.rules": '[{"header": "x-team"}]',
+    "pair.back_ports": "[8000]",
+    "pair.exchanges_max": "200",
     "capture.level": "none",
-    "capture.memory_bytes": "2MiB", "capture.rotate_bytes": "1MiB", "capture.total_bytes": "1GiB",
-    "capture.full_share": "0.25", "capture.full_tenants": '["x"]',
-    "capture.redact": '["email"]', "capture.flush": "100ms", "capture.pair_key": "0123456789abcdef",
-    "watch.interfaces": '["lo"]', "watch.ports": "[8000]", "watch.upstream_hosts": '["10.0.0.1"]',
-}  # fmt: skip
+    "capture.memory_bytes": "2MiB",
+    "capture.rotate_bytes": "1MiB",
+    "capture.total_bytes": "1GiB",
+    "capture.full_share": "0.25",
+    "capture.full_tenants": '["x"]',
+    "capture.redact": '["email"]',
+    "capture.flush": "100ms",
+    "capture.pair_key": "0123456789abcdef",
+    "watch.interfaces": '["lo"]',
+    "watch.ports": "[8000]",
+    "watch.upstream_hosts": '["10.0.0.1"]',
+}
 """Values of keys whose type alone does not say what is possible."""
 ONLY_BESIDE = {
     "experiment.schedule": {"LLMTAP_EXPERIMENT_STOP_WORSE": '["ttft"]'},
@@ -139,16 +161,17 @@ def test_tenants_and_classes_are_read_from_files_variables_and_flags(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "place", "said"),
     [
-        ('[slo.gold]\ntarget = 0.9\n', "slo.gold", "objectives"),
+        ("[slo.gold]\ntarget = 0.9\n", "slo.gold", "objectives"),
         ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 0.9\nburn = {"1h" = 15}\n', "slo.gold.burn.1h", "10"),
         ('[slo]\nobjectives = "ttft:1s"\n', "llmtap.toml", "slo.objectives"),
         ('[slo.gold]\nobjectives = "ttft:1s"\ntraget = 0.9\n', "llmtap.toml", "slo.gold.traget"),
         ('[[tenants.rules]]\nheader = "a"\nbody = "b"\n', "tenants.rules[0]", "header and body"),
         ('[meter]\nrefusal_patterns = ["("]\n', "meter.refusal_patterns[0]", "regular expression"),
-        ("upstream = 'http://x'\n", "llmtap.toml", "upstream"), ("[metr]\n", "llmtap.toml", "metr"),
+        ("upstream = 'http://x'\n", "llmtap.toml", "upstream"),
+        ("[metr]\n", "llmtap.toml", "metr"),
         ("[capture]\nfull_tenants = 'acme, b*'\n", "capture.full_tenants", "list"),
     ],
-)  # fmt: skip
+)
 def test_one_mistake_is_told_once_with_its_place(tmp_path: Path, text: str, place: str, said: str) -> None:
     told = refused(written(tmp_path, text))
     assert place in told.place and said in told.problem
@@ -250,14 +273,26 @@ def test_a_mistake_hides_no_other_one_and_causes_none(tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigError)
     told = re.findall(r"^(?!hint: )(\S+)(?: \(.*, line (\d+)\))?: ", str(done.exception), re.MULTILINE)
     assert sorted((int(line or 0), key) for key, line in told) == [
-        (1, "relay.upstream"), (2, "relay.tls_key"),
-        (4, "slo.gold.objectives"), (4, "slo.gold.objectives"), (4, "slo.gold.objectives"),
-        (5, "slo.gold.target"), (6, "slo.free.tenants"), (8, "slo.basic.tenants"),
-        (12, "experiment.arms[0]"), (15, "experiment.arms[1]"), (16, "experiment.arms[1].weight"),
-        (18, "tenants.rules[0].header"), (20, "tenants.rules[1].path"),
-        (21, "meter.admin_tls_certificate"), (21, "meter.admin_token"), (23, "meter.window"),
-        (25, "capture.level"), (27, "capture.flush"), (28, "capture.redact[0]"),
-    ]  # fmt: skip
+        (1, "relay.upstream"),
+        (2, "relay.tls_key"),
+        (4, "slo.gold.objectives"),
+        (4, "slo.gold.objectives"),
+        (4, "slo.gold.objectives"),
+        (5, "slo.gold.target"),
+        (6, "slo.free.tenants"),
+        (8, "slo.basic.tenants"),
+        (12, "experiment.arms[0]"),
+        (15, "experiment.arms[1]"),
+        (16, "experiment.arms[1].weight"),
+        (18, "tenants.rules[0].header"),
+        (20, "tenants.rules[1].path"),
+        (21, "meter.admin_tls_certificate"),
+        (21, "meter.admin_token"),
+        (23, "meter.window"),
+        (25, "capture.level"),
+        (27, "capture.flush"),
+        (28, "capture.redact[0]"),
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

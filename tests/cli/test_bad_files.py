@@ -32,25 +32,40 @@ def result_with(filled: str = "") -> bytes:
 
 
 CONTENTS = {
-    "empty.json": b"", "blank.json": b" \n\t\n", "nul.json": b"\0" * 4_096, "text.txt": b"hello world\n" * 50,
-    "latin1.csv": "Grüße;é\n".encode("latin-1"), "utf16.json": '{"a": 1}\n'.encode("utf-16"),
-    "bom.json": b"\xef\xbb\xbf", "number.json": b"1", "null.json": b"null", "cut.json": b'{"a":[1,2',
-    "surrogate.jsonl": b'{"prompt": "\\ud800"}\n', "deep.json": b"[" * 100_000,
-    "cut.gz": gzip.compress(os.urandom(5_000))[:2_000], "bad.gz": b"\x1f\x8b\x08" + b"\xa5" * 100,
-    "empty.gz": gzip.compress(b""), "bad.zst": b"\x28\xb5\x2f\xfd" + b"\xa5" * 100,
-    "magic.parquet": b"PAR1", "tail.parquet": b"PAR1" + b"\xa5" * 500 + b"PAR1",
+    "empty.json": b"",
+    "blank.json": b" \n\t\n",
+    "nul.json": b"\0" * 4_096,
+    "text.txt": b"hello world\n" * 50,
+    "latin1.csv": "Grüße;é\n".encode("latin-1"),
+    "utf16.json": '{"a": 1}\n'.encode("utf-16"),
+    "bom.json": b"\xef\xbb\xbf",
+    "number.json": b"1",
+    "null.json": b"null",
+    "cut.json": b'{"a":[1,2',
+    "surrogate.jsonl": b'{"prompt": "\\ud800"}\n',
+    "deep.json": b"[" * 100_000,
+    "cut.gz": gzip.compress(os.urandom(5_000))[:2_000],
+    "bad.gz": b"\x1f\x8b\x08" + b"\xa5" * 100,
+    "empty.gz": gzip.compress(b""),
+    "bad.zst": b"\x28\xb5\x2f\xfd" + b"\xa5" * 100,
+    "magic.parquet": b"PAR1",
+    "tail.parquet": b"PAR1" + b"\xa5" * 500 + b"PAR1",
     "bad.spool": b"LTSP" + b"\xa5" * 200,
-    "bad.pcap": PCAP[:10], "bad.pcapng": bytes.fromhex("0a0d0d0a") + b"\xa5" * 100,
+    "bad.pcap": PCAP[:10],
+    "bad.pcapng": bytes.fromhex("0a0d0d0a") + b"\xa5" * 100,
     "short.csv": b"TIMESTAMP,ContextTokens,GeneratedTokens\n1\n",
     "types.har": b'{"log":{"entries":[{"time":"x"}]}}',
-    "types.toml": b"relay = 1\nmeter = []\nslo = 3\n", "bad.toml": b"[relay\n", "latin.toml": b'a = "\xff"\n',
+    "types.toml": b"relay = 1\nmeter = []\nslo = 3\n",
+    "bad.toml": b"[relay\n",
+    "latin.toml": b'a = "\xff"\n',
     "negative.jsonl": b'{"timestamp": -1, "input_length": -5, "output_length": -5}\n',
     "types.json": b'[{"id": 5, "conversations": [{"from": 3, "value": null}]}]',
     "otlp.json": b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"attributes":3}]}]}]}',
     "marks.json": result_with(),
     **{f"marks-{mark}.json": result_with(mark) for mark in MARKS},
-    ESCAPES: b"{", NOT_UTF8: b"{",
-}  # fmt: skip
+    ESCAPES: b"{",
+    NOT_UTF8: b"{",
+}
 CONVERT = ("convert", "--to", "mooncake")
 TARGET = ("--target", "http://127.0.0.1:1", "--no-selftest", "--requests", "1")
 COMMANDS: dict[str, Callable[[str], list[str]]] = {
@@ -76,7 +91,7 @@ COMMANDS: dict[str, Callable[[str], list[str]]] = {
     "slo config": lambda f: ["slo", "generate", "--config", f],
     "top token": lambda f: ["top", "--once", "--token-file", f],
     "bench": lambda f: ["bench", "ttft", "--config", f],
-}  # fmt: skip
+}
 MAY_READ = ("inspect", "watch", "convert ", "sim run results")
 """Beginnings of commands for which some of these files are as they should be: any text is a body."""
 HARMLESS = {"bad.spool", "types.har", "blank.json", "bom.json", "empty.json"}

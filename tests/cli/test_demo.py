@@ -51,9 +51,14 @@ def descendants(mark: str) -> list[int]:
 def running(*args: str, mark: str) -> Iterator["subprocess.Popen[str]"]:
     environ = {**os.environ, "TEST_MARK": mark}
     with subprocess.Popen(
-        [*DEMO, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environ,
+        [*DEMO, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environ,
         start_new_session=True,
-    ) as process:  # fmt: skip
+    ) as process:
         try:
             yield process
         finally:
@@ -139,13 +144,18 @@ CUT = {"complete": 4, "client_cancelled": 1}
         (CUT, {}, CUT, {}, []),
         (CUT, {}, OK, {}, ["1 more responses were cancelled than the clients cancelled"]),
         ({"complete": 4}, {}, OK, {}, ["4 of 5 exchanges were measured"]),
-        (OK, {}, {"complete": 4, "truncated": 1}, {"the server left": 1},
-         ["1 truncated (counted by the clients)", "1 x the server left"]),
+        (
+            OK,
+            {},
+            {"complete": 4, "truncated": 1},
+            {"the server left": 1},
+            ["1 truncated (counted by the clients)", "1 x the server left"],
+        ),
         ({"complete": 4, "upstream_reset": 1}, {}, OK, {}, ["1 upstream_reset (counted by the proxy)"]),
         # Exchanges of others, counted before the load began.
         (OK | {"upstream_reset": 1}, {"upstream_reset": 1}, OK, {}, []),
     ],
-)  # fmt: skip
+)
 def test_problems_of_a_demo(
     measured: dict[str, int],
     others: dict[str, int],

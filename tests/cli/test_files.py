@@ -47,8 +47,10 @@ def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(tmp_path: Path, c
 def test_pipes_do_and_the_report_stays_out_of_the_data() -> None:
     done = subprocess.run(
         [*COMMAND, "-", "-", "--from", "mooncake", "--to", "azure"],
-        input=gzip.compress(MOONCAKE), capture_output=True, timeout=200,
-    )  # fmt: skip
+        input=gzip.compress(MOONCAKE),
+        capture_output=True,
+        timeout=200,
+    )
     assert done.returncode == 0
     assert done.stdout.startswith(b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n")
     assert len(done.stdout.splitlines()) == 21
@@ -114,11 +116,12 @@ BODY = (
 def test_a_har_gives_its_totals(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "session.har"
     entry = {
-        "startedDateTime": "2026-01-02T03:04:05Z", "time": 50,
+        "startedDateTime": "2026-01-02T03:04:05Z",
+        "time": 50,
         "request": {"method": "POST", "url": "http://g/v1/chat/completions"},
         "response": {"status": 200, "headers": [], "content": {"text": BODY.decode()}},
         "timings": {"send": 1, "wait": 20, "receive": 29},
-    }  # fmt: skip
+    }
     path.write_text(json.dumps({"log": {"entries": [entry]}}))
     _, out, _ = call("inspect", str(path), "--json")
     x = json.loads(out)
@@ -170,10 +173,17 @@ CASES = [
     *((command, name) for command in (PROXY, METER) for name in TOML),
 ]
 SAID = {
-    "list.json": "line 1", "object.json": "line 1", "second-line.jsonl": "line 2",
-    "list.toml": "line 3", "key.toml": "line 3", "quoted-key.toml": "line 3", "header.toml": "line 1",
-    "inline.toml": "line 2", "digits.toml": "relay.idle_timeout", "size.toml": "relay.head_bytes",
-}  # fmt: skip
+    "list.json": "line 1",
+    "object.json": "line 1",
+    "second-line.jsonl": "line 2",
+    "list.toml": "line 3",
+    "key.toml": "line 3",
+    "quoted-key.toml": "line 3",
+    "header.toml": "line 1",
+    "inline.toml": "line 2",
+    "digits.toml": "relay.idle_timeout",
+    "size.toml": "relay.head_bytes",
+}
 
 
 @pytest.mark.parametrize(("command", "name"), CASES, ids=[f"{' '.join(c[:2])} {n}" for c, n in CASES])

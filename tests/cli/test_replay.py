@@ -29,11 +29,17 @@ BAD: dict[str, Any] = GOOD | {"verdict": GOOD["verdict"] | {"valid": False, "fin
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{", b"[]", b"{}", b"PAR1", b"\xff\xfe{}",
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"PAR1",
+        b"\xff\xfe{}",
         b'{"load": {}, "sender": {}, "plan": {}, "metrics": 1}',
-        b'{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}\n' * 2, b"{" * 9_999,
+        b'{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}\n' * 2,
+        b"{" * 9_999,
     ],
-)  # fmt: skip
+)
 def test_other_files_are_no_results(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
@@ -95,9 +101,13 @@ async def replayed(*args: str) -> tuple[int, str, str]:
     # With gaps of 0 all tokens can come in one read, and no self-test has such a load.
     async with engine(SimOptions(ttft=Duration(0), itl=Duration(2_000_000), tokens=5)) as server:
         process = await asyncio.create_subprocess_exec(
-            *REPLAY, *args, "--target", server.url, stdout=asyncio.subprocess.PIPE,
+            *REPLAY,
+            *args,
+            "--target",
+            server.url,
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        )
         out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()

@@ -102,9 +102,17 @@ async def replayed(
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
     async with engine(options) as e:
         process = await asyncio.create_subprocess_exec(
-            *REPLAY, str(trace), "--arrivals", "at-once", "--target", e.url, "--json", str(place),
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            *REPLAY,
+            str(trace),
+            "--arrivals",
+            "at-once",
+            "--target",
+            e.url,
+            "--json",
+            str(place),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
         assert process.stderr is not None
         lines: list[str] = []
 
@@ -149,10 +157,23 @@ def test_once_the_load_is_over_its_report_is_written_first(tmp_path: Path) -> No
     async def work() -> tuple[int | None, str]:
         async with engine() as e:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-c", TELLING, str(int(signal.SIGINT)), "conversation",
-                "--requests", str(ROWS), "--arrivals", "at-once", "--target", e.url, "--json", str(place),
-                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+                sys.executable,
+                "-P",
+                "-c",
+                TELLING,
+                str(int(signal.SIGINT)),
+                "conversation",
+                "--requests",
+                str(ROWS),
+                "--arrivals",
+                "at-once",
+                "--target",
+                e.url,
+                "--json",
+                str(place),
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
             _, err = await asyncio.wait_for(process.communicate(), 250)
             return process.returncode, err.decode()
 

@@ -186,11 +186,15 @@ def test_arms_of_a_capture_are_compared_on_a_page(tmp_path: Path, folder: Path, 
     assert not page.exists()
     exchanges = [
         streamed(
-            i, at_ms=10 * i, gap_ms=20 if i % 2 else 40, arm=("guarded", "plain")[i % 2],
-            route=(("headers x", None)[i % 2]), unit=f"{i:016x}",
+            i,
+            at_ms=10 * i,
+            gap_ms=20 if i % 2 else 40,
+            arm=("guarded", "plain")[i % 2],
+            route=(("headers x", None)[i % 2]),
+            unit=f"{i:016x}",
         )
         for i in range(1, 121)
-    ]  # fmt: skip
+    ]
     write_capture(folder / "arms" / "llmtap-1.parquet", exchanges, ledger=ledger(120))
     folder = folder / "arms"
     code, out, _ = call("report", folder, "--by", "arm", "--html", page)
@@ -239,8 +243,9 @@ def test_hdr_logs_are_merged_and_compared(tmp_path: Path, call: Call) -> None:
     code, out, _ = call("report", a, "--compare", b, "--json")
     rows = json.loads(out)["comparisons"][0]["figures"]
     assert [(row["tag"], row["figure"], row["n_a"], row["n_b"]) for row in rows] == [
-        ("ttft", "p50", 1_000, 2_000), ("ttft", "p99", 1_000, 2_000)
-    ]  # fmt: skip
+        ("ttft", "p50", 1_000, 2_000),
+        ("ttft", "p99", 1_000, 2_000),
+    ]
     median = rows[0]
     assert median["difference"] == pytest.approx(2.5e-6, rel=0.003)
     assert 2.3e-6 < median["low"] < median["difference"] < median["high"] < 2.7e-6
@@ -271,13 +276,18 @@ def test_a_result_of_a_replay_becomes_an_hdr_log(tmp_path: Path, call: Call) -> 
 @pytest.mark.parametrize(
     ("words", "place"),
     [
-        (("a.hlog", "other.json"), "other.json"), (("a.hlog", "--compare", "other.json"), "other.json"),
-        (("a.hlog", "--by", "tenant"), "--by"), (("a.hlog", "--csv", "x.csv"), "--csv"),
-        (("a.hlog", "--fail-if-worse", "p99:5%"), "--fail-if-worse"), (("bad.hlog",), "bad.hlog: line 1"),
-        (("missing.hlog",), "missing.hlog"), (("a.hlog", "a.hlog", "--compare", "a.hlog"), "--compare"),
-        (("other.json", "--hlog-unit", "ms"), "--hlog-unit"), (("other.json", "--hlog", "y.hlog"), "--hlog"),
+        (("a.hlog", "other.json"), "other.json"),
+        (("a.hlog", "--compare", "other.json"), "other.json"),
+        (("a.hlog", "--by", "tenant"), "--by"),
+        (("a.hlog", "--csv", "x.csv"), "--csv"),
+        (("a.hlog", "--fail-if-worse", "p99:5%"), "--fail-if-worse"),
+        (("bad.hlog",), "bad.hlog: line 1"),
+        (("missing.hlog",), "missing.hlog"),
+        (("a.hlog", "a.hlog", "--compare", "a.hlog"), "--compare"),
+        (("other.json", "--hlog-unit", "ms"), "--hlog-unit"),
+        (("other.json", "--hlog", "y.hlog"), "--hlog"),
     ],
-)  # fmt: skip
+)
 def test_options_that_do_not_apply_to_hdr_logs_are_refused(
     words: tuple[str, ...], place: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,13 +133,21 @@ def test_each_router_is_a_run_of_several_servers(trace: Path, tmp_path: Path, ca
     # One server needs no router, and the servers of whole batches have one queue.
     assert code == 0
     assert [(one["scheduler"], one["servers"], one["router"]) for one in runs] == [
-        ("continuous_batching", 1, None), ("static_fifo", 1, None),
-        ("continuous_batching", 2, "round-robin"), ("static_fifo", 2, None),
-        ("continuous_batching", 2, "least-loaded"), ("continuous_batching", 2, "prefix-aware"),
-    ]  # fmt: skip
+        ("continuous_batching", 1, None),
+        ("static_fifo", 1, None),
+        ("continuous_batching", 2, "round-robin"),
+        ("static_fifo", 2, None),
+        ("continuous_batching", 2, "least-loaded"),
+        ("continuous_batching", 2, "prefix-aware"),
+    ]
     assert [one["by_server"] and sum(one["by_server"]["requests"]) for one in runs] == [
-        None, None, 60, None, 60, 60
-    ]  # fmt: skip
+        None,
+        None,
+        60,
+        None,
+        60,
+        60,
+    ]
     assert [row["router"] for row in csv.DictReader(table.open())][2:5] == ["round-robin", "", "least-loaded"]
     assert out.count("works as least-loaded") == 1
 
@@ -284,9 +292,22 @@ def command_for(place: Path) -> list[str]:
     path.write_text(HEADER + "".join(f"{i},GPT-4,{i % 97},{i % 31},9,API log\n" for i in range(25_000)))
     sizes = ",".join(map(str, range(1, JOBS + 1)))
     return [
-        sys.executable, "-P", "-m", "llmtap.cli", "sim", "run", str(path), "--scheduler", "static_fifo",
-        "--vary", f"static_batch={sizes}", "--jobs", "2", "--results", str(place),
-    ]  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        "llmtap.cli",
+        "sim",
+        "run",
+        str(path),
+        "--scheduler",
+        "static_fifo",
+        "--vary",
+        f"static_batch={sizes}",
+        "--jobs",
+        "2",
+        "--results",
+        str(place),
+    ]
 
 
 def check_said(said: str, place: Path) -> None:

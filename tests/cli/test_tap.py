@@ -139,9 +139,18 @@ def test_a_path_that_is_in_use_is_not_taken(folder: Path) -> None:
         async with standalone_meter(path) as (seen, _):
             for args in (
                 ("meter", "--listen-socket", str(path), "--admin", "127.0.0.1:0"),
-                ("proxy", "--upstream", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "--admin",
-                 "127.0.0.1:0", "--set", f"meter.socket={path}"),
-            ):  # fmt: skip
+                (
+                    "proxy",
+                    "--upstream",
+                    "http://127.0.0.1:9",
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--admin",
+                    "127.0.0.1:0",
+                    "--set",
+                    f"meter.socket={path}",
+                ),
+            ):
                 second = await asyncio.to_thread(
                     subprocess.run,
                     [sys.executable, "-P", "-m", "llmtap.cli", *args],

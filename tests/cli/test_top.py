@@ -29,9 +29,13 @@ async def top(*args: str, **environ: str) -> tuple[int | None, str, str]:
 
 async def call(*args: str, **environ: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *CLI, *args, env={**ENVIRON, **environ}, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        *CLI,
+        *args,
+        env={**ENVIRON, **environ},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     async with asyncio.timeout(200):
         out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()

@@ -83,14 +83,21 @@ def test_the_service_monitor_is_that_of_the_manifests() -> None:
 
 def test_what_is_set_shows() -> None:
     found = rendered(
-        upstream="http://x:1", workers=3, drainSeconds=600, env=[{"name": "A", "value": "b"}],
-        captureVolume={"persistentVolumeClaim": {"claimName": "c"}}, replicas=1,
+        upstream="http://x:1",
+        workers=3,
+        drainSeconds=600,
+        env=[{"name": "A", "value": "b"}],
+        captureVolume={"persistentVolumeClaim": {"claimName": "c"}},
+        replicas=1,
         imagePullSecrets=[{"name": "s"}],
         extraVolumes=[{"name": "ca", "configMap": {"name": "ca"}}],
         extraVolumeMounts=[{"name": "ca", "mountPath": "/etc/ca"}],
-        nodeSelector={"a": "b"}, tolerations=[{"key": "gpu"}], podAnnotations={"x": "y"},
-        affinity={"nodeAffinity": {}}, podDisruptionBudget={"enabled": False, "maxUnavailable": 1},
-    )  # fmt: skip
+        nodeSelector={"a": "b"},
+        tolerations=[{"key": "gpu"}],
+        podAnnotations={"x": "y"},
+        affinity={"nodeAffinity": {}},
+        podDisruptionBudget={"enabled": False, "maxUnavailable": 1},
+    )
     spec = found["Deployment", "llmtap"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert spec["terminationGracePeriodSeconds"] == 630

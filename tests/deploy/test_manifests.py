@@ -101,10 +101,14 @@ def test_pods_are_more_patient_than_the_proxy(name: str) -> None:
 def test_containers_have_no_privileges_and_no_writable_root(name: str) -> None:
     for tap in taps(name):
         assert tap["securityContext"] == {
-            "runAsNonRoot": True, "runAsUser": 65532, "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-            "runAsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"},
-        }  # fmt: skip
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
         assert any(mount["mountPath"] == "/run/llmtap" for mount in tap["volumeMounts"])
         assert tap["image"] == f"llmtap:{__version__}"
 
@@ -160,9 +164,10 @@ def test_scrapes_find_the_admin_service(name: str, service: str) -> None:
     (monitor,) = documents("kubernetes/servicemonitor.yaml")
     wanted = monitor["spec"]["selector"]["matchLabels"]
     found = [
-        d for d in documents(name)
+        d
+        for d in documents(name)
         if d["kind"] == "Service" and wanted.items() <= d["metadata"]["labels"].items()
-    ]  # fmt: skip
+    ]
     assert [d["metadata"]["name"] for d in found] == [service]
     (pod,) = (d["spec"]["template"] for d in documents(name) if d["kind"] == "Deployment")
     assert found[0]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
@@ -356,8 +361,10 @@ def test_systemd_has_nothing_against_the_units(tmp_path: Path, edited: Callable[
     sockets = [shutil.copy(UNIT.with_name(f"{name}.socket"), tmp_path) for name in ("llmtap", "llmtap-admin")]
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *map(str, (*services, *sockets))],
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     ours = [line for line in done.stderr.splitlines() if "llmtap" in line]
     assert (done.returncode, ours) == (0, []), done.stderr
 

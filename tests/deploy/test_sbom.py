@@ -19,13 +19,25 @@ FOR_WORK = {"dev", "test", "docs", "audit"}
 AGAIN = "make sbom"
 
 ALLOWED = {
-    "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-0",
-    "MIT-CMU", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib",
+    "0BSD",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "CC0-1.0",
+    "CNRI-Python",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "MIT-CMU",
+    "PSF-2.0",
+    "Python-2.0",
+    "Unlicense",
+    "Zlib",
     # Weak copyleft, file by file: of those we change nothing, and ship nothing.
     "MPL-2.0",
     # What the runtime library of a compiler is under.
     "GPL-3.0-or-later WITH GCC-exception-3.1",
-}  # fmt: skip
+}
 """SPDX ids of licences under which something may be installed beside a work under Apache-2.0."""
 NAMED = {
     "3-Clause BSD License": "BSD-3-Clause",

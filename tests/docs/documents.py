@@ -68,9 +68,12 @@ def blocks(text: str) -> Iterator[Block]:
         info = opening["info"].strip()
         title, why = _TITLE.search(info), _NOT_RUN.fullmatch(above)
         yield Block(
-            number, info.split(maxsplit=1)[0] if info else "", title and title[1],
-            "".join(f"{one}\n" for one in inside), why and why[1],
-        )  # fmt: skip
+            number,
+            info.split(maxsplit=1)[0] if info else "",
+            title and title[1],
+            "".join(f"{one}\n" for one in inside),
+            why and why[1],
+        )
         above = ""
 
 

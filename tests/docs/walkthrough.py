@@ -76,10 +76,14 @@ def walked(page: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("needs the program curl")
     with subprocess.Popen(
-        [*way, sys.executable, "-P", "-m", "tests.docs.walkthrough", str(page)], cwd=ROOT, text=True,
+        [*way, sys.executable, "-P", "-m", "tests.docs.walkthrough", str(page)],
+        cwd=ROOT,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
         try:
             said, _ = process.communicate(timeout=PAGE_S)
         finally:
@@ -108,9 +112,12 @@ class Walk:
         (folder / ".curlrc").write_text("fail-with-body\nmax-time = 120\n")
         kept = {name: text for name, text in os.environ.items() if not _is_ours(name)}
         self._environ = {
-            **kept, "HOME": str(folder), "PATH": f"{programs}:{kept['PATH']}", "NO_COLOR": "1",
+            **kept,
+            "HOME": str(folder),
+            "PATH": f"{programs}:{kept['PATH']}",
+            "NO_COLOR": "1",
             "COLUMNS": "120",
-        }  # fmt: skip
+        }
 
     def __enter__(self) -> "Walk":
         return self
@@ -196,9 +203,14 @@ class Walk:
 
     def _popen(self, command: str, said: IO[bytes]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            ["bash", "-c", command], cwd=self._folder, env=self._environ, stdin=subprocess.DEVNULL,
-            stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=self._folder,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def _is_ours(name: str) -> bool:
@@ -243,9 +255,11 @@ def _visit(listen: str, admin: str) -> None:
     """Clients: of one tenant, streamed, and counted by the gateway. Until the tap has measured them all."""
     for number in range(ASKED):
         body = {
-            "model": "sim", "stream": True, "stream_options": {"include_usage": True},
+            "model": "sim",
+            "stream": True,
+            "stream_options": {"include_usage": True},
             "messages": [{"role": "user", "content": f"Question {number}: " + "what passes here? " * 20}],
-        }  # fmt: skip
+        }
         headers = {"Content-Type": "application/json", "x-llm-d-inference-fairness-id": "acme"}
         asked = urllib.request.Request(
             f"http://{listen}/v1/chat/completions", json.dumps(body).encode(), headers

@@ -52,9 +52,15 @@ class Running:
 
     def __init__(self, command: str, folder: Path, environ: dict[str, str]) -> None:
         self._process = subprocess.Popen(
-            command.split(), cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            command.split(),
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         self.said = ""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

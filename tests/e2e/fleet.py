@@ -54,9 +54,11 @@ TOKENS = 20
 TTFT = "llmtap_time_to_first_token_seconds"
 KEYS = {"AWS_ACCESS_KEY_ID": "fleet", "AWS_SECRET_ACCESS_KEY": "on-loopback-only"}
 ENVIRON = KEYS | {
-    "AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1", "NO_PROXY": "127.0.0.1,localhost",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_REGION": "us-east-1",
+    "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,12 @@ def command(name: str, argv: list[str], place: Path) -> dict[str, Any]:
     with log.open("wb") as out:
         done = subprocess.run(
             [str(LLMTAP), *argv, "--json", str(place)],
-            env={**os.environ, **ENVIRON}, cwd=HOME, stdout=out, stderr=out, timeout=RAY_S_MAX,
-        )  # fmt: skip
+            env={**os.environ, **ENVIRON},
+            cwd=HOME,
+            stdout=out,
+            stderr=out,
+            timeout=RAY_S_MAX,
+        )
     if done.returncode not in (0, 1, 4) or not place.exists():
         raise Failure(f"llmtap {' '.join(argv)} ended with {done.returncode}: see {log}")
     return json.loads(place.read_text())
@@ -250,10 +256,15 @@ def run() -> list[str]:
             listen, admin = ports[tap.name]
             start(tap.name, tap_argv(tap, engine, listen, admin, url, receiver.port))
         admins = [admin for _, admin in ports.values()]
-        start("prometheus", [
-            str(binary), f"--config.file={configure(admins)}", f"--storage.tsdb.path={HOME / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ])  # fmt: skip
+        start(
+            "prometheus",
+            [
+                str(binary),
+                f"--config.file={configure(admins)}",
+                f"--storage.tsdb.path={HOME / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+        )
         with phase("ready"):
             servers["sim"].wait_ready(f"http://127.0.0.1:{engine}/health", limit_s=READY_S_MAX)
             for tap in TAPS:
@@ -295,9 +306,11 @@ def run() -> list[str]:
 def tap_argv(tap: Tap, engine: int, listen: int, admin: int, url: str, otlp: int) -> list[str]:
     argv = proxy_argv(LLMTAP, engine, listen, admin, "--config", str(HOME / "slo.toml"), "--capture", url)
     settings = {
-        "capture.spool": HOME / f"spool-{tap.name}", "capture.rotate_every": "2s",
-        "otlp.endpoint": f"http://localhost:{otlp}", "log.level": "warning",
-    }  # fmt: skip
+        "capture.spool": HOME / f"spool-{tap.name}",
+        "capture.rotate_every": "2s",
+        "otlp.endpoint": f"http://localhost:{otlp}",
+        "log.level": "warning",
+    }
     for key, value in settings.items():
         argv += ["--set", f"{key}={value}"]
     return argv

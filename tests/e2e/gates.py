@@ -64,8 +64,10 @@ def run_job(job: dict[str, Any], folder: Path, ttft: str) -> dict[str, int]:
             for _ in range(RUNS_MAX if name == LOAD else 1):
                 process = subprocess.Popen(
                     ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
-                    cwd=folder, env={**os.environ, **variables, "PATH": path}, start_new_session=True,
-                )  # fmt: skip
+                    cwd=folder,
+                    env={**os.environ, **variables, "PATH": path},
+                    start_new_session=True,
+                )
                 groups.append(process.pid)
                 codes[name] = process.wait(STEP_S_MAX)
                 print(f"{name}: exit code {codes[name]}", flush=True)

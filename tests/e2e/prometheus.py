@@ -189,9 +189,12 @@ def prometheus_argv(binary: Path, port: int, config: Path, *features: str) -> li
     enabled = ",".join(("exemplar-storage", *features))
     shutil.rmtree(data, ignore_errors=True)
     return [
-        str(binary), f"--config.file={config}", f"--storage.tsdb.path={data}",
-        f"--web.listen-address=127.0.0.1:{port}", f"--enable-feature={enabled}",
-    ]  # fmt: skip
+        str(binary),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={data}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        f"--enable-feature={enabled}",
+    ]
 
 
 # ---------------------------------------------------------------- checks

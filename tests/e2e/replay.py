@@ -60,10 +60,24 @@ def replay(target: int) -> dict[str, Any]:
     shutil.rmtree(kept, ignore_errors=True)
     result.unlink(missing_ok=True)
     argv = [
-        str(LLMTAP), "replay", str(TRACE), "--target", f"http://127.0.0.1:{target}",
-        "--rate", RATE, "--requests", str(REQUESTS), "--model", MODEL,
-        "--tokenizer", str(ROOT / MODEL), "--capture", str(kept), "--json", str(result),
-    ]  # fmt: skip
+        str(LLMTAP),
+        "replay",
+        str(TRACE),
+        "--target",
+        f"http://127.0.0.1:{target}",
+        "--rate",
+        RATE,
+        "--requests",
+        str(REQUESTS),
+        "--model",
+        MODEL,
+        "--tokenizer",
+        str(ROOT / MODEL),
+        "--capture",
+        str(kept),
+        "--json",
+        str(result),
+    ]
     done = subprocess.run(argv, timeout=REPLAY_S_MAX)
     if not result.exists():
         raise Failure(f"llmtap replay ended with {done.returncode} and no result")

@@ -35,9 +35,13 @@ def run_lane(
                 return
             continue
         script = subprocess.Popen(
-            [sys.executable, str(HERE / f"{name}.py")], env={**os.environ, TOGETHER: "1"},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            [sys.executable, str(HERE / f"{name}.py")],
+            env={**os.environ, TOGETHER: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         running.append(script)
         output, _ = script.communicate()
         with printing:

@@ -38,9 +38,17 @@ READY_S_MAX = 60
 COUNTED_S_MAX = 30
 TOKENS = 20
 SOURCES = {
-    "_native.pyx", "gaps.c", "gaps.h", "gaps.pxi", "heads.c", "heads.h", "heads.pxi", "matcher.c",
-    "matcher.h", "meter.pxi",
-}  # fmt: skip
+    "_native.pyx",
+    "gaps.c",
+    "gaps.h",
+    "gaps.pxi",
+    "heads.c",
+    "heads.h",
+    "heads.pxi",
+    "matcher.c",
+    "matcher.h",
+    "meter.pxi",
+}
 
 DATA = ("toml", "yaml", "csv", "html", "css", "js", "svg", "md", "pyi")
 """Kinds of files of the package that are no code."""
@@ -87,9 +95,13 @@ def make_environment(name: str) -> Path:
     environment = HOME / name
     shutil.rmtree(environment, ignore_errors=True)
     run_to_end(
-        f"venv-{name}", [sys.executable, "-m", "venv", str(environment)], logs=LOGS, env={}, cwd=HOME,
+        f"venv-{name}",
+        [sys.executable, "-m", "venv", str(environment)],
+        logs=LOGS,
+        env={},
+        cwd=HOME,
         limit_s=INSTALL_S_MAX,
-    )  # fmt: skip
+    )
     return environment
 
 
@@ -159,9 +171,15 @@ def built_without_compiler(sdist: Path) -> Path:
         wheels = HOME / f"wheel-{compiler}"
         shutil.rmtree(wheels, ignore_errors=True)
         pip(
-            environment, f"wheel-{compiler}-compiler", "wheel", "--no-deps", "--wheel-dir", str(wheels),
-            str(folder), env=env,
-        )  # fmt: skip
+            environment,
+            f"wheel-{compiler}-compiler",
+            "wheel",
+            "--no-deps",
+            "--wheel-dir",
+            str(wheels),
+            str(folder),
+            env=env,
+        )
     if not any((HOME / "wheel-with").glob("*linux*.whl")):
         raise Failure("the build with a compiler made no extension")
     (wheel,) = wheels.glob("*.whl")
@@ -196,9 +214,14 @@ def check_dialects(name: str, llmtap: Path, env: dict[str, str]) -> Iterator[str
         (folder / "acme.toml").write_text(ACME_TABLE)
         (folder / "answer").write_bytes(answer)
         result = subprocess.run(
-            [str(llmtap), "inspect", "answer", "--json", *argv], cwd=folder, env=env, capture_output=True,
-            text=True, timeout=READY_S_MAX, check=False,
-        )  # fmt: skip
+            [str(llmtap), "inspect", "answer", "--json", *argv],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=READY_S_MAX,
+            check=False,
+        )
         found = json.loads(result.stdout) if not result.returncode else {}
         print(f"  {kind} table: {found.get('dialect')}, {found.get('tokens', {}).get('output')} tokens")
         if (found.get("dialect"), found.get("tokens", {}).get("output")) != (dialect, 2):
@@ -210,10 +233,13 @@ def check_stream(name: str, llmtap: Path, env: dict[str, str], expected: str) ->
     engine, listen, admin = port_free(), port_free(), port_free()
     with ExitStack() as stack:
         for what, argv, ready in (
-            ("engine", [str(llmtap), "sim", "serve", "--listen", f"127.0.0.1:{engine}"],
-             f"http://127.0.0.1:{engine}/health"),
+            (
+                "engine",
+                [str(llmtap), "sim", "serve", "--listen", f"127.0.0.1:{engine}"],
+                f"http://127.0.0.1:{engine}/health",
+            ),
             ("tap", proxy_argv(llmtap, engine, listen, admin), f"http://127.0.0.1:{admin}/readyz"),
-        ):  # fmt: skip
+        ):
             server = Server(f"{name}-{what}", argv, logs=LOGS, env=env, cwd=HOME)
             stack.callback(server.stop)
             server.wait_ready(ready, limit_s=READY_S_MAX)

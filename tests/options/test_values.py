@@ -27,12 +27,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("wait", "2s", 2_000_000_000), ("delay", "0", 0), ("delay", "1ms", 1_000_000),
-        ("mode", "slow", "slow"), ("on", "true", True), ("on", "on", True), ("on", "Off", False),
+        ("wait", "2s", 2_000_000_000),
+        ("delay", "0", 0),
+        ("delay", "1ms", 1_000_000),
+        ("mode", "slow", "slow"),
+        ("on", "true", True),
+        ("on", "on", True),
+        ("on", "Off", False),
         ("count", "2000", 2_000),
-        ("share", "2", 2.0), ("edges", "1, 30,117", (1, 30, 117)), ("edges", "4", (4,)),
+        ("share", "2", 2.0),
+        ("edges", "1, 30,117", (1, 30, 117)),
+        ("edges", "4", (4,)),
     ],
-)  # fmt: skip
+)
 def test_values_are_read(name: str, text: str, value: object) -> None:
     read = getattr(read_options(Options, {name: text}, "option"), name)
     assert read == value

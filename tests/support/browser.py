@@ -23,14 +23,26 @@ from tests.support.waiting import wait_until
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 """None where there is none: tests are skipped then."""
 FLAGS: Final = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-port=0",
+)
 _KEYS: Final = {
-    "Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), " ": (32, " "),
-    "ArrowLeft": (37, ""), "ArrowRight": (39, ""),
-}  # fmt: skip
+    "Tab": (9, ""),
+    "Enter": (13, "\r"),
+    "Escape": (27, ""),
+    " ": (32, " "),
+    "ArrowLeft": (37, ""),
+    "ArrowRight": (39, ""),
+}
 """Virtual key code, and text that the key types: without the code a browser does nothing of its own."""
 _SHIFT: Final = 8
 START_S: Final = 60.0
@@ -102,8 +114,11 @@ class Page:
         """As on a screen of this size."""
         await self.send(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=scale, mobile=width < 600,
-        )  # fmt: skip
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
         await self.send(
             "Emulation.setEmulatedMedia",
             features=[
@@ -190,10 +205,12 @@ class _Process:
         self._home = home = tempfile.mkdtemp(prefix="browser-")
         self._process = subprocess.Popen(
             [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={self._home}", "about:blank"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
-        )  # fmt: skip
+        )
         self.url = ""
 
     async def ready(self) -> str:

@@ -78,9 +78,8 @@ def main(args: list[str]) -> int:
 
     reporter = threading.Thread(target=report)
     with subprocess.Popen(
-        [*pip, "--progress-bar", "off", *args],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+        [*pip, "--progress-bar", "off", *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         reporter.start()
         assert process.stdout is not None
         for line in process.stdout:

@@ -73,12 +73,18 @@ class Row:
 
     def as_json(self) -> Json:
         return {
-            "client": self.client, "asked": self.name, "asks": self.asks, "requests": self.requests,
-            "checked": [word for word in WORDS if word in self.checked], "raised": sorted(self.raised),
+            "client": self.client,
+            "asked": self.name,
+            "asks": self.asks,
+            "requests": self.requests,
+            "checked": [word for word in WORDS if word in self.checked],
+            "raised": sorted(self.raised),
             "wrong": self.wrong,
-            "ttft_ms": ms(median(self.ttft_ns)), "ttft_true_ms": ms(median(self.ttft_true_ns)),
-            "later_ms": ms(median(self.later_ns)), "later_ms_max": ms(max(self.later_ns, default=None)),
-        }  # fmt: skip
+            "ttft_ms": ms(median(self.ttft_ns)),
+            "ttft_true_ms": ms(median(self.ttft_true_ns)),
+            "later_ms": ms(median(self.later_ns)),
+            "later_ms_max": ms(max(self.later_ns, default=None)),
+        }
 
 
 def median(values: list[int]) -> int | None:

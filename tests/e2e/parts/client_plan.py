@@ -28,9 +28,17 @@ REFUSAL_TOKENS = 16  # of the sentence by which the server refuses
 RETRY_AFTER_S = 1
 AT_ONCE = 20
 SERVE = [
-    "--ttft", "60ms", "--itl", "5ms", "--spread", "0.3", "--tokens", str(TOKENS),
-    "--set", f"faults.fault_after={FAULT_AFTER}",
-]  # fmt: skip
+    "--ttft",
+    "60ms",
+    "--itl",
+    "5ms",
+    "--spread",
+    "0.3",
+    "--tokens",
+    str(TOKENS),
+    "--set",
+    f"faults.fault_after={FAULT_AFTER}",
+]
 """What the server is started with."""
 
 Ask = dict[str, Any]
@@ -56,13 +64,22 @@ def ask(row: str, call: str, *, stream: bool = False, expected: Ask | None = Non
     through, limited = FINISH.get(call.partition(".")[0], ("stop", "length"))
     tokens, finish = (more["max_tokens"], limited) if "max_tokens" in more else (TOKENS, through)
     wanted = {
-        "outcome": "complete", "raises": [], "attempts": 1, "tokens": [tokens] * choices,
-        "pieces": tokens if stream else 1, "finish": [finish] * choices,
-    }  # fmt: skip
+        "outcome": "complete",
+        "raises": [],
+        "attempts": 1,
+        "tokens": [tokens] * choices,
+        "pieces": tokens if stream else 1,
+        "finish": [finish] * choices,
+    }
     return {
-        "row": row, "call": call, "model": MODEL, "prompt": PROMPT, "stream": stream,
-        "expected": wanted | (expected or {}), **more,
-    }  # fmt: skip
+        "row": row,
+        "call": call,
+        "model": MODEL,
+        "prompt": PROMPT,
+        "stream": stream,
+        "expected": wanted | (expected or {}),
+        **more,
+    }
 
 
 def both(row: str, call: str, **more: Any) -> list[Ask]:
@@ -110,9 +127,13 @@ def refusals(row: str, calls: list[str]) -> list[Ask]:
 def turned_away(row: str, status: str, *, retries: int, **more: Any) -> Ask:
     """429 or 503, however often it is tried."""
     expected = {
-        "outcome": status, "raises": RAISED[status], "attempts": retries + 1,
-        "tokens": None, "pieces": 0, "finish": None,
-    }  # fmt: skip
+        "outcome": status,
+        "raises": RAISED[status],
+        "attempts": retries + 1,
+        "tokens": None,
+        "pieces": 0,
+        "finish": None,
+    }
     return ask(row, "chat", headers={"x-sim-fault": status}, retries=retries, expected=expected, **more)
 
 
@@ -134,9 +155,12 @@ def half_turned_away(row: str, asks: int) -> list[Ask]:
 def midway(row: str, fault: str, calls: list[str]) -> list[Ask]:
     """A stream that breaks off after some tokens."""
     broken = {
-        "outcome": fault, "raises": RAISED[fault],
-        "tokens": [FAULT_AFTER], "pieces": FAULT_AFTER, "finish": [None],
-    }  # fmt: skip
+        "outcome": fault,
+        "raises": RAISED[fault],
+        "tokens": [FAULT_AFTER],
+        "pieces": FAULT_AFTER,
+        "finish": [None],
+    }
     return [ask(row, call, stream=True, headers={"x-sim-fault": fault}, expected=broken) for call in calls]
 
 
@@ -170,32 +194,35 @@ def numbered(client: str, asks: list[Ask], *, cold: bool = True) -> list[Ask]:
 def of_python() -> list[Ask]:
     """Everything there is."""
     vllm = {"headers": {"x-sim-dialect": "vllm"}}
-    return numbered("python", [
-        *both("chat", "chat"),
-        *both("chat, seed", "chat", seed=SEED),
-        ask("chat, usage at the end", "chat", stream=True, seed=SEED, usage=True),
-        *both("chat, max_tokens", "chat", seed=SEED, max_tokens=LIMIT),
-        *both("chat, n = 2", "chat", seed=SEED, n=2),
-        *both("chat, stop", "chat", seed=SEED, stop=["."], expected={"tokens": None, "pieces": None}),
-        ask("chat, .stream() helper", "chat.helper", stream=True, seed=SEED, usage=True),
-        *both("chat, as vLLM", "chat", seed=SEED, **vllm),
-        *paced("chat, 4 a piece; comments; held"),
-        *both("completions", "completions", seed=SEED),
-        *both("completions, as vLLM", "completions", seed=SEED, **vllm),
-        *both("Responses", "responses"),
-        *both("Responses, max_output_tokens", "responses", max_tokens=LIMIT),
-        ask("Responses, .stream() helper", "responses.helper", stream=True),
-        models(),
-        *refusals("refused in four ways", ["chat", "responses"]),
-        turned_away("429, given up", "429", retries=2),
-        turned_away("503, given up", "503", retries=1, stream=True),
-        *half_turned_away("429 half the time, retried", 4),
-        *midway("error midway", "error", ["chat", "completions", "responses"]),
-        *midway("reset midway", "reset", ["chat", "completions", "responses"]),
-        *midway("cut off within an event", "truncate", ["chat", "completions", "responses"]),
-        *midway("ends without a word", "unfinished", ["chat", "completions", "responses"]),
-        *at_once(),
-    ])  # fmt: skip
+    return numbered(
+        "python",
+        [
+            *both("chat", "chat"),
+            *both("chat, seed", "chat", seed=SEED),
+            ask("chat, usage at the end", "chat", stream=True, seed=SEED, usage=True),
+            *both("chat, max_tokens", "chat", seed=SEED, max_tokens=LIMIT),
+            *both("chat, n = 2", "chat", seed=SEED, n=2),
+            *both("chat, stop", "chat", seed=SEED, stop=["."], expected={"tokens": None, "pieces": None}),
+            ask("chat, .stream() helper", "chat.helper", stream=True, seed=SEED, usage=True),
+            *both("chat, as vLLM", "chat", seed=SEED, **vllm),
+            *paced("chat, 4 a piece; comments; held"),
+            *both("completions", "completions", seed=SEED),
+            *both("completions, as vLLM", "completions", seed=SEED, **vllm),
+            *both("Responses", "responses"),
+            *both("Responses, max_output_tokens", "responses", max_tokens=LIMIT),
+            ask("Responses, .stream() helper", "responses.helper", stream=True),
+            models(),
+            *refusals("refused in four ways", ["chat", "responses"]),
+            turned_away("429, given up", "429", retries=2),
+            turned_away("503, given up", "503", retries=1, stream=True),
+            *half_turned_away("429 half the time, retried", 4),
+            *midway("error midway", "error", ["chat", "completions", "responses"]),
+            *midway("reset midway", "reset", ["chat", "completions", "responses"]),
+            *midway("cut off within an event", "truncate", ["chat", "completions", "responses"]),
+            *midway("ends without a word", "unfinished", ["chat", "completions", "responses"]),
+            *at_once(),
+        ],
+    )
 
 
 def at_once() -> list[Ask]:
@@ -204,50 +231,60 @@ def at_once() -> list[Ask]:
 
 
 def of_node() -> list[Ask]:
-    return numbered("node", [
-        *both("chat", "chat"),
-        *both("chat, seed", "chat", seed=SEED),
-        ask("chat, usage at the end", "chat", stream=True, seed=SEED, usage=True),
-        *both("chat, n = 2", "chat", seed=SEED, n=2),
-        ask("chat, .stream() helper", "chat.helper", stream=True, seed=SEED, usage=True),
-        *both("completions", "completions", seed=SEED),
-        *both("Responses", "responses"),
-        ask("Responses, .stream() helper", "responses.helper", stream=True),
-        models(),
-        turned_away("429, given up", "429", retries=1),
-        *midway("error midway", "error", ["chat", "responses"]),
-        *midway("reset midway", "reset", ["chat", "responses"]),
-        *at_once(),
-    ])  # fmt: skip
+    return numbered(
+        "node",
+        [
+            *both("chat", "chat"),
+            *both("chat, seed", "chat", seed=SEED),
+            ask("chat, usage at the end", "chat", stream=True, seed=SEED, usage=True),
+            *both("chat, n = 2", "chat", seed=SEED, n=2),
+            ask("chat, .stream() helper", "chat.helper", stream=True, seed=SEED, usage=True),
+            *both("completions", "completions", seed=SEED),
+            *both("Responses", "responses"),
+            ask("Responses, .stream() helper", "responses.helper", stream=True),
+            models(),
+            turned_away("429, given up", "429", retries=1),
+            *midway("error midway", "error", ["chat", "responses"]),
+            *midway("reset midway", "reset", ["chat", "responses"]),
+            *at_once(),
+        ],
+    )
 
 
 def of_curl() -> list[Ask]:
-    return numbered("curl", cold=False, asks=[
-        *both("chat", "chat", seed=SEED, usage=True),
-        ask("chat, --raw: the chunks of HTTP", "chat", stream=True, seed=SEED, usage=True, raw=True),
-        *both("completions", "completions", seed=SEED),
-        *both("Responses", "responses"),
-        *both("Messages (Anthropic)", "messages", max_tokens=LIMIT),
-        *both("/api/chat (Ollama)", "ollama.chat", seed=SEED),
-        *both("/api/generate (Ollama)", "ollama.generate", seed=SEED),
-        models(),
-        turned_away("429, --retry 1", "429", retries=1),
-        *midway("reset midway", "reset", ["chat"]),
-        *midway("cut off within an event", "truncate", ["chat"]),
-    ])  # fmt: skip
+    return numbered(
+        "curl",
+        cold=False,
+        asks=[
+            *both("chat", "chat", seed=SEED, usage=True),
+            ask("chat, --raw: the chunks of HTTP", "chat", stream=True, seed=SEED, usage=True, raw=True),
+            *both("completions", "completions", seed=SEED),
+            *both("Responses", "responses"),
+            *both("Messages (Anthropic)", "messages", max_tokens=LIMIT),
+            *both("/api/chat (Ollama)", "ollama.chat", seed=SEED),
+            *both("/api/generate (Ollama)", "ollama.generate", seed=SEED),
+            models(),
+            turned_away("429, --retry 1", "429", retries=1),
+            *midway("reset midway", "reset", ["chat"]),
+            *midway("cut off within an event", "truncate", ["chat"]),
+        ],
+    )
 
 
 def of_litellm() -> list[Ask]:
     text = {"provider": "text-completion-openai"}
     vllm = {"provider": "hosted_vllm", "headers": {"x-sim-dialect": "vllm"}}
-    return numbered("litellm", [
-        *both("openai/, chat", "chat", provider="openai", seed=SEED, usage=True),
-        *both("hosted_vllm/, chat", "chat", seed=SEED, usage=True, **vllm),
-        *both("text-completion-openai/", "completions", seed=SEED, usage=True, **text),
-        *both("openai/, Responses", "responses", provider="openai"),
-        *both("anthropic/, /v1/messages", "chat", provider="anthropic", usage=True),
-        *both("ollama_chat/, /api/chat", "chat", provider="ollama_chat", seed=SEED, usage=True),
-        turned_away("openai/, 429", "429", retries=0, provider="openai"),
-        *midway("openai/, error midway", "error", ["chat"]),
-        *midway("openai/, reset midway", "reset", ["chat"]),
-    ])  # fmt: skip
+    return numbered(
+        "litellm",
+        [
+            *both("openai/, chat", "chat", provider="openai", seed=SEED, usage=True),
+            *both("hosted_vllm/, chat", "chat", seed=SEED, usage=True, **vllm),
+            *both("text-completion-openai/", "completions", seed=SEED, usage=True, **text),
+            *both("openai/, Responses", "responses", provider="openai"),
+            *both("anthropic/, /v1/messages", "chat", provider="anthropic", usage=True),
+            *both("ollama_chat/, /api/chat", "chat", provider="ollama_chat", seed=SEED, usage=True),
+            turned_away("openai/, 429", "429", retries=0, provider="openai"),
+            *midway("openai/, error midway", "error", ["chat"]),
+            *midway("openai/, reset midway", "reset", ["chat"]),
+        ],
+    )

@@ -128,9 +128,13 @@ class Podman:
         with open(script or os.devnull) as source:
             try:
                 return subprocess.run(
-                    ["podman", *args], env=self._env, text=True, stdin=source, capture_output=True,
+                    ["podman", *args],
+                    env=self._env,
+                    text=True,
+                    stdin=source,
+                    capture_output=True,
                     timeout=COMMAND_S_MAX,
-                )  # fmt: skip
+                )
             except subprocess.TimeoutExpired:
                 raise Failure(f"podman {' '.join(args)} took over {COMMAND_S_MAX} s") from None
 

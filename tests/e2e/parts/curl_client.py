@@ -17,10 +17,14 @@ from typing import Any
 TIMEOUT_S = 60
 
 PATHS = {
-    "chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses",
-    "messages": "/v1/messages", "ollama.chat": "/api/chat", "ollama.generate": "/api/generate",
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "ollama.chat": "/api/chat",
+    "ollama.generate": "/api/generate",
     "models": "/v1/models",
-}  # fmt: skip
+}
 
 
 def curl_version() -> str:
@@ -99,9 +103,14 @@ def read_models(record: dict[str, Any], answer: dict[str, Any]) -> str | None:
 
 
 READERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str | None]] = {
-    "chat": read_openai, "completions": read_openai, "responses": read_responses, "messages": read_messages,
-    "ollama.chat": read_ollama, "ollama.generate": read_ollama, "models": read_models,
-}  # fmt: skip
+    "chat": read_openai,
+    "completions": read_openai,
+    "responses": read_responses,
+    "messages": read_messages,
+    "ollama.chat": read_ollama,
+    "ollama.generate": read_ollama,
+    "models": read_models,
+}
 
 
 # ---------------------------------------------------------------- how they are framed
@@ -129,9 +138,11 @@ def dechunked(body: bytes) -> tuple[bytes, str | None]:
 def last_words(call: str, body: bytes) -> str | None:
     """What is wrong with the end of a stream, None if nothing is."""
     ends = {
-        "chat": b"data: [DONE]\n\n", "completions": b"data: [DONE]\n\n",
-        "messages": b'data: {"type":"message_stop"}\n\n', "responses": b"}\n\n",
-    }  # fmt: skip
+        "chat": b"data: [DONE]\n\n",
+        "completions": b"data: [DONE]\n\n",
+        "messages": b'data: {"type":"message_stop"}\n\n',
+        "responses": b"}\n\n",
+    }
     end = ends.get(call, b"}\n")
     return None if body.endswith(end) else f"the stream ends with {body[-40:]!r}, not with {end!r}"
 
@@ -145,9 +156,16 @@ def ask_one(base_url: str, ask: dict[str, Any]) -> dict[str, Any]:
     if ask["call"] != "models":
         argv += ["-H", "Content-Type: application/json", "-d", json.dumps(body_of(ask))]
     record: dict[str, Any] = {
-        "id": ask["id"], "texts": [""], "refusals": [""], "finish": [None], "arrivals_ns": [[]],
-        "usage": None, "error": None, "misshapen": None, "start_ns": time.monotonic_ns(),
-    }  # fmt: skip
+        "id": ask["id"],
+        "texts": [""],
+        "refusals": [""],
+        "finish": [None],
+        "arrivals_ns": [[]],
+        "usage": None,
+        "error": None,
+        "misshapen": None,
+        "start_ns": time.monotonic_ns(),
+    }
     curl = subprocess.Popen(
         [*argv, base_url + PATHS[ask["call"]]], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

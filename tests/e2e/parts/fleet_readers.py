@@ -49,9 +49,12 @@ def by_llmtap(url: str, streams: int) -> tuple[list[float], list[str]]:
 
 def _store(port: int, keys: Mapping[str, str]) -> Any:
     return fs.S3FileSystem(
-        access_key=keys["AWS_ACCESS_KEY_ID"], secret_key=keys["AWS_SECRET_ACCESS_KEY"],
-        endpoint_override=f"127.0.0.1:{port}", scheme="http", region="us-east-1",
-    )  # fmt: skip
+        access_key=keys["AWS_ACCESS_KEY_ID"],
+        secret_key=keys["AWS_SECRET_ACCESS_KEY"],
+        endpoint_override=f"127.0.0.1:{port}",
+        scheme="http",
+        region="us-east-1",
+    )
 
 
 def by_duckdb(port: int, bucket: str, keys: Mapping[str, str], ttfts_s: Sequence[float]) -> Iterator[str]:
@@ -132,9 +135,12 @@ def by_ray(url: str, port: int, keys: Mapping[str, str], ttfts_s: Sequence[float
         from pyarrow import fs
 
         store = fs.S3FileSystem(
-            access_key=access["AWS_ACCESS_KEY_ID"], secret_key=access["AWS_SECRET_ACCESS_KEY"],
-            endpoint_override=f"127.0.0.1:{port}", scheme="http", region="us-east-1",
-        )  # fmt: skip
+            access_key=access["AWS_ACCESS_KEY_ID"],
+            secret_key=access["AWS_SECRET_ACCESS_KEY"],
+            endpoint_override=f"127.0.0.1:{port}",
+            scheme="http",
+            region="us-east-1",
+        )
         table = pq.read_table(path, columns=["submit_us", "first_content_us"], filesystem=store)
         rows = zip(table["submit_us"].to_pylist(), table["first_content_us"].to_pylist(), strict=True)
         found = [0] * (len(edges) + 1)

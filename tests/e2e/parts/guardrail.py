@@ -138,18 +138,29 @@ def table(found: dict[str, Any]) -> str:
             d = found["differences"]["guarded"][metric].get(statistic)
             if d is None:
                 continue
-            rows.append((
-                f"{metric} {statistic}, ms",
-                *(_ms(arm[metric][statistic]) for arm in (control, guarded)),
-                _ms(d["difference"]), _ends(d["interval"], MS), _ends(d["anytime_interval"], MS),
-                {True: "yes", False: "no", None: "-"}[d["different"]],
-            ))  # fmt: skip
+            rows.append(
+                (
+                    f"{metric} {statistic}, ms",
+                    *(_ms(arm[metric][statistic]) for arm in (control, guarded)),
+                    _ms(d["difference"]),
+                    _ends(d["interval"], MS),
+                    _ends(d["anytime_interval"], MS),
+                    {True: "yes", False: "no", None: "-"}[d["different"]],
+                )
+            )
     d = found["differences"]["guarded"]["refused"].get("share")
     if d is not None:
         shares = [found["arms"][arm]["shares"]["refused"]["share"] for arm in ("control", "guarded")]
-        rows.append(("refused, share", *(f"{s:.3f}" for s in shares), f"{d['difference']:.3f}",
-                     _ends(d["interval"], 1), _ends(d["anytime_interval"], 1),
-                     "yes" if d["different"] else "no"))  # fmt: skip
+        rows.append(
+            (
+                "refused, share",
+                *(f"{s:.3f}" for s in shares),
+                f"{d['difference']:.3f}",
+                _ends(d["interval"], 1),
+                _ends(d["anytime_interval"], 1),
+                "yes" if d["different"] else "no",
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     n = ", ".join(f"{name} {arm['ended']}" for name, arm in found["arms"].items())

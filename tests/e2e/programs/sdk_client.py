@@ -100,9 +100,13 @@ def google_gemini(base: str, name: str) -> Iterator[Said]:
 
 def bedrock(base: str, name: str) -> Any:
     client = boto3.client(
-        "bedrock-runtime", endpoint_url=base, region_name="us-east-1", aws_access_key_id="key",
-        aws_secret_access_key="secret", config=Config(retries={"total_max_attempts": 1}),
-    )  # fmt: skip
+        "bedrock-runtime",
+        endpoint_url=base,
+        region_name="us-east-1",
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
 
     def stamp(params: dict[str, Any], **_: Any) -> None:
         params["headers"]["X-Request-Id"] = name

@@ -175,8 +175,11 @@ def copy_tree(target: Path) -> None:
     """Copy the files that git knows or does not ignore, and the compiled code, which some tests need."""
     names = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     compiled = [str(path.relative_to(ROOT)) for path in (ROOT / "llmtap" / "native").glob("*.so")]
     for name in [*filter(None, names.split("\0")), *compiled]:
         if (ROOT / name).is_file():

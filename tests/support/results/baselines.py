@@ -14,9 +14,15 @@ MS = 1_000_000
 _FIRST_MS = 99
 """Of `streamed`, from submit."""
 _POINTS = (
-    "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns", "first_content_ns", "last_token_ns",
-    "response_end_ns", "delivered_ns",
-)  # fmt: skip
+    "head_ns",
+    "first_byte_ns",
+    "first_any_ns",
+    "first_token_ns",
+    "first_content_ns",
+    "last_token_ns",
+    "response_end_ns",
+    "delivered_ns",
+)
 
 
 def answer(number: int, ttft_ms: float, words: int = 3, *, at_ms: int = 0, gap_ms: float = 20) -> Exchange:

@@ -19,10 +19,19 @@ _EVERY: Final = timedelta(minutes=10)
 
 
 def results_folder(
-    place: Path, *, test: str = "ttft", runs: int = 3, requests: int = 300, slower: float = 1.0,
-    gaps_slower: float = 1.0, spread: float = 0.01, place_in_turn: int = 0, systems: int = 2,
-    failed: int = 0, changes: Mapping[str, Any] | None = None,
-) -> Path:  # fmt: skip
+    place: Path,
+    *,
+    test: str = "ttft",
+    runs: int = 3,
+    requests: int = 300,
+    slower: float = 1.0,
+    gaps_slower: float = 1.0,
+    spread: float = 0.01,
+    place_in_turn: int = 0,
+    systems: int = 2,
+    failed: int = 0,
+    changes: Mapping[str, Any] | None = None,
+) -> Path:
     """A system's results of one test.
 
     Args:
@@ -43,9 +52,10 @@ def results_folder(
         for i, step in enumerate(report["steps"]):
             start = began + timedelta(seconds=60 * i)
             window = {
-                "seconds": 60.0, "start": f"{start:%Y-%m-%dT%H:%M:%S}.000Z",
+                "seconds": 60.0,
+                "start": f"{start:%Y-%m-%dT%H:%M:%S}.000Z",
                 "end": f"{start + timedelta(seconds=60):%Y-%m-%dT%H:%M:%S}.000Z",
-            }  # fmt: skip
+            }
             step["result"]["window"] |= window
             step["result"]["plan"]["seed"] = 42 + run
             rows = [_request(rng, weather * slower, weather * gaps_slower) for _ in range(requests)]
@@ -62,6 +72,9 @@ def _request(rng: Random, slower: float, gaps_slower: float) -> dict[str, Any]:
     ttft_ns = round(TTFT_S * slower * rng.lognormvariate(0, 0.2) * 1e9)
     gaps_ns = [round(GAP_S * gaps_slower * rng.lognormvariate(0, 0.1) * 1e9) for _ in range(TOKENS - 1)]
     return {
-        "ttft_ns": ttft_ns, "tpot_ns": sum(gaps_ns) / len(gaps_ns), "e2e_ns": ttft_ns + sum(gaps_ns),
-        "output_tokens": TOKENS, "gaps_ns": gaps_ns,
-    }  # fmt: skip
+        "ttft_ns": ttft_ns,
+        "tpot_ns": sum(gaps_ns) / len(gaps_ns),
+        "e2e_ns": ttft_ns + sum(gaps_ns),
+        "output_tokens": TOKENS,
+        "gaps_ns": gaps_ns,
+    }

@@ -17,47 +17,92 @@ from tests.support.results.replay_results import replay_result
 GONE: Final = object()
 """In place of a value: there is none."""
 SUT: Final[dict[str, Any]] = {
-    "boundary": "model engine", "model": "tiny 1.0, bf16", "software": "engine 2.0", "protocol": "SSE",
-    "chunking": "one token per chunk", "prefix_cache": False, "max_batch": 64,
+    "boundary": "model engine",
+    "model": "tiny 1.0, bf16",
+    "software": "engine 2.0",
+    "protocol": "SSE",
+    "chunking": "one token per chunk",
+    "prefix_cache": False,
+    "max_batch": 64,
     "hardware": {
-        "accelerator": "H100 SXM", "count": 8, "memory": "80 GB", "cpu": None, "price_per_hour": 20.0,
+        "accelerator": "H100 SXM",
+        "count": 8,
+        "memory": "80 GB",
+        "cpu": None,
+        "price_per_hour": 20.0,
         "currency": "USD",
     },
     "tokenizer": {
-        "name": "tiny-bpe 3", "vocabulary": 32_000, "source": "a folder", "counting": "native",
-        "special": "excluded", "system_prompt": "included", "tools": "no tools",
+        "name": "tiny-bpe 3",
+        "vocabulary": 32_000,
+        "source": "a folder",
+        "counting": "native",
+        "special": "excluded",
+        "system_prompt": "included",
+        "tools": "no tools",
     },
     "guardrails": {"input_filter": False, "output_filter": False, "names": []},
     "clock": {"placement": "same machine", "synchronization": None, "accuracy": None},
     "notes": [
-        "as in production, and compared with a sample of production traffic", "an isolated system",
-        "a recovery plan is at hand", "watched for failures that spread", "the owner agreed to publish",
+        "as in production, and compared with a sample of production traffic",
+        "an isolated system",
+        "a recovery plan is at hand",
+        "watched for failures that spread",
+        "the owner agreed to publish",
     ],
-}  # fmt: skip
+}
 WARM_UP: Final[dict[str, Any]] = {
-    "arm": "", "step": "load", "skipped": None, "requests": 100, "failed": 0, "tokens": 16_000,
-    "duration": 10.0, "enough": True, "before": {"outcome": "complete", "ttft": 0.3, "e2e": 1.0},
+    "arm": "",
+    "step": "load",
+    "skipped": None,
+    "requests": 100,
+    "failed": 0,
+    "tokens": 16_000,
+    "duration": 10.0,
+    "enough": True,
+    "before": {"outcome": "complete", "ttft": 0.3, "e2e": 1.0},
     "probes": [{"outcome": "complete", "ttft": 0.1, "e2e": 0.8}] * 3,
-    "variation": {"ttft": 0.02, "e2e": 0.01}, "stable": True, "problem": None,
-}  # fmt: skip
+    "variation": {"ttft": 0.02, "e2e": 0.01},
+    "stable": True,
+    "problem": None,
+}
 TABLES: Final[dict[int, tuple[list[str], list[list[str]]]]] = {
-    1: (["Metric", "Value"], [
-        ["Requests", "10000"], ["TTFT P50", "127 ms"], ["TTFT P90", "245 ms"], ["TTFT P95", "312 ms"],
-        ["TTFT P99", "524 ms"], ["TTFT P99.9", "891 ms"], ["TTFT Mean", "156 ms"], ["TTFT Min", "89 ms"],
-        ["TTFT Max", "1243 ms"],
-    ]),
-    2: (["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"], [
-        ["0-256", "95", "198", "312"], ["256-512", "142", "287", "445"],
-    ]),
-    3: (["Metric", "Value"], [
-        ["Max Output Throughput", "2847 tok/s"], ["Max Request Throughput", "18.2 req/s"],
-        ["Max Input Throughput", "5123 tok/s"], ["Sustainable Load", "20 req/s"],
-        ["Tokens per GPU-second", "356 tok/s/GPU"],
-    ]),
-    4: (["Metric", "P50", "P95", "P99"], [
-        ["TTFT", "1 ms", "2 ms", "3 ms"], ["TPOT", "1 ms", "2 ms", "3 ms"],
-        ["End-to-End", "1 s", "2 s", "3 s"],
-    ]),
+    1: (
+        ["Metric", "Value"],
+        [
+            ["Requests", "10000"],
+            ["TTFT P50", "127 ms"],
+            ["TTFT P90", "245 ms"],
+            ["TTFT P95", "312 ms"],
+            ["TTFT P99", "524 ms"],
+            ["TTFT P99.9", "891 ms"],
+            ["TTFT Mean", "156 ms"],
+            ["TTFT Min", "89 ms"],
+            ["TTFT Max", "1243 ms"],
+        ],
+    ),
+    2: (
+        ["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"],
+        [["0-256", "95", "198", "312"], ["256-512", "142", "287", "445"]],
+    ),
+    3: (
+        ["Metric", "Value"],
+        [
+            ["Max Output Throughput", "2847 tok/s"],
+            ["Max Request Throughput", "18.2 req/s"],
+            ["Max Input Throughput", "5123 tok/s"],
+            ["Sustainable Load", "20 req/s"],
+            ["Tokens per GPU-second", "356 tok/s/GPU"],
+        ],
+    ),
+    4: (
+        ["Metric", "P50", "P95", "P99"],
+        [
+            ["TTFT", "1 ms", "2 ms", "3 ms"],
+            ["TPOT", "1 ms", "2 ms", "3 ms"],
+            ["End-to-End", "1 s", "2 s", "3 s"],
+        ],
+    ),
     5: (
         ["Offered (r/s)", "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Success"],
         [["2", "284", "95", "142", "32", "41", "100%"]],
@@ -72,9 +117,10 @@ TABLES: Final[dict[int, tuple[list[str], list[list[str]]]]] = {
         [["Short", "4012", "89 ms", "234 ms", "35 ms", "67 ms"]],
     ),
     9: (["Metric", "Value"], [["Jain's Fairness Index", "0.87"], ["Short Class Starvation", "0.3%"]]),
-    10: (["Configuration", "TTFT P50", "TTFT P95", "TTFT P99"], [
-        ["Cache Disabled", "1", "2", "3"], ["Cache (Cold)", "1", "2", "3"], ["Cache (Warm)", "1", "2", "3"],
-    ]),
+    10: (
+        ["Configuration", "TTFT P50", "TTFT P95", "TTFT P99"],
+        [["Cache Disabled", "1", "2", "3"], ["Cache (Cold)", "1", "2", "3"], ["Cache (Warm)", "1", "2", "3"]],
+    ),
     11: (
         ["Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99"],
         [["110%", "98.2%", "5.2%", "1.8%", "789 ms"]],
@@ -85,16 +131,27 @@ TABLES: Final[dict[int, tuple[list[str], list[list[str]]]]] = {
         [["Baseline", "98 ms", "234 ms", "4.2 s", "8.7 s"]],
     ),
     14: (["Configuration", "Max Throughput", "Reduction"], [["Baseline", "2867 tok/s", "-"]]),
-}  # fmt: skip
+}
 """Of the draft, as reports have them."""
 _OF_TEST: Final = {
-    "ttft": (1, 2), "throughput": (3, 4), "tradeoff": (5,), "itl": (6,), "capacity": (7,), "fairness": (8, 9),
-    "prefix-cache": (10,), "memory-pressure": (11,), "long-context": (12,), "guardrail-overhead": (13, 14),
-}  # fmt: skip
+    "ttft": (1, 2),
+    "throughput": (3, 4),
+    "tradeoff": (5,),
+    "itl": (6,),
+    "capacity": (7,),
+    "fairness": (8, 9),
+    "prefix-cache": (10,),
+    "memory-pressure": (11,),
+    "long-context": (12,),
+    "guardrail-overhead": (13, 14),
+}
 WORKLOADS: Final = {
-    "fairness": "synthetic-skewed", "prefix-cache": "code-completion", "memory-pressure": "long-context",
-    "long-context": "long-context", "guardrail-overhead": "conversation",
-}  # fmt: skip
+    "fairness": "synthetic-skewed",
+    "prefix-cache": "code-completion",
+    "memory-pressure": "long-context",
+    "long-context": "long-context",
+    "guardrail-overhead": "conversation",
+}
 
 
 @cache
@@ -122,30 +179,52 @@ def step(
     result = deepcopy(_result(closed))
     told = _workload(workload)
     plan = {
-        "workload": told, "seed": 42, "requests": n, "target": "http://127.0.0.1:8000",
+        "workload": told,
+        "seed": 42,
+        "requests": n,
+        "target": "http://127.0.0.1:8000",
         "arrivals": None if closed else {"arrivals": "poisson", "rate_rps": 20.0, "seed": 42},
-        "body": {"endpoint": "chat.completions", "stream": True, "temperature": 0.0,
-                 "output_control": "max_tokens"},
-    }  # fmt: skip
+        "body": {
+            "endpoint": "chat.completions",
+            "stream": True,
+            "temperature": 0.0,
+            "output_control": "max_tokens",
+        },
+    }
     figures: dict[str, Any] = {
-        "n": n, "plan": plan, "capture": {"to": "capture", "rows": n}, "outcomes": {"complete": n},
-        "window.seconds": seconds, "window.end": "2023-11-14T22:18:40.000Z", "tokens.cached": 4_000,
-        "metrics.ttft.n": n, "metrics.ttft_any.n": n, "metrics.e2e.n": n, "metrics.tbc.n": 9 * n,
-        "metrics.tbc.min": 0.010_000_123, "chunking.content_events": 10 * n, "chunking.events": 11 * n,
-        "chunking.single_token_share": 1.0, "chunking.chunks_with_known_tokens": 10 * n,
-        "metrics.itl.policy": {"direct": n}, "metrics.e2e.mean": 2.0,
+        "n": n,
+        "plan": plan,
+        "capture": {"to": "capture", "rows": n},
+        "outcomes": {"complete": n},
+        "window.seconds": seconds,
+        "window.end": "2023-11-14T22:18:40.000Z",
+        "tokens.cached": 4_000,
+        "metrics.ttft.n": n,
+        "metrics.ttft_any.n": n,
+        "metrics.e2e.n": n,
+        "metrics.tbc.n": 9 * n,
+        "metrics.tbc.min": 0.010_000_123,
+        "chunking.content_events": 10 * n,
+        "chunking.events": 11 * n,
+        "chunking.single_token_share": 1.0,
+        "chunking.chunks_with_known_tokens": 10 * n,
+        "metrics.itl.policy": {"direct": n},
+        "metrics.e2e.mean": 2.0,
         "warmup": {"skipped": "cold start", "requests": 0},
-    }  # fmt: skip
+    }
     if not closed:
         figures["arrivals.planned.n"] = figures["arrivals.sent.n"] = n
         figures["arrivals.sent.span"] = seconds
         ks = figures["arrivals.planned.ks"] = {"distance": 0.01, "limit_95": 0.0109}
         figures["arrivals.sent.ks"] = {**ks, "rate_rps": 20.0, "rate_from": "own"}
     return {
-        "name": name, "arm": arm, "load": {}, "cached": False,
+        "name": name,
+        "arm": arm,
+        "load": {},
+        "cached": False,
         "requests": {"file": "requests.jsonl.gz", "rows": n, "bytes": 9, "sha256": "ab" * 32},
         "result": changed(result, figures),
-    }  # fmt: skip
+    }
 
 
 def report_of_test(test: str) -> dict[str, Any]:
@@ -154,26 +233,42 @@ def report_of_test(test: str) -> dict[str, Any]:
     steps, params, measurements = _OWN[test]()
     arms = dict.fromkeys(one["arm"] for one in steps)
     return {
-        "test": test, "section": section, "title": title, "quick": False, "params": params,
+        "test": test,
+        "section": section,
+        "title": title,
+        "quick": False,
+        "params": params,
         "sut": deepcopy(SUT),
         "target": {"url": "http://127.0.0.1:8000", "endpoint": "chat.completions", "server": "vllm"},
-        "seed": 42, "warmup": "auto", "versions": {"llmtap": "1.0", "python": "3.11", "platform": "linux"},
-        "steps": steps, "warmups": [{**deepcopy(WARM_UP), "arm": arm} for arm in arms], "refused": 0,
+        "seed": 42,
+        "warmup": "auto",
+        "versions": {"llmtap": "1.0", "python": "3.11", "platform": "linux"},
+        "steps": steps,
+        "warmups": [{**deepcopy(WARM_UP), "arm": arm} for arm in arms],
+        "refused": 0,
         "measurements": measurements,
         "tables": [
-            {"caption": f"Table {number}: Results", "heads": list(TABLES[number][0]),
-             "rows": [list(row) for row in TABLES[number][1]]}
+            {
+                "caption": f"Table {number}: Results",
+                "heads": list(TABLES[number][0]),
+                "rows": [list(row) for row in TABLES[number][1]],
+            }
             for number in _OF_TEST[test]
         ],
         "charts": [{"title": "TTFT of all requests", "kind": "cdf", "series": []}],
         "configuration": {
-            "Workload": "synthetic-uniform, seed 42", "Load model": "closed loop, 8 at a time",
-            "Request count": "10,000 sent", "Test duration": "320 s", "Warm-up": "requests of 128 tokens",
+            "Workload": "synthetic-uniform, seed 42",
+            "Load model": "closed loop, 8 at a time",
+            "Request count": "10,000 sent",
+            "Test duration": "320 s",
+            "Warm-up": "requests of 128 tokens",
         },
-        "notes": ["TTFT is to the first content token"], "deviations": [], "itl_option": "A",
+        "notes": ["TTFT is to the first content token"],
+        "deviations": [],
+        "itl_option": "A",
         "exact_requests": "steps/NAME/requests.jsonl.gz of 1 of 1 loads",
         "verdict": {"valid": True, "findings": [], "failures": []},
-    }  # fmt: skip
+    }
 
 
 def changed(tree: Any, changes: Mapping[str, Any]) -> Any:
@@ -222,9 +317,16 @@ def _throughput() -> _Own:
         for i, name in enumerate(names)
     ]
     params = {
-        "workload": "synthetic-uniform", "duration": 300.0, "mode": "open", "rate_min": 1.0, "rate_max": 64.0,
-        "rate_step": 1.0, "concurrency_min": 1, "concurrency_max": 512, "concurrency_step": 1,
-    }  # fmt: skip
+        "workload": "synthetic-uniform",
+        "duration": 300.0,
+        "mode": "open",
+        "rate_min": 1.0,
+        "rate_max": 64.0,
+        "rate_step": 1.0,
+        "concurrency_min": 1,
+        "concurrency_max": 512,
+        "concurrency_step": 1,
+    }
     steps = [step(name, workload="synthetic-uniform") for name in names]
     return steps, params, {"limit": 4.0, "levels": levels}
 
@@ -262,10 +364,12 @@ def _fairness() -> _Own:
     steps = [step(name, workload="synthetic-skewed", closed=name[0] == "c") for name in names]
     told = {
         "classes": {
-            "short": {"sent": 4_012, "alone": {"sent": 3_000}}, "long": {"sent": 988, "alone": {"sent": 700}},
+            "short": {"sent": 4_012, "alone": {"sent": 3_000}},
+            "long": {"sent": 988, "alone": {"sent": 700}},
         },
-        "load_share": 0.8, "isolation": "tokens",
-    }  # fmt: skip
+        "load_share": 0.8,
+        "isolation": "tokens",
+    }
     return steps, {"duration": 300.0}, told
 
 
@@ -305,7 +409,14 @@ def _guardrail_overhead() -> _Own:
 
 
 _OWN: Final = {
-    "ttft": _ttft, "throughput": _throughput, "tradeoff": _tradeoff, "itl": _itl, "capacity": _capacity,
-    "fairness": _fairness, "prefix-cache": _prefix_cache, "memory-pressure": _memory_pressure,
-    "long-context": _long_context, "guardrail-overhead": _guardrail_overhead,
-}  # fmt: skip
+    "ttft": _ttft,
+    "throughput": _throughput,
+    "tradeoff": _tradeoff,
+    "itl": _itl,
+    "capacity": _capacity,
+    "fairness": _fairness,
+    "prefix-cache": _prefix_cache,
+    "memory-pressure": _memory_pressure,
+    "long-context": _long_context,
+    "guardrail-overhead": _guardrail_overhead,
+}

@@ -51,11 +51,17 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         outcome,
         seen,
         plan={
-            "trace": "trace.csv", "format": "azure", "rows": n, "requests": n, "seed": 42,
-            "arrivals": None if closed else {
-                "arrivals": "recorded", "scale": 2.0, "speed": 2.0, "recorded_rps": 10.0, "rate_rps": 20.0,
-            },
-            "conversations": None, "target": "http://host:8000", "connections": "kept",
+            "trace": "trace.csv",
+            "format": "azure",
+            "rows": n,
+            "requests": n,
+            "seed": 42,
+            "arrivals": None
+            if closed
+            else {"arrivals": "recorded", "scale": 2.0, "speed": 2.0, "recorded_rps": 10.0, "rate_rps": 20.0},
+            "conversations": None,
+            "target": "http://host:8000",
+            "connections": "kept",
             "body": {"endpoint": "chat.completions", "model": "tiny", "stream": True, "temperature": 0.0},
             "prompts": {"n": n, "exact": n, "missed_min": 0, "missed_max": 0, "ways": {"tokenizer": n}},
             "notes": ["a note"],
@@ -64,10 +70,12 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         clock="kernel",
         anchor=WallAnchor.sample(ManualClock()),
         details={
-            "warmup": {"skipped": "cold start", "requests": 0}, "baseline": None, "unread": 0,
+            "warmup": {"skipped": "cold start", "requests": 0},
+            "baseline": None,
+            "unread": 0,
             "system": msgspec.to_builtins({"summary": summary, "series": series.samples()}),
         },
-    )  # fmt: skip
+    )
 
 
 def saved(results: Mapping[str, Mapping[str, Any]]) -> dict[str, SavedReplay]:
@@ -76,32 +84,57 @@ def saved(results: Mapping[str, Mapping[str, Any]]) -> dict[str, SavedReplay]:
 
 
 def _series(ended_ns: int) -> TimeSeries:
-    system = Columns({
-        "sender_cpu": MonitorSeries("cpus", "interval"), "server_cpu": MonitorSeries("cpus", "interval"),
-        "host_cpu": MonitorSeries("share", "interval"), "sender_memory": MonitorSeries("bytes"),
-        "host_memory": MonitorSeries("bytes"), "gpu0_power": MonitorSeries("watts"),
-        "gpu0_utilization": MonitorSeries("share"),
-        "gpu1_power": MonitorSeries("watts"),
-    })  # fmt: skip
-    server = Columns({
-        "running": MonitorSeries("requests"), "waiting": MonitorSeries("requests"),
-        "kv_use": MonitorSeries("share"),
-        "generation_tokens": MonitorSeries("tokens", "counter"),
-        "prefix_queries": MonitorSeries("tokens", "counter"),
-        "prefix_hits": MonitorSeries("tokens", "counter"),
-    })  # fmt: skip
+    system = Columns(
+        {
+            "sender_cpu": MonitorSeries("cpus", "interval"),
+            "server_cpu": MonitorSeries("cpus", "interval"),
+            "host_cpu": MonitorSeries("share", "interval"),
+            "sender_memory": MonitorSeries("bytes"),
+            "host_memory": MonitorSeries("bytes"),
+            "gpu0_power": MonitorSeries("watts"),
+            "gpu0_utilization": MonitorSeries("share"),
+            "gpu1_power": MonitorSeries("watts"),
+        }
+    )
+    server = Columns(
+        {
+            "running": MonitorSeries("requests"),
+            "waiting": MonitorSeries("requests"),
+            "kv_use": MonitorSeries("share"),
+            "generation_tokens": MonitorSeries("tokens", "counter"),
+            "prefix_queries": MonitorSeries("tokens", "counter"),
+            "prefix_hits": MonitorSeries("tokens", "counter"),
+        }
+    )
     times_ns = [*range(BEGAN_NS - NS_PER_S // 2, ended_ns, NS_PER_S), ended_ns + MS]
     for i, t_ns in enumerate(times_ns):
         average = None if i == 0 else 0.25 + i / 100
-        system.add(t_ns, MS, {
-            "sender_cpu": average, "server_cpu": average and 2 * average, "host_cpu": average,
-            "sender_memory": (1 << 30) + i, "host_memory": 5 << 30, "gpu0_power": 300 + i,
-            "gpu0_utilization": 0.5, "gpu1_power": 100 + i,
-        })  # fmt: skip
-        server.add(t_ns, MS, {
-            "running": 4 + i, "waiting": 0, "kv_use": 0.125, "generation_tokens": 100.0 * i,
-            "prefix_queries": 10.0 * i, "prefix_hits": 4.0 * i,
-        })  # fmt: skip
+        system.add(
+            t_ns,
+            MS,
+            {
+                "sender_cpu": average,
+                "server_cpu": average and 2 * average,
+                "host_cpu": average,
+                "sender_memory": (1 << 30) + i,
+                "host_memory": 5 << 30,
+                "gpu0_power": 300 + i,
+                "gpu0_utilization": 0.5,
+                "gpu1_power": 100 + i,
+            },
+        )
+        server.add(
+            t_ns,
+            MS,
+            {
+                "running": 4 + i,
+                "waiting": 0,
+                "kv_use": 0.125,
+                "generation_tokens": 100.0 * i,
+                "prefix_queries": 10.0 * i,
+                "prefix_hits": 4.0 * i,
+            },
+        )
     for columns in (system, server):
         columns.close()
     return TimeSeries(BEGAN_NS, system, server, SamplingReport(period=1.0, scrape=ScrapeReport(scrapes=9)))

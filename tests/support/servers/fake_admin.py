@@ -31,15 +31,21 @@ def recorded(
 ) -> dict[str, Any]:
     """By path what a meter answers after these exchanges; `events` has each exchange by its id."""
     tally = ExchangePipeline(
-        MeterOptions(), ManualClock(now_ns=S), experiment,
+        MeterOptions(),
+        ManualClock(now_ns=S),
+        experiment,
         slos={"default": SloOptions(objectives="ttft:500ms tpot:50ms")},
-    )  # fmt: skip
+    )
     if relay:
         tally.relays.join(Hello(relay="r0", pid=17, clock="kernel", anchor_mono_ns=0, anchor_wall_ns=0))
         status = relay_status(
-            opened=9, measured=7, dropped={"overflow": 2}, lag_ns_max=3_000_000,
-            upstreams={"http://gw:8000": False}, upstreams_tried_ns={"http://gw:8000": S},
-        )  # fmt: skip
+            opened=9,
+            measured=7,
+            dropped={"overflow": 2},
+            lag_ns_max=3_000_000,
+            upstreams={"http://gw:8000": False},
+            upstreams_tried_ns={"http://gw:8000": S},
+        )
         tally.on_status("r0", status)
     for x in exchanges:
         tally.on_open()
@@ -72,22 +78,49 @@ def recorded(
 def a_stream(seq: int = 1, **told: Any) -> dict[str, Any]:
     """One under way, as `/api/v1/streams` tells it."""
     return {
-        "id": f"r0-{seq}", "tenant": "acme", "model": "tiny", "route": None, "arm": None,
-        "endpoint": "chat.completions", "dialect": "openai.chat", "stream": True, "age": 2.0, "ttft": 0.1,
-        "events": 3, "tokens": 3, "since_last": 0.05, "timeline": [[0.1, 1], [0.9, 1], [1.95, 1]], **told,
-    }  # fmt: skip
+        "id": f"r0-{seq}",
+        "tenant": "acme",
+        "model": "tiny",
+        "route": None,
+        "arm": None,
+        "endpoint": "chat.completions",
+        "dialect": "openai.chat",
+        "stream": True,
+        "age": 2.0,
+        "ttft": 0.1,
+        "events": 3,
+        "tokens": 3,
+        "since_last": 0.05,
+        "timeline": [[0.1, 1], [0.9, 1], [1.95, 1]],
+        **told,
+    }
 
 
 def a_silent_stream(seq: int = 1, **about: Any) -> dict[str, Any]:
     """A stream that waits for its next token, as `/api/v1/silences` shows it."""
     past = {
-        "silence": 30.0, "n": 240, "resumed": 3, "until": 90.0, "share": 0.0125, "low": 0.004, "high": 0.0382,
-    }  # fmt: skip
+        "silence": 30.0,
+        "n": 240,
+        "resumed": 3,
+        "until": 90.0,
+        "share": 0.0125,
+        "low": 0.004,
+        "high": 0.0382,
+    }
     return {
-        "id": f"r0-{seq}", "kind": "next_token", "tenant": "acme", "model": "tiny",
-        "upstream": "http://gw:8000", "arm": None, "age": 40.5, "silent": 31.25, "since_read": 0.4,
-        "tokens": 17, "past": past, **about,
-    }  # fmt: skip
+        "id": f"r0-{seq}",
+        "kind": "next_token",
+        "tenant": "acme",
+        "model": "tiny",
+        "upstream": "http://gw:8000",
+        "arm": None,
+        "age": 40.5,
+        "silent": 31.25,
+        "since_read": 0.4,
+        "tokens": 17,
+        "past": past,
+        **about,
+    }
 
 
 class FakeAdmin:

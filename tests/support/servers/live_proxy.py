@@ -73,10 +73,17 @@ async def live_proxy(upstream: str, *settings: str, config: Path | None = None) 
         args += ["--set", setting]
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "llmtap.cli", "proxy", *args,
+            sys.executable,
+            "-P",
+            "-m",
+            "llmtap.cli",
+            "proxy",
+            *args,
             env={k: v for k, v in os.environ.items() if not k.startswith("LLMTAP_")},
-            stderr=said, cwd=Path(__file__).parents[3], start_new_session=True,
-        )  # fmt: skip
+            stderr=said,
+            cwd=Path(__file__).parents[3],
+            start_new_session=True,
+        )
         try:
             await _ready(running, process, said)
             yield running

@@ -102,15 +102,24 @@ class Sending:
 
 @asynccontextmanager
 async def sender_to(
-    url: str, *, tls: ssl.SSLContext | None = None, endpoint: str = "chat.completions",
-    timeout_s: float = 100, clock: str = "kernel",
-    fresh: bool = False, retries: int = 0, headers: Sequence[tuple[bytes, bytes]] = (),
-) -> AsyncIterator[Sending]:  # fmt: skip
+    url: str,
+    *,
+    tls: ssl.SSLContext | None = None,
+    endpoint: str = "chat.completions",
+    timeout_s: float = 100,
+    clock: str = "kernel",
+    fresh: bool = False,
+    retries: int = 0,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> AsyncIterator[Sending]:
     """The only sender to `url`. At the end every call has ended, once, and every socket is closed."""
     options = SendingOptions(
-        clock=clock, fresh=fresh, retries=retries, connect_timeout=Duration(100 * 10**9),
+        clock=clock,
+        fresh=fresh,
+        retries=retries,
+        connect_timeout=Duration(100 * 10**9),
         timeout=Duration(int(timeout_s * 1e9)),
-    )  # fmt: skip
+    )
     target = parse_target(url, endpoint, list(headers))
     before = sockets(target.origin.port)
     sending = Sending(LoadSender(asyncio.get_running_loop(), target, options, tls=tls))

@@ -274,13 +274,15 @@ async def tapped(
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
-    said: dict[str, Any] = {
-        "drain_timeout": ms(200), "skip": (), "thread": THREADED, **PATIENT, **options
-    }  # fmt: skip
+    said: dict[str, Any] = {"drain_timeout": ms(200), "skip": (), "thread": THREADED, **PATIENT, **options}
     relay = Relay(
-        loop, RelayOptions(upstream=url, **said), name=name, tap_path=meter.path, experiment=experiment,
+        loop,
+        RelayOptions(upstream=url, **said),
+        name=name,
+        tap_path=meter.path,
+        experiment=experiment,
         clock=clocks,
-    )  # fmt: skip
+    )
     tap = Tapped(relay, meter, sock.getsockname()[1])
     try:
         relay.start([sock])

@@ -23,9 +23,15 @@ async def process(*argv: str, **environ: str) -> AsyncIterator[asyncio.subproces
     env = {k: v for k, v in os.environ.items() if not k.startswith("LLMTAP_")}
     with tempfile.TemporaryFile() as said:
         running = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", *argv,
-            env={**env, "PYTHONPATH": str(HOUSE), **environ}, stdout=said, stderr=said, cwd=HOUSE,
-        )  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            *argv,
+            env={**env, "PYTHONPATH": str(HOUSE), **environ},
+            stdout=said,
+            stderr=said,
+            cwd=HOUSE,
+        )
         try:
             yield running
         except BaseException:

@@ -20,9 +20,13 @@ QUICK = SimOptions(ttft=Duration(0), itl=Duration(0), tokens=5)
 CHAT = "/v1/chat/completions"
 _HI = {"messages": [{"role": "user", "content": "hi"}]}
 PATHS: dict[str, dict[str, Any]] = {
-    CHAT: _HI, "/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"},
-    "/v1/messages": {**_HI, "max_tokens": 99}, "/api/chat": _HI, "/api/generate": {"prompt": "hi"},
-}  # fmt: skip
+    CHAT: _HI,
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {**_HI, "max_tokens": 99},
+    "/api/chat": _HI,
+    "/api/generate": {"prompt": "hi"},
+}
 """A request for each endpoint."""
 
 

@@ -35,20 +35,43 @@ def streamed(seq: int = 1, words: int = 3, *, at_ms: int = 0, gap_ms: float = 20
     log.add(end, EventClass.DONE, 12, -1, 0)
     first = log.t_ns[0] if words else None
     t = Timeline(
-        arrival_ns=arrival, request_end_ns=arrival + 200 * US, submit_ns=arrival + MS,
-        head_ns=arrival + 90 * MS, first_byte_ns=first, first_any_ns=first, first_token_ns=first,
-        first_content_ns=first, last_token_ns=log.t_ns[words - 1] if words else None, response_end_ns=end,
-        delivered_ns=end + 40 * US, events=log,
-    )  # fmt: skip
+        arrival_ns=arrival,
+        request_end_ns=arrival + 200 * US,
+        submit_ns=arrival + MS,
+        head_ns=arrival + 90 * MS,
+        first_byte_ns=first,
+        first_any_ns=first,
+        first_token_ns=first,
+        first_content_ns=first,
+        last_token_ns=log.t_ns[words - 1] if words else None,
+        response_end_ns=end,
+        delivered_ns=end + 40 * US,
+        events=log,
+    )
     x = Exchange(
-        relay="run.0.1", seq=seq, arrival_wall_ns=WALL_NS + at_ms * MS, timeline=t, method="POST",
-        path="/v1/chat/completions", endpoint="chat.completions", dialect="openai.chat", model="tiny",
-        response_model="tiny-2", tenant="acme", status=200, stream=True, finish_reason="stop",
+        relay="run.0.1",
+        seq=seq,
+        arrival_wall_ns=WALL_NS + at_ms * MS,
+        timeline=t,
+        method="POST",
+        path="/v1/chat/completions",
+        endpoint="chat.completions",
+        dialect="openai.chat",
+        model="tiny",
+        response_model="tiny-2",
+        tenant="acme",
+        status=200,
+        stream=True,
+        finish_reason="stop",
         tokens=Tokens(100, words, None, None, TokenSource.USAGE),
         usage={"prompt_tokens": 100, "completion_tokens": words},
-        added=Added(60 * US, 40 * US, 90 * US), uncertainty_ns=50 * US, clock="kernel", reads=words + 1,
-        request_bytes=900, response_bytes=sum(log.sizes),
-    )  # fmt: skip
+        added=Added(60 * US, 40 * US, 90 * US),
+        uncertainty_ns=50 * US,
+        clock="kernel",
+        reads=words + 1,
+        request_bytes=900,
+        response_bytes=sum(log.sizes),
+    )
     for name, value in told.items():
         setattr(x, name, value)
     return x
@@ -70,9 +93,12 @@ def _logs(draw: st.DrawFn, arrival_ns: int) -> EventLog:
     for _ in range(draw(st.integers(0, 6))):
         t_ns += draw(st.sampled_from((0, 1, 999, 1_000)) | st.integers(0, 10**9))
         log.add(
-            t_ns, draw(st.sampled_from(EventClass)), draw(st.integers(0, 10**6)), draw(st.integers(-1, 9)),
+            t_ns,
+            draw(st.sampled_from(EventClass)),
+            draw(st.integers(0, 10**6)),
+            draw(st.integers(-1, 9)),
             draw(st.sampled_from((0, BLANK, OUTPUT, BLANK | OUTPUT))),
-        )  # fmt: skip
+        )
     return log
 
 
@@ -101,8 +127,14 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
     if x.outcome is Outcome.UPSTREAM_ERROR and is_client_error(x.status):
         x.outcome = Outcome.CLIENT_ERROR  # a capture is read so: older ones had no such outcome
     for name in (
-        "retries", "resent", "anchor", "reads", "request_bytes", "response_bytes", "unparsed_events",
-    ):  # fmt: skip
+        "retries",
+        "resent",
+        "anchor",
+        "reads",
+        "request_bytes",
+        "response_bytes",
+        "unparsed_events",
+    ):
         setattr(x, name, draw(st.integers(0, 2**31 - 1)))
     x.text_blocks = draw(st.none() | _ints)
     x.uncertainty_ns = draw(_ns.map(abs))

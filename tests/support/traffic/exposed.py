@@ -20,10 +20,29 @@ from tests.support.traffic.relay_status import relay_status
 
 OF_A_SCRAPE = {"job", "instance", "namespace", "pod"}
 """The labels that Prometheus adds to every sample; the last two with the Prometheus Operator."""
-FUNCTIONS = frozenset({
-    "absent", "and", "by", "clamp_min", "count", "group_left", "histogram_quantile", "ignoring", "increase",
-    "max", "on", "or", "rate", "resets", "sum", "sum_over_time", "unless", "vector", "without",
-})  # fmt: skip
+FUNCTIONS = frozenset(
+    {
+        "absent",
+        "and",
+        "by",
+        "clamp_min",
+        "count",
+        "group_left",
+        "histogram_quantile",
+        "ignoring",
+        "increase",
+        "max",
+        "on",
+        "or",
+        "rate",
+        "resets",
+        "sum",
+        "sum_over_time",
+        "unless",
+        "vector",
+        "without",
+    }
+)
 """All that may stand before a parenthesis in our queries."""
 _NAME = r"llmtap_\w+|slo:[\w:]+|sloth_slo_info|ALERTS|scrape_\w+|up"
 _SELECTOR = re.compile(rf"(?<![\w:\"])({_NAME})\b(?:\{{([^}}]*)\}})?")
@@ -37,9 +56,12 @@ def exposition_text() -> str:
     for x in _exchanges():
         exposition.on_end(x, measure(x), SeriesKey("acme", "tiny", "control", "gold"), None)
     status = relay_status(
-        opened=9, measured=7, dropped={"overflow": 1}, refused={"tap_overloaded": 1},
+        opened=9,
+        measured=7,
+        dropped={"overflow": 1},
+        refused={"tap_overloaded": 1},
         upstreams={"http://127.0.0.1:8000": True},
-    )  # fmt: skip
+    )
     relays = [RelayState("r0", True, status)]
     capture = CaptureState(dropped={"memory": 1}, problem="disk_full", files_problem="no such bucket")
     upstream = UpstreamLoad("http://127.0.0.1:9/metrics")

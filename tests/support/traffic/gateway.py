@@ -154,9 +154,19 @@ class Crossing:
             outcome = "upstream_reset" if one.tokens else "complete"
             status = 200 if one.tokens else one.status
             backs.append(
-                observed("back", name(), now_ns, self.prompt, reads, end_ns, model=one.model, status=status,
-                         outcome=outcome, **back)
-            )  # fmt: skip
+                observed(
+                    "back",
+                    name(),
+                    now_ns,
+                    self.prompt,
+                    reads,
+                    end_ns,
+                    model=one.model,
+                    status=status,
+                    outcome=outcome,
+                    **back,
+                )
+            )
             now_ns = end_ns
         first_ns = now_ns + SEND_NS + self.engine_ttft_ns
         times = [first_ns + i * self.engine_gap_ns for i in range(len(self.tokens))]
@@ -165,9 +175,15 @@ class Crossing:
         reads.append((last_ns, usage(len(self.tokens)) + _DONE))
         backs.append(observed("back", name(), now_ns, self.prompt, reads, last_ns, **back))
         front = observed(
-            "front", seq, self.at_ns, self.prompt, *self._delivery(times, last_ns),
-            fields=self.front_fields, outcome=self.front_outcome, **common,
-        )  # fmt: skip
+            "front",
+            seq,
+            self.at_ns,
+            self.prompt,
+            *self._delivery(times, last_ns),
+            fields=self.front_fields,
+            outcome=self.front_outcome,
+            **common,
+        )
         return front, backs
 
     def _delivery(self, times: Sequence[int], last_ns: int) -> tuple[list[tuple[int, bytes]], int]:

@@ -22,15 +22,29 @@ def streamed(
         log.add(t * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
     first, last = log.t_ns[0], log.t_ns[-1]
     x = Exchange(
-        relay="r", seq=seq, arrival_wall_ns=1_700_000_000_000_000_000, stream=True, outcome=outcome,
-        model=model, tenant=tenant, method="POST", path="/v1/chat/completions", status=200,
+        relay="r",
+        seq=seq,
+        arrival_wall_ns=1_700_000_000_000_000_000,
+        stream=True,
+        outcome=outcome,
+        model=model,
+        tenant=tenant,
+        method="POST",
+        path="/v1/chat/completions",
+        status=200,
         timeline=Timeline(
-            arrival_ns=0, submit_ns=0, first_byte_ns=first, first_token_ns=first, first_content_ns=first,
-            last_token_ns=last, response_end_ns=last, events=log,
+            arrival_ns=0,
+            submit_ns=0,
+            first_byte_ns=first,
+            first_token_ns=first,
+            first_content_ns=first,
+            last_token_ns=last,
+            response_end_ns=last,
+            events=log,
         ),
         tokens=Tokens(input=7, output=tokens * len(times_ms), source=TokenSource.TOKEN_IDS),
         reads=len(times_ms),
-    )  # fmt: skip
+    )
     x.added.chunks_ns.extend([30_000] * len(times_ms))
     return x
 

@@ -60,7 +60,7 @@ class Script:
         payload = "".join(f"data: {event}\n\n" for event in events).encode()
         return self.frame(
             FrameKind.RESPONSE_DATA, seq, t_ms * MS, 30_000, b"%x\r\n%s\r\n" % (len(payload), payload)
-        )  # fmt: skip
+        )
 
     def word(self, seq: int, t_ms: int, text: str = "word") -> "Script":
         delta = {"model": "tiny", "choices": [{"index": 0, "delta": {"content": text}}]}

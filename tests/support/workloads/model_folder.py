@@ -33,9 +33,11 @@ def tokenizer_of_its_own() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=1_500, special_tokens=list(SPECIALS), show_progress=False,
+        vocab_size=1_500,
+        special_tokens=list(SPECIALS),
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     lines = [" ".join(chance.choices(words, k=12)) + "." for _ in range(1_500)]
     tokenizer.train_from_iterator([*lines, *(word for word in words)], trainer)
     return tokenizer
@@ -50,9 +52,11 @@ def model_folder(folder: Path, *, truncated: bool = False) -> Path:
         tokenizer.enable_padding(length=16)
     tokenizer.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {
-        "eos_token": "<|im_end|>", "bos_token": None,
-        "pad_token": {"content": "<|endoftext|>", "lstrip": False}, "chat_template": CHATML,
-    }  # fmt: skip
+        "eos_token": "<|im_end|>",
+        "bos_token": None,
+        "pad_token": {"content": "<|endoftext|>", "lstrip": False},
+        "chat_template": CHATML,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 

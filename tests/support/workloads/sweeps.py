@@ -23,9 +23,12 @@ def trace(rows: int = 40, gap_ns: int = 500_000_000) -> Trace:
 
 def job(of: Trace, **changed: Any) -> SweepJob:
     fields: dict[str, Any] = {
-        "trace": "a.csv", "rows": digest_of(of), "count": len(of), "scale": 1.0,
+        "trace": "a.csv",
+        "rows": digest_of(of),
+        "count": len(of),
+        "scale": 1.0,
         "scheduler": "static_fifo",
-    }  # fmt: skip
+    }
     return SweepJob(**(fields | changed))
 
 
