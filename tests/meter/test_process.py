@@ -1,17 +1,19 @@
 """The meter as a real process: told by one line, ready by one line, gone when its supervisor is."""
 
+import fcntl
 import http.client
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
-import time
+import termios
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -200,6 +202,10 @@ def result(meter: Meter, *lines: bytes) -> None:
     meter.process.stdin.flush()
 
 
+def unread_bytes(pipe: IO[bytes]) -> int:
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+
+
 def test_words_that_come_at_once_or_in_pieces_are_heard_one_by_one(meter: Meter) -> None:
     words = [
         SETTINGS_LINE + msgspec.json.encode(Changeable(config=config, log=LogSetup(level=level)))
@@ -210,7 +216,7 @@ def test_words_that_come_at_once_or_in_pieces_are_heard_one_by_one(meter: Meter)
     for piece in (HANDOVER_LINE[:9], HANDOVER_LINE[9:] + b"/nowhere/state\n"):
         meter.process.stdin.write(piece)
         meter.process.stdin.flush()
-        time.sleep(0.3)  # so that it reads the first piece alone: nothing tells when it has
+        block_until(lambda: unread_bytes(meter.process.stdin) == 0)  # so that it reads each piece alone
     status, log = meter.stop()
     assert status == 0
     changes = [line for line in log.splitlines() if "event=meter_changed" in line]

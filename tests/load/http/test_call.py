@@ -45,7 +45,7 @@ def in_two_reads(first: bytes, second: bytes) -> Script:
     async def script(call: Call) -> str | None:
         await call.body()
         await call.say(first)
-        await asyncio.sleep(0.02)
+        await call.peer.taken()
         await call.say(second)
         return None
 

@@ -29,7 +29,7 @@ async def test_a_body_that_is_cut_is_gone_with_what_there_was(said: bytes, how: 
     async with pair() as (near, far):
         await far.send(said)
         reading = asyncio.ensure_future(near.chunked_payload())
-        await asyncio.sleep(0.01)
+        await far.taken()
         far.reset() if how is Ending.RST else far.close()
         with pytest.raises(Gone) as gone:
             await reading

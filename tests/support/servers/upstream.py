@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import select
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -256,7 +257,7 @@ async def unanswered_port() -> AsyncIterator[int]:
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
             fillers.append(filler)
-        await asyncio.sleep(0.02)
+        await wait_until(lambda: select.select([], fillers, [], 0)[1])  # one fills the queue
         try:
             yield port
         finally:

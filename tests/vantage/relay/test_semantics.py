@@ -165,7 +165,7 @@ async def test_words_behind_a_chunked_answer_spoil_the_connection_for_an_http10_
 
     async def says_too_much(call: Call) -> None:
         await call.say(CHUNKED)
-        await asyncio.sleep(0.02)
+        await call.peer.taken()
         await call.say(chunked(b"good") + EVIL[:20])
 
     async with stage() as (up, tap):

@@ -66,7 +66,7 @@ async def test_the_meter_reads_the_request_id_that_the_upstream_gets(
         client = await tap.client()
         if in_parts:
             await client.send(raw[:-4])
-            await asyncio.sleep(0.05)
+            await client.taken()
             await client.send(raw[-4:])
             await client.answer()
         else:
@@ -168,9 +168,9 @@ async def test_events_that_come_in_one_segment_are_told_so(clock: str) -> None:
         async def script(call: Call) -> None:
             await call.body()
             await call.say(CHUNKED)
-            await asyncio.sleep(0.01)
+            await call.peer.taken()
             await call.say(events)
-            await asyncio.sleep(0.01)
+            await call.peer.taken()
             await call.say(events + b"0\r\n\r\n")
 
         async def whole(call: Call) -> None:

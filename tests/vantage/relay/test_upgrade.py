@@ -85,7 +85,7 @@ async def test_what_is_sent_ahead_of_the_switch_is_not_lost() -> None:
         got: list[bytes] = []
 
         async def late(call: Call) -> str:
-            await asyncio.sleep(0.1)
+            await wait_still(lambda: client.sent_bytes)
             await call.say(SWITCH + b"welcome")
             got.append(await call.peer.exactly(len(data)))
             return CLOSE
