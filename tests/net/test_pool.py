@@ -23,8 +23,6 @@ from tests.support.servers.peer import wait_until
 from tests.support.servers.upstream import Upstream, unanswered_port, upstream
 
 CONNECT_NS = 1_000_000_000_000
-SETTLED_S = 0.02
-"""Longer than a connection that has just come back is taken for open unasked."""
 IDLE_NS = 10_000_000_000
 
 
@@ -168,7 +166,6 @@ async def test_an_idle_connection_that_ended_or_spoke_is_not_handed_out(how: str
         stream = await opened(pool)
         peer = await server.take_over()
         keep(pool, stream)
-        await asyncio.sleep(SETTLED_S)
         match how:
             case "fin":
                 peer.half_close()
@@ -197,10 +194,9 @@ async def test_a_full_pool_closes_what_comes_back(limits: dict[str, int], kept: 
 async def test_what_is_idle_too_long_is_closed_and_the_rest_stays() -> None:
     async with upstream() as server, pool_of(server, idle_ns=1_000_000_000) as pool:
         streams = [await opened(pool) for _ in range(2)]
-        keep(pool, streams[0])
         now = SystemClock.mono_ns()
-        await asyncio.sleep(0.02)
-        keep(pool, streams[1])
+        pool.give_back(streams[0], now)
+        pool.give_back(streams[1], now + 20_000_000)
         pool.sweep(now + 1_010_000_000)
         assert (pool.idle, [s.closed for s in streams]) == (1, [True, False])
         pool.sweep(now + 3_600_000_000_000)
@@ -222,7 +218,7 @@ async def test_what_takes_too_long_to_open_is_given_up() -> None:
     async with unanswered_port() as port, pool_to(f"http://127.0.0.1:{port}") as pool:
         waiter = Waits()
         pool.connect(waiter)
-        await asyncio.sleep(0.02)
+        await wait_until(lambda: not pool.unresolved)
         pool.sweep(SystemClock.mono_ns())
         assert not waiter.came.done()
         pool.sweep(SystemClock.mono_ns() + CONNECT_NS)
@@ -237,10 +233,9 @@ async def test_who_no_longer_waits_is_told_nothing() -> None:
         attempt = pool.connect(waiters[0])
         attempt.cancel()  # while the name is looked up
         attempt = pool.connect(waiters[1])
-        await asyncio.sleep(0.02)
-        attempt.cancel()  # while the handshake is under way
+        await wait_until(lambda: not pool.unresolved)
         pool.connect(waiters[2])
-        await asyncio.sleep(0.02)
+        attempt.cancel()  # while the handshake is under way
         assert len(pool.attempts) == 1
         pool.close()
         await asyncio.sleep(0.02)
@@ -260,11 +255,16 @@ class Lookups:
         self.names: list[str] = []
         self.answered = asyncio.Event()
         self.error: Exception | None = None
+        self.cancelled = False
         monkeypatch.setattr(loop, "getaddrinfo", self._look_up)
 
     async def _look_up(self, host: str, port: int, **how: Any) -> Any:
         self.names.append(host)
-        await self.answered.wait()
+        try:
+            await self.answered.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
         if self.error is not None:
             raise self.error
         return await self._real("127.0.0.1", port, **how)
@@ -285,7 +285,7 @@ async def test_one_look_up_serves_all_who_wait(tls: bool, monkeypatch: pytest.Mo
         waiters = [Waits() for _ in range(100)]
         for waiter in waiters:
             pool.connect(waiter)
-        await asyncio.sleep(0.01)
+        await wait_until(lambda: lookups.names)
         assert lookups.names == ["gw.test"]
         lookups.answered.set()
         if tls:
@@ -307,7 +307,7 @@ async def test_who_leaves_during_a_look_up_leaves_it_to_the_others(monkeypatch: 
         lookups = Lookups(monkeypatch)
         waiters = [Waits(), Cancels(), Waits()]
         attempts = [pool.connect(waiter) for waiter in waiters]
-        await asyncio.sleep(0.01)
+        await wait_until(lambda: lookups.names)
         attempts[0].cancel()
         lookups.answered.set()
         stream = await waiters[1].came
@@ -343,12 +343,9 @@ async def test_closing_the_pool_ends_a_look_up(monkeypatch: pytest.MonkeyPatch) 
         lookups = Lookups(monkeypatch)
         waiter = Waits()
         pool.connect(waiter)
-        await asyncio.sleep(0.01)
-        task = pool._lookup_task
-        assert task is not None
+        await wait_until(lambda: lookups.names)
         pool.close()
-        await asyncio.wait([task])
-        assert task.cancelled()
+        await wait_until(lambda: lookups.cancelled)
         lookups.answered.set()
         await asyncio.sleep(0.01)
         assert (waiter.came.done(), server.connections) == (False, 0)

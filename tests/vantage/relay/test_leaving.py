@@ -128,8 +128,8 @@ async def test_a_client_that_leaves_while_the_upstream_is_being_called(body: byt
     async with unanswered_port() as port, tapped(f"http://127.0.0.1:{port}") as tap:
         client = await tap.client()
         await client.send(request("POST", "/x", "Content-Length: 5") + body)
-        await wait_until(lambda: tap.relay.flows)
-        await asyncio.sleep(0.02)
+        pool = tap.relay.pool
+        await wait_until(lambda: pool.attempts and not pool.unresolved)
         leave(client, how)
         await wait_until(lambda: not tap.relay.flows, AT_ONCE_S)
 
@@ -159,7 +159,7 @@ class Stream:
 async def draining(tap: Tapped) -> "asyncio.Task[None]":
     """A drain that has begun."""
     drain = asyncio.ensure_future(tap.drain())
-    await asyncio.sleep(0.02)
+    await wait_until(lambda: tap.relay.reporter.draining)
     return drain
 
 
