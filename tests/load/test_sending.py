@@ -177,14 +177,15 @@ async def test_no_sleep_makes_a_request_late(
 
 @pytest.mark.parametrize("kernel", [False, True])
 async def test_a_stall_is_told_before_its_probe_has_come(kernel: bool) -> None:
-    lateness = Lateness(asyncio.get_running_loop(), kernel=kernel)
+    probes: list[int] = []
+    lateness = Lateness(asyncio.get_running_loop(), kernel=kernel, each=probes.append)
     floor_ns = KERNEL_FLOOR_NS if kernel else GRAIN_NS
     before_ns = SystemClock.mono_ns()
     assert lateness.worst_since(before_ns) >= floor_ns
     time.sleep(0.08)  # noqa: ASYNC251 (which is what is to be seen)
     held_ns = 80 * MS - PROBE_NS - GRAIN_NS
     assert lateness.worst_since(before_ns) >= held_ns
-    await asyncio.sleep(0.03)
+    await wait_until(lambda: probes)
     assert lateness.worst_since(before_ns) >= held_ns, "and of all that was under way then, ever after"
     assert lateness.meter.take_max() >= held_ns
     lateness.close()

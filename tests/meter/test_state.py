@@ -41,7 +41,7 @@ from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.steps import rise
 from tests.support.traffic.streams import streamed
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 S = 1_000_000_000
 MINUTE = 60 * S
@@ -256,8 +256,7 @@ async def test_it_is_written_every_minute_and_when_the_experiment_is_switched(
     await meter.state.start(takes_over=False)
 
     async def written() -> int:
-        while not (tmp_path / FILE).exists():
-            await asyncio.sleep(0.01)
+        await wait_until((tmp_path / FILE).exists)
         saved = read_state(tmp_path / FILE)
         assert saved is not None
         (tmp_path / FILE).unlink()
@@ -780,8 +779,7 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
         assert meter.summary()["n"] == 0
         meter.measure(1)
         answers.set()
-        while not meter.state.is_read:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: meter.state.is_read)
         assert meter.summary()["n"] == 21, "the figures come when the disk answers"
         answers.clear()
         await meter.state.hand_over(str(tmp_path))

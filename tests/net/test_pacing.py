@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER
+from tests.support.waiting import wait_until
 
 MS = 1_000_000
 
@@ -72,8 +73,7 @@ async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
         raise AssertionError("ours")
 
     Waker(pacer, fail).call_at(SystemClock.mono_ns())
-    while not failed:
-        await asyncio.sleep(0)
+    await wait_until(lambda: failed)
     await pacer.wait_until(SystemClock.mono_ns() + MS)
     pacer.close()
     assert failed == ["ours"]

@@ -4,7 +4,6 @@ Invariant: authorization, cookies and keys appear nowhere at any level; no text 
 `full`; nothing that a redaction rule covers at `full`.
 """
 
-import asyncio
 import json
 import re
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from tests.proxy.capturing import Process
 from tests.support.servers.peer import play
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import Call, Script, upstream
+from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 # Each is unlike anything else, so that finding it means that it leaked.
@@ -90,7 +90,7 @@ async def run(folder: Path, *settings: str) -> dict[str, str]:
             }
             told["/metrics"] = await text_of(process.ports.admin, "/metrics")
             told["process list"] = command_lines(process)
-            await asyncio.sleep(1)  # what is to be in the spool is there
+            await wait_until(lambda: captured(process, len(bodies())))
             told["spool"] = "\n".join(
                 p.read_bytes().decode("latin-1") for p in (folder / ".spool").iterdir() if p.is_file()
             )
@@ -99,6 +99,11 @@ async def run(folder: Path, *settings: str) -> dict[str, str]:
         finally:
             process.close()
     return told
+
+
+async def captured(process: Process, n: int) -> bool:
+    summary = await process.ports.told("/api/v1/summary?window=all")
+    return bool(summary["capture"]["exchanges"] == n)
 
 
 async def text_of(port: int, path: str) -> str:
