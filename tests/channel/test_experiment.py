@@ -260,7 +260,7 @@ async def test_words_and_acknowledgements_are_told_apart(step: int) -> None:
         last = meter.batches[-1]
         said = [CONTROL, last - 1, CONTROL | 5, last, CONTROL | 1 << 62 | 7]
         data = b"".join(ACK.pack(word) for word in said)
-        (link,) = meter._links
+        (link,) = meter.links
         for at in range(0, len(data), step):
             link.transport.write(data[at : at + step])
             await asyncio.sleep(0.001)

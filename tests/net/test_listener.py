@@ -106,22 +106,22 @@ class NoFilesLeft:
     """A listening socket whose accept fails until told otherwise."""
 
     def __init__(self, sock: socket.socket, error: OSError) -> None:
-        self._sock = sock
+        self.sock = sock
         self.error: OSError | None = error
         self.tries = 0
         self.told: list[OSError] = []
 
     def fileno(self) -> int:
-        return self._sock.fileno()
+        return self.sock.fileno()
 
     def accept(self) -> tuple[socket.socket, object]:
         self.tries += 1
         if self.error is not None:
             raise self.error
-        return self._sock.accept()
+        return self.sock.accept()
 
     def close(self) -> None:
-        self._sock.close()
+        self.sock.close()
 
 
 def listening_with(error: OSError) -> tuple[NoFilesLeft, list[socket.socket], Callable[[], Listener]]:
@@ -140,7 +140,7 @@ def listening_with(error: OSError) -> tuple[NoFilesLeft, list[socket.socket], Ca
 async def test_without_file_descriptors_it_waits_instead_of_spinning(number: int) -> None:
     fake, accepted, start = listening_with(OSError(number, "none left"))
     listener = start()
-    client = socket.create_connection(fake._sock.getsockname())
+    client = socket.create_connection(fake.sock.getsockname())
     await wait_until(lambda: fake.told)
     await asyncio.sleep(FULL_PAUSE_S / 2)
     assert fake.tries <= 2, "a full process must not spin on its listening socket"
@@ -156,7 +156,7 @@ async def test_without_file_descriptors_it_waits_instead_of_spinning(number: int
 async def test_nothing_resumes_a_door_that_was_closed_without_file_descriptors(pausing: bool) -> None:
     fake, accepted, start = listening_with(OSError(errno.EMFILE, "none left"))
     listener = start()
-    with socket.create_connection(fake._sock.getsockname()):
+    with socket.create_connection(fake.sock.getsockname()):
         if pausing:
             await wait_until(lambda: fake.told)
         before = len(fake.told)
@@ -170,7 +170,7 @@ async def test_nothing_resumes_a_door_that_was_closed_without_file_descriptors(p
 async def test_a_connection_that_was_aborted_in_the_queue_is_passed_over() -> None:
     fake, accepted, start = listening_with(ConnectionAbortedError())
     listener = start()
-    client = socket.create_connection(fake._sock.getsockname())
+    client = socket.create_connection(fake.sock.getsockname())
     await wait_until(lambda: fake.tries >= ACCEPTS_PER_TURN)
     fake.error = None
     await wait_until(lambda: accepted)
@@ -184,7 +184,7 @@ def test_an_error_nobody_expects_is_not_swallowed() -> None:
     async def accept_once() -> None:
         fake, _, start = listening_with(OSError(errno.EBADF, "bad"))
         start()
-        with socket.create_connection(fake._sock.getsockname()):
+        with socket.create_connection(fake.sock.getsockname()):
             await wait_until(lambda: fake.tries)
         asyncio.get_running_loop().remove_reader(fake)
         fake.close()

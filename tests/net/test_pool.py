@@ -204,11 +204,18 @@ async def test_what_is_idle_too_long_is_closed_and_the_rest_stays() -> None:
         await wait_until(lambda: not server.open)
 
 
-async def test_every_address_of_a_name_is_tried() -> None:
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
+    """Give every host name these addresses."""
+
+    async def look_up(*args: Any, **how: Any) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+
+
+async def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     async with upstream() as server, pool_of(server) as pool:
-        (await opened(pool)).close()  # the name is known now
-        ((family, address),) = pool._addresses
-        pool._addresses = [(family, ("127.0.0.2", 1)), (family, address)]
+        resolve_to(monkeypatch, ("127.0.0.2", 1), ("127.0.0.1", server.port))
         stream = await opened(pool)
         assert stream.is_alive()
         stream.close()
@@ -389,8 +396,7 @@ async def test_no_socket_left_is_told_and_no_address_blamed(
 
 async def test_a_family_that_this_host_lacks_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     async with upstream() as server, pool_of(server) as pool:
-        (await opened(pool)).close()
-        pool._addresses *= 2
+        resolve_to(monkeypatch, ("127.0.0.1", server.port), ("127.0.0.1", server.port))
         sockets_fail(monkeypatch, errno.EAFNOSUPPORT)
         (await opened(pool)).close()
 

@@ -85,7 +85,7 @@ def test_a_spool_becomes_a_file_by_size_and_by_age(tmp_path):
         append(at, fat(sent))
     assert 7 <= sent <= 14, "two of 64 KiB of rows of 10 to 20 KB"
     append(at, fat(sent + 1))
-    clock.advance(at._options.rotate_every - 1)
+    clock.advance(options(tmp_path).rotate_every - 1)
     at.tick()
     assert at.state().spool_bytes > 0
     clock.advance(1)

@@ -26,6 +26,7 @@ from tests.support.storage.stores import (
     files_in,
     left_spool,
     numbers,
+    options,
     store,
     thin,
 )
@@ -106,7 +107,7 @@ def test_a_paused_capture_tells_what_it_lost_and_stays_below_its_bound(tmp_path)
         assert at.problem == "total_bytes", "that a ledger has room says nothing of rows"
         if lost % 20 == 0:
             assert _ledgers(tmp_path)[-1].dropped == {"total_bytes": lost}
-        clock.advance(at._options.rotate_every // 100)
+        clock.advance(options(tmp_path).rotate_every // 100)
         at.tick()
         assert at.state().local_bytes <= bound
         assert at.state().files_waiting == 0, "ledgers alone make no files while it is paused"

@@ -164,14 +164,15 @@ def test_a_dead_store_fills_the_spool_to_its_bound_and_then_capture_pauses(serve
 def test_a_store_that_hangs_holds_up_neither_rows_nor_the_end(server, wire, monkeypatch, caplog):
     monkeypatch.setattr(parquet, "REQUEST_TIMEOUT_S", 0.4)
     wire.hang = True
-    at = store(_url(wire.port, "hangs"))
+    url = _url(wire.port, "hangs")
+    at = store(url)
     append(at, thin(1))
     at.rotate()
     block_until(lambda: wire.refused > 0)
     append(at, thin(6))
     at.close(0.05)
     assert at.state().files_waiting == 2
-    assert f"event=capture_files_left spools=2 spool={spool_folder(options(at._options.to))}" in caplog.text
+    assert f"event=capture_files_left spools=2 spool={spool_folder(options(url))}" in caplog.text
     # Its time-out ends the upload without anybody's help.
     block_until(lambda: not at._finisher._thread.is_alive())
     assert at.state().failures >= 1

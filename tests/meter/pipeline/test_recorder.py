@@ -147,7 +147,7 @@ def test_shapes_of_requests_under_way_count_against_the_bound_on_memory(tmp_path
     observers = []
     for seq in range(1, 41):
         observers.append(start_exchange(recorder, seq, 3_000))
-        block_until(lambda: not recorder._inbox)  # no request waits, so only shapes are counted
+        block_until(lambda: recorder.state().waiting == 0)  # no request waits, so only shapes are counted
     assert 0 < recorder._pending_bytes <= (4 << 20) + (1 << 20), "at most one shape above the limit"
     assert recorder.state().unshaped > 20
     shaped = [o.exchange for o in observers if o.exchange.shape is not None]

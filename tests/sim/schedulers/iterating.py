@@ -48,35 +48,35 @@ class Spy:
     """A scheduler that writes down what another one composes, and what comes of it."""
 
     def __init__(self, scheduler: Iterating) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.composed: list[tuple[int, Iteration]] = []
         self.made: list[tuple[int, EngineOutput]] = []
         self.states: list[IterationState] = []
         """Copies, from when each iteration began."""
 
     def on_arrival(self, now_ns: int, request: int) -> None:
-        self._scheduler.on_arrival(now_ns, request)
+        self.scheduler.on_arrival(now_ns, request)
 
     def on_close(self, now_ns: int) -> None:
-        self._scheduler.on_close(now_ns)
+        self.scheduler.on_close(now_ns)
 
     def form_work(self, now_ns: int) -> Iteration | None:
-        work: Iteration | None = self._scheduler.form_work(now_ns)
+        work: Iteration | None = self.scheduler.form_work(now_ns)
         if work is not None:
             self.composed.append((now_ns, work))
-            self.states.append(replace(self._scheduler.state))
+            self.states.append(replace(self.scheduler.state))
         return work
 
     def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
-        made = self._scheduler.on_done(now_ns, work)
+        made = self.scheduler.on_done(now_ns, work)
         self.made.append((now_ns, made))
         return made
 
     def on_left(self, now_ns: int, request: int) -> None:
-        self._scheduler.on_left(now_ns, request)
+        self.scheduler.on_left(now_ns, request)
 
     def take_given_up(self) -> Mapping[int, GivenUp]:
-        return self._scheduler.take_given_up()
+        return self.scheduler.take_given_up()
 
 
 @dataclass

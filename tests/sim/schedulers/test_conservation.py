@@ -75,7 +75,7 @@ class Checked(Spy):
 
     def form_work(self, now_ns: int) -> Iteration | None:
         work = super().form_work(now_ns)
-        check_memory(self._scheduler)
+        check_memory(self.scheduler)
         return work
 
 
@@ -230,6 +230,6 @@ def test_whoever_leaves_leaves_nothing_behind(
             assert not gone & {*run.work.decode, *dict(run.work.prefill)}
     assert not under_way
     assert gone | over == set(range(len(requests)))
-    state = spy._scheduler.state
+    state = spy.scheduler.state
     assert (state.running, state.waiting, state.kv_used) == (0, 0, 0.0)
-    check_nobody(spy._scheduler)
+    check_nobody(spy.scheduler)

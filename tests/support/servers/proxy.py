@@ -131,7 +131,7 @@ class FakeMeter:
         """Numbers of the batches that came, in order."""
         self.acknowledges = True
         self._server: asyncio.Server | None = None
-        self._links: set[_Link] = set()
+        self.links: set[_Link] = set()
         self._paused = False
 
     async def start(self) -> None:
@@ -144,28 +144,28 @@ class FakeMeter:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for link in list(self._links):
+        for link in list(self.links):
             link.transport.abort()
 
     def pause(self) -> None:
         """Read nothing until `resume`."""
         self._paused = True
-        for link in self._links:
+        for link in self.links:
             link.transport.pause_reading()
 
     def resume(self) -> None:
         self._paused = False
-        for link in self._links:
+        for link in self.links:
             link.transport.resume_reading()
 
     def acknowledge(self) -> None:
         """Acknowledge all that came, for a meter that does not do so by itself."""
-        for link in self._links:
+        for link in self.links:
             link.acknowledge(self.batches[-1])
 
     def say(self, word: int) -> None:
         """A word to every relay, among the acknowledgements."""
-        for link in self._links:
+        for link in self.links:
             link.transport.write(ACK.pack(word))
 
     def exchange(self, seq: int) -> Recording:
@@ -202,7 +202,7 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self._meter._links.add(self)
+        self._meter.links.add(self)
         if self._meter._paused:
             self.transport.pause_reading()
 
@@ -216,7 +216,7 @@ class _Link(asyncio.Protocol):
         self.transport.write(ACK.pack(batch_no))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._meter._links.discard(self)
+        self._meter.links.discard(self)
 
 
 class Tapped:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.support.servers.peer import Ending, chunk, wait_until
+from tests.support.servers.peer import Ending, chunk, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage, tapped
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import (
@@ -91,7 +91,8 @@ async def test_a_slow_client_gets_all_there_was_before_it_sees_the_cut() -> None
         head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (size + 1)
         client = await tap.client(receive_buffer=65_536)
         await client.send(request("GET", up.on(says(head, b"z" * size, then=CLOSE))))
-        await wait_until(lambda: any(flow._paused_since_ns for flow in tap.relay.flows))
+        await wait_until(lambda: up.calls)
+        await wait_still(lambda: up.calls[0].peer.sent_bytes)
         answer = await client.answer()
         assert (len(answer.data), answer.whole) == (size, False)
         assert (await tap.closing()).outcome == "truncated"

@@ -113,8 +113,8 @@ async def test_a_client_that_leaves_with_an_answer_it_never_read(how: Ending) ->
         watched = Watched(b"HTTP/1.1 200 OK\r\nContent-Length: 60000000\r\n\r\n", *[b"z" * 1_000_000] * 60)
         client = await tap.client(receive_buffer=65_536)
         await client.send(request("GET", up.on(watched)))
-        await wait_until(lambda: any(flow._paused_since_ns for flow in tap.relay.flows))
-        await asyncio.sleep(0.15)  # what is then held at least
+        await wait_until(lambda: up.calls)
+        await wait_still(lambda: up.calls[0].peer.sent_bytes)
         leave(client, how)
         await asyncio.wait_for(watched.gone.wait(), AT_ONCE_S)
         closing = await tap.closing()

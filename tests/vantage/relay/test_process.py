@@ -126,7 +126,7 @@ async def test_a_connection_that_left_while_a_sweep_went_on_is_passed_over(sent:
         if sent == b"whole":
             await asked.wait()
         elif sent == b"GET / HT":
-            await wait_until(lambda: connection._buffer)
+            await client.taken()
         elif sent:
             await client.head()
         client.reset()
