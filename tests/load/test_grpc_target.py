@@ -160,7 +160,8 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
         await target.close()
         target = GrpcTarget(f"grpc://{e.address}")
         one, two = (asyncio.create_task(ask(target, name=name)) for name in "ab")
-        await wait_until(lambda: e.server.gauges._open_requests >= 2)
+        running = b'num_requests_running{engine="0",model_name="sim"} 2.0\n'
+        await wait_until(lambda: running in e.server.gauges.text())
         two.cancel()
         with pytest.raises(asyncio.CancelledError):
             await two

@@ -124,9 +124,8 @@ async def test_who_is_given_up_before_a_token_is_told_to_come_back() -> None:
     behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
     async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
         staying = asyncio.create_task(answer(stub, GrpcRequest(text="hi")))
-        live = e.server.reception._live_engine
-        assert live is not None
-        await wait_until(lambda: live.state().running)
+        running = b'num_requests_running{engine="0",model_name="sim"} 1.0\n'
+        await wait_until(lambda: running in e.server.gauges.text())
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await answer(stub, GrpcRequest(text="hi"))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
