@@ -77,6 +77,22 @@ class Meter:
             self.pipeline.on_open()
             self.pipeline.on_end(x)
 
+    def stop_turns(self) -> None:
+        """Leave the regular reads and writes to the test."""
+        self.state._stop_periodic_task()
+
+    async def turn(self) -> None:
+        """Do one round of the regular reads and writes."""
+        await self.state._turn()
+
+    async def write(self) -> None:
+        await self.state._write()
+
+    def die(self) -> None:
+        """End without a last write, as a process that is killed."""
+        self.state._stop_periodic_task()
+        self.state._unlock()
+
     def burn_rates(self) -> dict[tuple[str, str], float]:
         return self.pipeline.slos.freeze().burn_rates()
 
@@ -101,9 +117,8 @@ async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **abou
         clock.advance(MINUTE // 2)
         meter.measure(1, BAD if i < 4 else GOOD, "a" if i % 2 else "b")
     if crash:
-        await meter.state._write()
-        meter.state._stop_periodic_task()
-        meter.state._unlock()
+        await meter.write()
+        meter.die()
     else:
         await meter.state.close()
     return meter
@@ -112,7 +127,7 @@ async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **abou
 async def come(folder: Path, clock: ManualClock, **about: Any) -> Meter:
     meter = Meter(folder, clock, **about)
     await meter.state.start(takes_over=False)
-    meter.state._stop_periodic_task()
+    meter.stop_turns()
     return meter
 
 
@@ -295,13 +310,13 @@ async def test_a_meter_that_is_replaced_sends_what_it_still_measures(tmp_path: P
     old.measure(10, BAD)
     book.update("old", relay_status(opened=11, measured=10, unsettled=1), clock.mono_ns())
     await new.state.start(takes_over=True)
-    new.state._stop_periodic_task()
-    await new.state._turn()
+    new.stop_turns()
+    await new.turn()
     assert new.state._lock_fd is None, "the old one has the folder"
     new.measure(1)
 
     await old.state.hand_over(str(tmp_path))
-    await new.state._turn()
+    await new.turn()
     assert new.state.is_read
     assert new.summary()["n"] == 11
     (relay,) = theirs.states(clock.mono_ns())
@@ -311,7 +326,7 @@ async def test_a_meter_that_is_replaced_sends_what_it_still_measures(tmp_path: P
     book.update("old", relay_status(opened=11, measured=11), clock.mono_ns())
     book.leave("old", epoch, 0, clock.mono_ns())
     await old.state.close()
-    await new.state._turn()
+    await new.turn()
     assert new.summary()["n"] == 12
     assert new.burn_rates()["gold", "5m"] == pytest.approx(10 / 12 / 0.1)
     (relay,) = theirs.states(clock.mono_ns())
@@ -330,23 +345,23 @@ async def test_a_new_meter_that_dies_before_it_wrote_loses_nothing_and_counts_no
     old = Meter(tmp_path, clock)
     await old.state.start(takes_over=False)
     old.measure(10)
-    await old.state._write()
+    await old.write()
     await old.state.hand_over(str(tmp_path))
     for _ in range(2):  # it reads, and dies
         new = await come(tmp_path, clock)
         assert new.summary()["n"] == 10
-        new.state._unlock()
-    await new.state._write()
+        new.die()
+    await new.write()
     new.state._lock()
-    await new.state._write()
+    await new.write()
     old.measure(5)
     await old.state.close()
     name = names_in(tmp_path)[-1]
     await new.state._absorb_new_files()
     kept = (tmp_path / name).read_bytes()
-    await new.state._write()
+    await new.write()
     (tmp_path / name).write_bytes(kept)  # it dies between the write and the removal
-    new.state._unlock()
+    new.die()
     assert (await come(tmp_path, clock)).summary()["n"] == 15
 
 
@@ -355,7 +370,7 @@ async def test_a_meter_that_is_killed_in_its_handover_leaves_each_exchange_once(
     await leave(tmp_path, clock)
     old = await come(tmp_path, clock)
     old.measure(10)
-    await old.state._write()
+    await old.write()
     kept = (tmp_path / FILE).read_bytes()
     old.measure(1)
     clock.advance(S)
@@ -366,13 +381,13 @@ async def test_a_meter_that_is_killed_in_its_handover_leaves_each_exchange_once(
     new = await come(tmp_path, clock)
     assert new.summary()["n"] == 31
     new.measure(1)
-    await new.state._write()
+    await new.write()
     assert names_in(tmp_path) == ["meter.lock", FILE]
-    new.state._unlock()
+    new.die()
     rest.write_bytes(saved)  # the other one is killed there, too
     third = await come(tmp_path, clock)
     assert third.summary()["n"] == 32, "what meter.state contains is not added"
-    third.state._unlock()
+    third.die()
     state = read_state(tmp_path / FILE)
     assert state is not None
     # Later. The removal of the older file was lost with the machine's power.
@@ -390,7 +405,7 @@ async def test_meters_that_replace_each_other_soon_count_each_exchange_once(tmp_
         await new.state.start(takes_over=True)
         await old.state.hand_over(str(tmp_path))
         old.measure(1)  # it is still at work when the next one is replaced
-        await new.state._turn()
+        await new.turn()
     for old in meters[:-1]:
         await old.state.close()
     await meters[-1].state.close()
@@ -417,14 +432,14 @@ async def test_two_meters_never_share_a_folder(tmp_path: Path, caplog: pytest.Lo
     one = Meter(tmp_path, clock)
     await one.state.start(takes_over=False)
     one.measure(10)
-    await one.state._write()
+    await one.write()
     two = await come(tmp_path, clock)
     assert two.summary()["n"] == 0
     clock.advance(MINUTE)
-    await two.state._turn()
+    await two.turn()
     assert two.pipeline.errors == {"state_not_written": 1}
     await one.state.close()
-    await two.state._turn()
+    await two.turn()
     assert two.summary()["n"] == 10
     assert f"{tmp_path}: another meter uses the folder. Hint: " in caplog.text
 
@@ -466,14 +481,14 @@ async def test_any_flipped_byte_and_any_cut_is_noticed(tmp_path: Path) -> None:
             meter = await come(tmp_path, clock)
             assert meter.summary()["n"] == 0
             assert meter.pipeline.errors == {"state_not_read": 1}
-            meter.state._unlock()
+            meter.die()
 
 
 async def test_an_old_file_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await leave(tmp_path, clock := ManualClock(now_ns=1_000 * S))
     clock.advance(6 * 60 * MINUTE)
     meter = await come(tmp_path, clock)
-    meter.state._unlock()
+    meter.die()
     assert meter.summary()["n"] == 20, "just young enough"
     clock.advance(MINUTE)
     assert (await come(tmp_path, clock)).summary()["n"] == 0
@@ -515,8 +530,8 @@ async def test_a_full_disk_is_counted_and_the_last_good_file_stays(
     meter = await come(tmp_path, clock)
     meter.measure(5)
     with full_disk(monkeypatch):
-        await meter.state._write()
-        await meter.state._write()
+        await meter.write()
+        await meter.write()
     assert meter.pipeline.errors == {"state_not_written": 2}
     assert names_in(tmp_path) == ["meter.lock", FILE]
     meter.measure(5)
@@ -567,14 +582,14 @@ async def test_a_handover_that_fails_at_first_keeps_the_units_of_the_experiment(
         patch.setattr(module, "write_state", fail)
         await old.state.hand_over(str(tmp_path))
         for _ in range(3):
-            await old.state._turn()
+            await old.turn()
         assert len(writes) == 1, "it is not tried again at once"
         clock.advance(module.RETRY_NS)
-        await old.state._turn()
+        await old.turn()
         assert len(writes) == 2
     assert old.pipeline.errors == {"state_not_written": 2}
     clock.advance(module.RETRY_NS)
-    await old.state._turn()
+    await old.turn()
     new = await come(tmp_path, clock, experiment=experiment)
     for unit in range(20):
         feed(new, unit)
@@ -590,19 +605,19 @@ async def test_a_switch_while_the_meter_is_replaced_counts(tmp_path: Path) -> No
     old, new = (Meter(tmp_path, clock, experiment=experiment) for _ in range(2))
     await old.state.start(takes_over=False)
     old.pipeline.experiments.switch(False)
-    await old.state._write()
+    await old.write()
     clock.advance(S)
     await new.state.start(takes_over=True)
     assert not new.experiment()["enabled"]
     old.pipeline.experiments.switch(True)
     await old.state.hand_over(str(tmp_path))
-    await new.state._turn()
+    await new.turn()
     assert new.experiment()["enabled"], "the later switch counts"
     clock.advance(S)
     new.pipeline.experiments.switch(False)
     old.measure(1)
     await old.state.close()
-    await new.state._turn()
+    await new.turn()
     assert not new.experiment()["enabled"], "the switch of the old meter is older"
     await new.state.close()
 
@@ -615,7 +630,7 @@ async def test_a_folder_that_cannot_be_made_is_counted_and_nothing_else(tmp_path
     meter = await come(tmp_path / place, clock)
     meter.measure(3)
     clock.advance(MINUTE)
-    await meter.state._turn()
+    await meter.turn()
     await meter.state.close()
     assert meter.summary()["n"] == 3
     assert set(meter.pipeline.errors) == {"state_not_read", "state_not_written"}
@@ -643,7 +658,7 @@ async def test_a_folder_that_others_can_write_is_refused(
     before = (folder / FILE).read_bytes()
     meter = await come(folder, clock)
     meter.measure(1)
-    await meter.state._turn()
+    await meter.turn()
     await meter.state.close()
     assert meter.summary()["n"] == 1, "it measures without the file"
     assert meter.pipeline.errors == {"state_not_read": 1, "state_not_written": 1}
@@ -703,7 +718,7 @@ async def test_only_a_regular_file_of_limited_size_is_read(
     clock = ManualClock(now_ns=1_000 * S)
     meter = await come(tmp_path, clock)
     meter.measure(1)
-    await meter.state._turn()
+    await meter.turn()
     await meter.state.close()
     assert meter.pipeline.errors == {"state_not_read": 1}
     assert (await come(tmp_path, clock)).summary()["n"] == 1
@@ -735,9 +750,9 @@ async def test_a_folder_that_is_removed_is_made_again_and_locked(tmp_path: Path)
     clock = ManualClock(now_ns=1_000 * S)
     meter = await come(folder, clock)
     meter.measure(5)
-    await meter.state._write()
+    await meter.write()
     shutil.rmtree(folder)
-    await meter.state._write()
+    await meter.write()
     assert names_in(folder) == ["meter.lock", FILE]
     assert not (await come(folder, clock)).state.is_read
     assert meter.pipeline.errors == {}
