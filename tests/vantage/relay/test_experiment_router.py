@@ -5,6 +5,8 @@ Invariant: the upstream gets an arm's header fields as configured, each once, wh
 
 import asyncio
 import json
+import logging
+import re
 from collections import Counter
 from typing import Any
 
@@ -323,7 +325,8 @@ async def test_a_word_about_another_experiment_changes_nothing() -> None:
         assert (is_on(tap), tap.relay.reporter.switch) == (False, 0)
 
 
-async def test_a_word_changes_the_stage_of_a_ramp() -> None:
+async def test_a_word_changes_the_stage_of_a_ramp(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     experiment = an_experiment(schedule="1%, 99%", stop_worse=("failed",), key="k")
     async with stage(experiment=experiment) as (up, tap):
         path = up.on(answers(b"x"))
@@ -339,8 +342,10 @@ async def test_a_word_changes_the_stage_of_a_ramp() -> None:
                 arms[recorded.closing.arm] += 1
             assert arms[usual] >= 17, arms
         tap.meter.say(switch_word(experiment.id + 2, False))
-        await asyncio.sleep(0)
-        assert is_on(tap) and tap.relay.context.router.stage == 1
+        tap.meter.say(word := switch_word(experiment.id, True))
+        await wait_until(lambda: tap.relay.reporter.switch == word)
+        switches = re.findall(r"event=experiment_switched .* on=(\w+) stage=(\d)", caplog.text)
+        assert switches == [("True", "1"), ("True", "2"), ("True", "1")], "there is no third stage"
 
 
 async def test_a_returning_meter_is_told_the_last_word() -> None:
