@@ -14,6 +14,8 @@ from operator import itemgetter
 from sys import getsizeof
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded, memory_bytes
@@ -767,6 +769,8 @@ class Observer:
     def _expect_repetition(self, repetition: Repetition) -> None:
         """Let `token_run` collect the next reads: the last read held exactly one event, which can come again
         with another text. No layer below the events holds pending bytes."""
+        if repetition.offsets and self._tokens.tokenizes:
+            return  # The text of an event without new tokens in its usage is tokenized.
         if repetition is not self._repetition:
             self._repetition = repetition
             self._run = self._make_run(repetition)
@@ -800,7 +804,7 @@ class Observer:
         run, repetition, answer = self._run, self._repetition, self._answer
         if not run or repetition is None or answer is None:
             return
-        times, added_ns, sizes, blanks, texts = run.take()
+        times, added_ns, sizes, blanks, texts, counts = run.take()
         x, t, added, delta, n = self._x, self._t, self._x.added, repetition.delta, len(times)
         longest_ns = max(added_ns)
         if added.chunk_max_ns is None or longest_ns > added.chunk_max_ns:
@@ -811,7 +815,12 @@ class Observer:
         self._tokens.chunks += n
         answer.advance_offset(sum(sizes))
         flags = blanks.translate(_FLAGS) if delta.event_class is _CONTENT else bytes((OUTPUT,)) * n
-        tokens = array("l", map(self._tokens.tokenize, texts)) if self._tokens.tokenizes else _UNDECLARED * n
+        if counts:
+            tokens = self._count_running(answer, repetition, counts)
+        elif self._tokens.tokenizes:
+            tokens = array("l", map(self._tokens.tokenize, texts))
+        else:
+            tokens = _UNDECLARED * n
         room = max(0, self._events_max - len(t.events))
         classes = bytes((delta.event_class,)) * n
         t.events.add_many(times[:room], classes[:room], sizes[:room], tokens[:room], flags[:room])
@@ -826,6 +835,21 @@ class Observer:
                 self._keep_text("".join(texts))
         self._count_memory(answer)
         self._set_keeps_texts()
+
+    def _count_running(
+        self, answer: AnswerReader, repetition: Repetition, counts: "array[int]"
+    ) -> "array[int]":
+        """Add the running usage of collected events; return the tokens of each event, -1 if it adds none."""
+        total, (choice,), last = (
+            answer.dialect.running_total,
+            repetition.delta.choices,
+            repetition.delta.counts,
+        )
+        assert total is not None and last is not None
+        tokens = array("l", (self._tokens.add_declared(total.growth(choice, n)) for n in counts))
+        self._tokens.count(replace(last, output=counts[-1]), total=False)
+        self._x.usage = repetition.usage_at(counts[-1])
+        return tokens
 
     @property
     def _event_count(self) -> int:

@@ -234,12 +234,17 @@ class TokenLadder:
         """Count an event that declares tokens, or has a text; return its tokens, -1 if they are unknown."""
         tokens = delta.tokens
         if tokens > 0:
-            self._declared_sum += tokens
-            if self._declared_sum > TOKENS_MAX:
-                return -1
-            self._declared_counts[delta.token_source] += tokens
-        elif delta.text:
-            return self.tokenize(delta.text)
+            return self.add_declared(tokens, delta.token_source)
+        return self.tokenize(delta.text) if delta.text else tokens
+
+    def add_declared(self, tokens: int, source: TokenSource = TokenSource.RUNNING_USAGE) -> int:
+        """Count tokens that an event declares; return them, or -1 if there are none or too many in all."""
+        if tokens <= 0:
+            return -1
+        self._declared_sum += tokens
+        if self._declared_sum > TOKENS_MAX:
+            return -1
+        self._declared_counts[source] += tokens
         return tokens
 
     def tokenize(self, text: str) -> int:

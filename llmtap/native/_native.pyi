@@ -2,6 +2,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from llmtap.protocol.repetition import Fixed, RunColumns
+
 FINGERPRINT: str
 
 def plain_request(
@@ -19,14 +21,14 @@ class TokenRun:
     full: bool
     def __init__(
         self,
-        fixed: tuple[bytes, tuple[tuple[bytes, bool], ...], tuple[tuple[bytes, bool], ...], bytes],
+        fixed: Fixed,
         chunked: bool,
         keeps_texts: bool,
         /,
     ) -> None: ...
     def __len__(self) -> int: ...
     def add(self, data: bytes, t_ns: int, added_ns: int, /) -> bool: ...
-    def take(self) -> tuple[array[int], array[int], array[int], bytes, list[str]]: ...
+    def take(self) -> RunColumns: ...
 
 class FrameBatch:
     """Compiled twin of `PythonFrameBatch` in channel/frames.py."""

@@ -1,9 +1,9 @@
 #include "matcher.h"
 
-#include <stdint.h>
 #include <string.h>
 
 #define SIZE_DIGITS_MAX 4 /* number of hexadecimal digits of LLMTAP_BLOCK_BYTES_MAX */
+#define COUNT_DIGITS_MAX 8 /* as in protocol/repetition.py */
 
 struct look {
     int visible, unknown, escapes;
@@ -97,9 +97,19 @@ static int is_number(const unsigned char *p, const unsigned char *end) {
     return 1;
 }
 
-static int is_value(const unsigned char *p, const unsigned char *end, int string) {
+/* Return whether the bytes are a valid value; for a count, one that fits `count`, which is set if it is 0. */
+static int is_value(const unsigned char *p, const unsigned char *end, const struct llmtap_loose *loose, int64_t *count) {
     struct look look;
-    return string ? is_string(p, end, &look) : is_number(p, end);
+    if (loose->is_string) return is_string(p, end, &look);
+    if (!is_number(p, end)) return 0;
+    if (!loose->is_count) return 1;
+    int64_t shown = 0;
+    if (end - p > COUNT_DIGITS_MAX) return 0;
+    for (; p < end; p++) shown = 10 * shown + (*p - '0');
+    shown -= loose->offset;
+    if (shown <= 0 || (*count && shown != *count)) return 0;
+    *count = shown;
+    return 1;
 }
 
 /* Return the first (step 1) or last (step -1) place of `fixed` in [p, end); NULL if there is none. */
@@ -142,16 +152,17 @@ int llmtap_match(const struct llmtap_event *event, const unsigned char *data, si
     if (memcmp(p, event->opening.data, event->opening.len) || memcmp(end, event->closing.data, event->closing.len))
         return 0;
     p += event->opening.len;
+    text->count = 0;
     for (int i = 0; i < event->n_ahead; i++) {
         const struct llmtap_loose *loose = &event->ahead[i];
         const unsigned char *stop = find(p, end, loose->fixed, 1);
-        if (!stop || !is_value(p, stop, loose->is_string)) return 0;
+        if (!stop || !is_value(p, stop, loose, &text->count)) return 0;
         p = stop + loose->fixed.len;
     }
     for (int i = 0; i < event->n_beyond; i++) {
         const struct llmtap_loose *loose = &event->beyond[i];
         const unsigned char *stop = find(p, end, loose->fixed, -1);
-        if (!stop || !is_value(stop + loose->fixed.len, end, loose->is_string)) return 0;
+        if (!stop || !is_value(stop + loose->fixed.len, end, loose, &text->count)) return 0;
         end = stop;
     }
     if (p == end || !is_string(p, end, &look)) return 0;

@@ -6,6 +6,7 @@
 #define LLMTAP_MATCHER_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #define LLMTAP_BLOCK_BYTES_MAX 4096
 #define LLMTAP_LOOSE_MAX 3
@@ -15,10 +16,12 @@ struct llmtap_bytes {
     size_t len;
 };
 
-/* A value that differs from event to event, and the fixed bytes between it and the text. */
+/* A value that differs from event to event, and the fixed bytes between it and the next value toward the text. */
 struct llmtap_loose {
     struct llmtap_bytes fixed;
     int is_string;
+    int is_count; /* whether it is a number of a running usage: the number of output tokens so far, plus `offset` */
+    int64_t offset;
 };
 
 /* The fixed parts of an event, as `Repetition` names them. */
@@ -35,6 +38,7 @@ struct llmtap_text {
     size_t block; /* number of bytes of the event, without the framing of a chunk */
     int is_plain; /* whether the text has no escapes */
     int blank;    /* 1: only white space; 0: other characters; -1: unknown: escapes or characters beyond ASCII */
+    int64_t count; /* number of output tokens so far; 0 without a running usage */
 };
 
 /* Return 1 and fill `text` if [data, data + len) is `event` with another text, which is not empty; else 0. */

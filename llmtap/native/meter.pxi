@@ -26,6 +26,8 @@ cdef extern from "matcher.h" nogil:
     struct llmtap_loose:
         llmtap_bytes fixed
         int is_string
+        int is_count
+        int64_t offset
     struct llmtap_event:
         llmtap_bytes opening
         llmtap_bytes closing
@@ -40,10 +42,11 @@ cdef extern from "matcher.h" nogil:
         size_t block
         int is_plain
         int blank
+        int64_t count
     int llmtap_match(const llmtap_event *event, const unsigned char *data, size_t len, llmtap_text *text)
 
 cdef enum:
-    ROOM = 256  # maximum number of collected events, 25 bytes each
+    ROOM = 256  # maximum number of collected events, 33 bytes each
     ROOM_WITH_TEXTS = 64
     TEXTS_BYTES_MAX = 6144  # maximum memory of the collected texts
     TEXT_BYTES = 76  # memory of a text in addition to its characters
@@ -58,6 +61,7 @@ ctypedef struct Columns:
     int64_t t_ns[ROOM]
     int64_t added_ns[ROOM]
     long sizes[ROOM]
+    long counts[ROOM]
     char blanks[ROOM]
 
 cdef object _decode_text = msgspec.json.Decoder(str).decode
@@ -79,9 +83,11 @@ cdef int _set_loose(llmtap_loose *to, tuple parts) except -1:
     if len(parts) > LLMTAP_LOOSE_MAX:
         raise ValueError(f"expected at most {LLMTAP_LOOSE_MAX} loose values, got {len(parts)}")
     for i in range(len(parts)):
-        fixed, is_string = parts[i]
+        fixed, is_string, offset = parts[i]
         to[i].fixed = _bytes_at(<bytes?> fixed)
         to[i].is_string = bool(is_string)
+        to[i].is_count = offset is not None
+        to[i].offset = 0 if offset is None else offset
     return <int> len(parts)
 
 
@@ -100,6 +106,7 @@ cdef class TokenRun:
     cdef Py_ssize_t n
     cdef list texts
     cdef Py_ssize_t texts_bytes
+    cdef bint has_counts
     cdef public bint keeps_texts
 
     def __cinit__(self, fixed, bint chunked, bint keeps_texts):
@@ -109,6 +116,7 @@ cdef class TokenRun:
         self.event.n_beyond = _set_loose(self.event.beyond, beyond)
         self.event.closing = _bytes_at(<bytes?> closing)
         self.event.chunked = chunked
+        self.has_counts = any(offset is not None for _, _, offset in (*ahead, *beyond))
         self.fixed = fixed
         self.keeps_texts = keeps_texts
         self.texts = []
@@ -161,6 +169,7 @@ cdef class TokenRun:
         self.columns.added_ns[self.n] = added_ns
         self.columns.sizes[self.n] = found.block
         self.columns.blanks[self.n] = blank
+        self.columns.counts[self.n] = found.count
         self.n += 1
         return 1
 
@@ -175,6 +184,7 @@ cdef class TokenRun:
             return (
                 _column(_STAMPS, columns.t_ns, n), _column(_STAMPS, columns.added_ns, n),
                 _column(_SIZES, columns.sizes, n), PyBytes_FromStringAndSize(columns.blanks, n), texts,
+                _column(_SIZES, columns.counts, n if self.has_counts else 0),
             )
         finally:
             PyMem_Free(columns)

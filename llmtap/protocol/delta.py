@@ -190,4 +190,5 @@ class Delta(msgspec.Struct, gc=False):
     """Whether the event was understood. If not, only its time is used."""
     repeatable: bool = False
     """The event is only one piece of output of one choice, and its reader stores nothing of the text. So the
-    same event with another text gives the same Delta with that text (`protocol/repetition.py`)."""
+    same event with another text gives the same Delta with that text (`protocol/repetition.py`). The event can
+    have a running usage: its reader then stores only the number of output tokens so far."""

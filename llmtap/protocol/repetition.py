@@ -8,18 +8,20 @@ If two events have the same bytes before and after one JSON string, their meanin
 A probe (the event with another text) verifies that the string is the text of the event, and the dialect
 states that its reader stores nothing of the text (`Delta.repeatable`). Up to LOOSE_MAX members at the top of
 the object that no reader reads (id, date, padding) can differ, too; each of their values must be one string
-or one whole number.
+or one whole number. The numbers of a running usage can differ if all of them grow by the same amount, because
+each then shows the number of output tokens so far.
 """
 
 import json
 from array import array
 from collections.abc import Callable
 from sys import getsizeof
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from llmtap import native
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
@@ -47,16 +49,37 @@ _PROBE: Final = "a text of our own"
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _replace: Final = msgspec.structs.replace
-_Loose = tuple[tuple[bytes, bool], ...]
+_COUNT_DIGITS_MAX: Final = 8
+"""Maximum number of digits of a running count: all such numbers are valid (`delta.USAGE_TOKENS_MAX`)."""
+_USAGE: Final = "usage"
+"""Member with the running counts."""
+
+
+class LooseValue(NamedTuple):
+    """A value that can differ in each event: of a member that no reader reads, such as an id, or a count."""
+
+    fixed: bytes
+    """The bytes between this value and the next one, on the side of the text."""
+    is_string: bool
+    """Whether the value is a string, not a whole number."""
+    offset: int | None = None
+    """For a number of a running usage: its difference from the number of output tokens so far; else None."""
+
+
+_Loose = tuple[LooseValue, ...]
 Fixed = tuple[bytes, _Loose, _Loose, bytes]
 """The fields `opening`, `ahead`, `beyond` and `closing` of a `Repetition`."""
 
 
-class Repetition(msgspec.Struct, gc=False):
-    """Part that is the same in all repetitions of an event: everything but the text and the loose values.
+class RunningTotal(Protocol):
+    """Number of output tokens so far, of each choice, as the reader of a running usage stores it."""
 
-    A loose value is the value of a member that no reader reads, such as an id. It can differ in each event.
-    """
+    def growth(self, choice: int, count: int) -> int:
+        """Store the count of a choice, and return its increase; 0 if it did not increase."""
+
+
+class Repetition(msgspec.Struct, gc=False):
+    """Part that is the same in all repetitions of an event: everything but the text and the loose values."""
 
     opening: bytes
     """All bytes before the first value (a loose value or the text), including its opening quote."""
@@ -67,12 +90,13 @@ class Repetition(msgspec.Struct, gc=False):
     chunk_end: bytes
     """`closing`, and the line end of the HTTP chunk that holds the event."""
     ahead: _Loose = ()
-    """For each loose value before the text: the fixed bytes after it, and whether it is a string."""
+    """Loose values before the text."""
     beyond: _Loose = ()
-    """For each loose value after the text, the last first: fixed bytes before it, and whether it is a
-    string."""
+    """Loose values after the text, the last first."""
     names: frozenset[str] = frozenset()
-    """Names of the members that have the loose values."""
+    """Names of the members at the top of the object that have loose values."""
+    offsets: dict[str, int] = {}
+    """For each number of the usage that differs: its `LooseValue.offset`; empty without running counts."""
     sample: bytes = b""
     """The event in which the loose values were found, without its text; empty without loose values."""
 
@@ -80,50 +104,77 @@ class Repetition(msgspec.Struct, gc=False):
     def fixed(self) -> Fixed:
         return self.opening, self.ahead, self.beyond, self.closing
 
+    def usage_at(self, count: int) -> JsonObject | None:
+        """Return the usage of the event with this number of output tokens so far."""
+        usage = self.delta.usage
+        return usage and usage | {name: count + offset for name, offset in self.offsets.items()}
+
     def text_in(self, data: bytes, chunked: bool = False) -> str:
         """Return the text of a block that repeats the event; "" if the block does not certainly repeat it.
         `chunked`: `data` is a whole HTTP chunk that holds the block."""
+        return self.read(data, chunked)[0]
+
+    def read(self, data: bytes, chunked: bool = False) -> tuple[str, int]:
+        """Return the text as `text_in` does, and the number of output tokens so far; 0 if the event has no
+        running count."""
         size, start, closing = len(data), 0, self.closing
         if chunked:
             line = _SIZE_LINES.get(size)
             if line is None or not data.startswith(line):
-                return ""
+                return _NO_TEXT
             start, closing = len(line), self.chunk_end
         elif size > BLOCK_BYTES_MAX:
-            return ""
+            return _NO_TEXT
         opening = self.opening
         if not (data.startswith(opening, start) and data.endswith(closing)):
-            return ""
+            return _NO_TEXT
         start += len(opening)
         end = size - len(closing)
+        count = 0
         try:
-            if self.names:
-                start, end = self._text_span(data, start, end)
+            if self.ahead or self.beyond:
+                start, end, count = self._text_span(data, start, end)
             # Decode the text with its quotes, so that the decoder refuses anything but exactly one string.
-            return _decode_text(data[start - 1 : end + 1])
+            text = _decode_text(data[start - 1 : end + 1])
         except ValueError:
-            return ""
+            return _NO_TEXT
+        return (text, count) if text else _NO_TEXT
 
-    def _text_span(self, data: bytes, start: int, end: int) -> tuple[int, int]:
-        """Check each loose value, and return the start and end of the text. Raises ValueError if a check
-        fails. A value that contains a fixed part fails, so that no wrong text is returned."""
-        for fixed, is_string in self.ahead:
-            stop = data.index(fixed, start, end)
-            _check_value(data, start, stop, is_string)
-            start = stop + len(fixed)
-        for fixed, is_string in self.beyond:
-            stop = data.rindex(fixed, start, end)
-            _check_value(data, stop + len(fixed), end, is_string)
+    def _text_span(self, data: bytes, start: int, end: int) -> tuple[int, int, int]:
+        """Check each loose value, and return the start and end of the text, and the running count. Raises
+        ValueError if a check fails. A value that contains a fixed part fails, so that no wrong text is
+        returned."""
+        count = 0
+        for value in self.ahead:
+            stop = data.index(value.fixed, start, end)
+            count = _checked_count(data, start, stop, value, count)
+            start = stop + len(value.fixed)
+        for value in self.beyond:
+            stop = data.rindex(value.fixed, start, end)
+            count = _checked_count(data, stop + len(value.fixed), end, value, count)
             end = stop
-        return start, end
+        return start, end, count
 
 
-def _check_value(data: bytes, start: int, end: int, is_string: bool) -> None:
-    """Raise ValueError unless these bytes are one string, without its quotes, or one whole number."""
-    if is_string:
+_NO_TEXT: Final = ("", 0)
+
+
+def _checked_count(data: bytes, start: int, end: int, value: LooseValue, count: int) -> int:
+    """Check the bytes of a loose value. Raises ValueError unless they are one string, without its quotes, or
+    one whole number, which must fit the running count if the value is one. `count`: the running count by the
+    values before; 0 if none has it. Return the running count."""
+    if value.is_string:
         _decode_text(data[start - 1 : end + 1])
-    elif not ((number := data[start:end]).isdigit() and (number >= b"1" or number == b"0")):
+        return count
+    number = data[start:end]
+    if not (number.isdigit() and (number >= b"1" or number == b"0")):
         raise ValueError("the values that differ between events are not all texts or whole numbers")
+    if value.offset is None:
+        return count
+    shown = int(number) - value.offset if len(number) <= _COUNT_DIGITS_MAX else 0
+    if shown <= 0 or count not in (0, shown):
+        raise ValueError("the numbers of the usage do not all grow by the same amount")
+    return shown
 
 
 def find_repetition(
@@ -132,17 +183,24 @@ def find_repetition(
     read_event: Callable[[SseEvent], Delta],
     names_read: frozenset[str] | None = None,
     last: Repetition | None = None,
+    running: RunningTotal | None = None,
 ) -> Repetition | None:
     """Return the repetition of a block that `read_event` read as `delta`; None unless the text stands in the
     block exactly once, as the value of a member. `names_read`: members at the top of the object that the
-    reader reads. `last`: the previous repetition; values that differ from it are loose."""
+    reader reads. `last`: the previous repetition; values that differ from it are loose. `running`: total that
+    the reader counts by the usage of the block."""
+    if delta.counts is not None:
+        if running is None:
+            return None
+        read_event = _read_in_place(delta, read_event, running)
     for encode in _ENCODERS:
         quoted = encode(delta.text)
         before, text, behind = block.partition(quoted)
         if text and quoted not in behind and before.endswith(_BEFORE_VALUE):
             behind = b'"' + behind
             candidate = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
-            if not _is_alike(candidate.opening + _PROBE.encode() + candidate.closing, candidate, read_event):
+            probe = candidate.opening + _PROBE.encode() + candidate.closing
+            if not _is_alike(probe, candidate.delta, read_event):
                 return None
             if names_read is None or last is None:
                 return candidate
@@ -150,14 +208,31 @@ def find_repetition(
     return None
 
 
-def _is_alike(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
-    """Return whether the reader reads the probe like the candidate: with the same Delta except the text."""
+def _read_in_place(
+    last: Delta, read_event: Callable[[SseEvent], Delta], running: RunningTotal
+) -> Callable[[SseEvent], Delta]:
+    """Return a function that reads an event as if it had come instead of the one that was read as `last`, and
+    leaves the running total as it is."""
+    (choice,), count = last.choices, (last.counts and last.counts.output) or 0
+
+    def read(event: SseEvent) -> Delta:
+        running.growth(choice, count - max(0, last.tokens))
+        try:
+            return read_event(event)
+        finally:
+            running.growth(choice, count)
+
+    return read
+
+
+def _is_alike(probe: bytes, expected: Delta, read_event: Callable[[SseEvent], Delta]) -> bool:
+    """Return whether the reader reads the probe as expected, with the text of the probe."""
     events = SseParser().feed(probe)
     if len(events) != 1:
         return False
     delta = read_event(events[0])
-    delta.size = candidate.delta.size
-    return delta == _replace(candidate.delta, text=_PROBE)
+    delta.size = expected.size
+    return delta == _replace(expected, text=_PROBE)
 
 
 def _member_spans(block: bytes) -> dict[str, bytes]:
@@ -165,8 +240,13 @@ def _member_spans(block: bytes) -> dict[str, bytes]:
     events = SseParser().feed(block)
     if len(events) != 1 or events[0].data is None:
         return {}
+    return _value_spans(events[0].data)
+
+
+def _value_spans(data: bytes) -> dict[str, bytes]:
+    """Return the members of an object in JSON, with the bytes of their values; {} without an object."""
     try:
-        return {name: bytes(value) for name, value in _decode_members(events[0].data).items()}
+        return {name: bytes(value) for name, value in _decode_members(data).items()}
     except ValueError:
         return {}
 
@@ -188,55 +268,117 @@ def _with_loose_values(
         and (name in last.names or was.get(name, value) != value)
         and (value.startswith(b'"') or value.isdigit())
     }
-    if not 0 < len(loose) <= LOOSE_MAX:
+    counts = _running_counts(candidate.delta, was.get(_USAGE, b""), now.get(_USAGE, b""), last)
+    if not 0 < len(loose) + len(counts) <= LOOSE_MAX:
         return None
+    text = _Place(edge, edge, True)
     places = [_value_place(sample, name, value) for name, value in loose.items()]
-    text = edge, edge, True
-    if any(start <= edge <= end for start, end, _ in places):
+    if counts:
+        usage = now[_USAGE]
+        start = _value_place(sample, _USAGE, usage).start
+        for name, value in counts.items():
+            place = _value_place(usage, name, value)
+            # Without a certain place, the probe below fails, because it then inserts a digit elsewhere.
+            offset = int(value) - _output_count(candidate.delta)
+            places.append(_Place(start + place.start, start + place.end, False, offset))
+    if any(place.start <= edge <= place.end for place in places):
         return None  # The place of a value is not certain, or the value is the text itself.
-    values = sorted([*places, text])
+    values = sorted([*places, text], key=lambda place: place[:2])
     # Test the places: put one more byte at the start of each value. A place is wrong if the members do not
     # change exactly as expected. The reader uses a value if it then reads the event differently.
-    more = [b"x" if is_string else b"1" for _, _, is_string in values]
+    more = [b"x" if place.is_string else b"1" for place in values]
     more[values.index(text)] = b""
     changed = {
         name: b'"x' + value[1:] if value.startswith(b'"') else b"1" + value for name, value in loose.items()
     }
-    if _member_spans(_insert_bytes(sample, values, more)) != now | changed:
+    found = _member_spans(_insert_bytes(sample, values, more))
+    more_counts = {name: int(b"1" + value) for name, value in counts.items()}
+    if counts:
+        spans = _value_spans(found.get(_USAGE, b""))
+        if spans != _value_spans(now[_USAGE]) | {name: b"%d" % n for name, n in more_counts.items()}:
+            return None
+        changed[_USAGE] = found[_USAGE]
+    if found != now | changed:
         return None
     more[values.index(text)] = _PROBE.encode()
-    if not _is_alike(_insert_bytes(sample, values, more), candidate, read_event):
+    expected = _with_counts(candidate.delta, more_counts)
+    if not _is_alike(_insert_bytes(sample, values, more), expected, read_event):
         return None
-    ends, starts = [0, *(end for _, end, _ in values)], [*(start for start, _, _ in values), len(sample)]
+    ends, starts = [0, *(place.end for place in values)], [*(place.start for place in values), len(sample)]
     opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
     n = values.index(text)
-    kinds = [is_string for _, _, is_string in values]
+    parts = [
+        LooseValue(between, place.is_string, place.offset)
+        for between, place in zip(fixed, [*values[:n], *values[n + 1 :]], strict=True)
+    ]
     return Repetition(
         opening,
         closing,
         candidate.delta,
         closing + b"\r\n",
-        ahead=tuple(zip(fixed[:n], kinds[:n], strict=True)),
-        beyond=tuple(zip(fixed[n:], kinds[n + 1 :], strict=True))[::-1],
+        ahead=tuple(parts[:n]),
+        beyond=tuple(parts[n:])[::-1],
         names=frozenset(loose),
+        offsets={name: int(value) - _output_count(candidate.delta) for name, value in counts.items()},
         sample=sample,
     )
 
 
-def _value_place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
-    """Return the start and the end of a member's value, without its quotes, and whether it is a string. If
-    the value does not stand in exactly one place, return those of the whole sample."""
+def _output_count(delta: Delta) -> int:
+    """Return the number of output tokens so far that the usage of an event shows; 0 if it shows none."""
+    return (delta.counts and delta.counts.output) or 0
+
+
+def _running_counts(delta: Delta, was: bytes, now: bytes, last: Repetition) -> dict[str, bytes]:
+    """Return the numbers of the usage that differ between two events; {} if the usage is no running count."""
+    if delta.counts is None:
+        return {}
+    before = _value_spans(was)
+    return {
+        name: value
+        for name, value in _value_spans(now).items()
+        if value.isdigit() and (name in last.offsets or before.get(name, value) != value)
+    }
+
+
+def _with_counts(delta: Delta, more: dict[str, int]) -> Delta:
+    """Return the Delta with these numbers in its usage, of which the number of output tokens is one."""
+    if delta.counts is None or delta.usage is None or not more:
+        return delta
+    was, tokens = _output_count(delta), max(0, delta.tokens)
+    count = next((n for name, n in more.items() if delta.usage.get(name) == was), was)
+    return _replace(
+        delta,
+        usage=delta.usage | more,
+        counts=_replace(delta.counts, output=count),
+        tokens=count - was + tokens,
+    )
+
+
+class _Place(NamedTuple):
+    """Place of a value, without its quotes, in a sample."""
+
+    start: int
+    end: int
+    is_string: bool
+    offset: int | None = None
+    """As in `LooseValue`."""
+
+
+def _value_place(sample: bytes, name: str, value: bytes) -> _Place:
+    """Return the place of a member's value. If the value does not stand in exactly one place, return the
+    whole sample."""
     is_string = value.startswith(b'"')
     spelt = [msgspec.json.encode(name) + colon + value for colon in (b":", b": ")]
     if sum(map(sample.count, spelt)) != 1:
-        return 0, len(sample), is_string
+        return _Place(0, len(sample), is_string)
     end = max(sample.find(one) + len(one) for one in spelt if one in sample)
-    return end - len(value) + is_string, end - is_string, is_string
+    return _Place(end - len(value) + is_string, end - is_string, is_string)
 
 
-def _insert_bytes(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
+def _insert_bytes(sample: bytes, values: list[_Place], more: list[bytes]) -> bytes:
     """Return the sample with one item of `more` inserted at the start of each of these values."""
-    starts = [start for start, _, _ in values]
+    starts = [place.start for place in values]
     parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]
     return parts[0] + b"".join(new + part for new, part in zip(more, parts[1:], strict=True))
 
@@ -244,6 +386,9 @@ def _insert_bytes(sample: bytes, values: list[tuple[int, int, bool]], more: list
 class Reader(Protocol):
     @property
     def names_read(self) -> frozenset[str] | None: ...
+
+    @property
+    def running_total(self) -> RunningTotal | None: ...
 
     def read_event(self, event: SseEvent) -> Delta: ...
 
@@ -269,7 +414,9 @@ class RepetitionFinder:
         if offset - self._search_offset < _EVENTS_WORTH_SEARCH * len(block):
             self._vain_searches_left -= 1
         self._search_offset = offset
-        repetition = find_repetition(block, delta, reader.read_event, reader.names_read, self._previous)
+        repetition = find_repetition(
+            block, delta, reader.read_event, reader.names_read, self._previous, reader.running_total
+        )
         self.repetition = repetition
         self._previous = repetition or self._previous
 
@@ -279,13 +426,14 @@ ROOM: Final = 64
 TEXTS_BYTES_MAX: Final = 6 << 10
 """A run is full when its stored texts take this memory. The texts of 64 tokens take half of it."""
 RUN_BYTES: Final = 16 << 10
-"""Maximum memory of a run: 25 bytes for each of 256 events (in Python: 150 for each of 64), and the texts."""
+"""Maximum memory of a run: 33 bytes for each of 256 events (in Python: 150 for each of 64), and the texts."""
 RUN_BLOCKS: Final = 6
 """Number of copies of the repeated block in memory: three in each of the current and previous repetition."""
 
-RunColumns = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
+RunColumns = tuple["array[int]", "array[int]", "array[int]", bytes, list[str], "array[int]"]
 """Columns with one value for each event of a run: `t_ns` and `added_ns` of its read, size of its block in
-bytes, 1 if its text is only white space, and its text if texts are stored."""
+bytes, 1 if its text is only white space, its text if texts are stored, and its running count if it has
+one."""
 
 
 class TokenRun(Protocol):
@@ -307,12 +455,13 @@ class TokenRun(Protocol):
 
 
 class PythonTokenRun:
-    __slots__ = ("_chunked", "_events", "_text_in", "_texts_bytes", "keeps_texts")
+    __slots__ = ("_chunked", "_events", "_has_counts", "_read", "_texts_bytes", "keeps_texts")
 
     def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:
         self._chunked = chunked
-        self._text_in = repetition.text_in
-        self._events: list[tuple[int, int, int, str]] = []
+        self._read = repetition.read
+        self._has_counts = any(value.offset is not None for value in (*repetition.ahead, *repetition.beyond))
+        self._events: list[tuple[int, int, int, str, int]] = []
         self._texts_bytes = 0
         self.keeps_texts = keeps_texts
 
@@ -324,24 +473,25 @@ class PythonTokenRun:
         return len(self._events) >= ROOM or self._texts_bytes >= TEXTS_BYTES_MAX
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
-        text = self._text_in(data, self._chunked)
+        text, count = self._read(data, self._chunked)
         if not text:
             return False
         if self.keeps_texts:
             self._texts_bytes += getsizeof(text)
         else:
             text = " " if text.isspace() else "x"
-        self._events.append((t_ns, added_ns, len(data), text))
+        self._events.append((t_ns, added_ns, len(data), text, count))
         return True
 
     def take(self) -> RunColumns:
-        times, added_ns, read_sizes, texts = zip(*self._events, strict=True)
+        times, added_ns, read_sizes, texts, counts = zip(*self._events, strict=True)
         self._events.clear()
         self._texts_bytes = 0
         sizes = [_PAYLOAD_SIZES[size] for size in read_sizes] if self._chunked else read_sizes
         blanks = bytes(map(str.isspace, texts))
         stored_texts = list(texts) if self.keeps_texts else []
-        return array("q", times), array("q", added_ns), array("l", sizes), blanks, stored_texts
+        stored_counts = array("l", counts if self._has_counts else ())
+        return array("q", times), array("q", added_ns), array("l", sizes), blanks, stored_texts, stored_counts
 
 
 def make_token_run(repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> TokenRun:

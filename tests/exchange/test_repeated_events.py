@@ -35,6 +35,28 @@ def call(arguments: str) -> bytes:
     return chunk({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}, model="acme-8b-0901")
 
 
+def counted(text: str, count: int, **usage: Any) -> bytes:
+    usage = {"prompt_tokens": 5, "completion_tokens": count, "total_tokens": 5 + count, **usage}
+    return word(text, usage=usage)
+
+
+ROLE_COUNTED = chunk(
+    {"role": "assistant", "content": ""},
+    model="acme-8b-0901",
+    usage={"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5},
+)
+growths = st.sampled_from([1, 1, 1, 1, 2, 5, 0, -1, 10**6, 10**8])
+
+
+def counted_run(run: list[tuple[str, int]]) -> list[bytes]:
+    """Events with a running usage; the total of an event that adds five tokens is wrong."""
+    count, out = 0, []
+    for text, growth in run:
+        count = max(0, count + growth)
+        out.append(counted(text, count, **({"total_tokens": 1} if growth == 5 else {})))
+    return out
+
+
 def unescaped(text: str) -> bytes:
     return sse(json.dumps(json.loads(word(text)[6:]), ensure_ascii=False).encode("utf-8", "replace"))
 
@@ -90,18 +112,25 @@ events = st.one_of(
             st.lists(texts, max_size=12).map(
                 lambda run: [word(t, created=i, id=f"chat-{i}", pad="x" * i) for i, t in enumerate(run)]
             ),
+            st.lists(st.tuples(texts, growths), max_size=12).map(counted_run),
         ),
         max_size=12,
     ),
     st.lists(st.integers(0), max_size=2),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.sampled_from([1, 3, repetition.ROOM]),
 )
 def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
-    parts: list[bytes | list[bytes]], cuts: list[int], count: bool, chunked: bool, together: int
+    parts: list[bytes | list[bytes]],
+    cuts: list[int],
+    count: bool,
+    chunked: bool,
+    running: bool,
+    together: int,
 ) -> None:
-    reads = [ROLE]
+    reads = [ROLE_COUNTED if running else ROLE]
     for part in parts:
         reads += [part] if isinstance(part, bytes) else part
     if chunked:
@@ -134,6 +163,20 @@ def test_most_of_a_stream_is_known_again_and_its_firsts_and_flags_are_right() ->
     assert (x.timeline.first_content_ns, x.timeline.last_token_ns) == (101, reads[-3][0])
     assert (x.tokens.output, x.finish_reason) == (len(words), "stop")
     assert (x.reads, list(x.added.chunks_ns)) == (len(reads), [t_ns // 10 for t_ns, _ in reads])
+    assert x == observe_slowly(*reads, head=head)
+
+
+def test_most_of_a_stream_with_a_running_usage_is_known_again() -> None:
+    events = [ROLE_COUNTED, *(counted("a", 2 * n) for n in range(1, 26)), STOP, DONE]
+    reads = [(100 + i, in_chunk(event)) for i, event in enumerate(events)]
+    head = OK % b"Transfer-Encoding: chunked\r\n"
+    with mock.patch.object(
+        answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
+    ) as feed:
+        x = observe(*reads, head=head)
+    assert feed.call_count < 14, "the rest was not parsed"
+    assert list(x.timeline.events.tokens) == [-1, *[2] * 25, -1, -1]
+    assert (x.tokens.output, x.tokens.source, x.usage["total_tokens"]) == (50, "running_usage", 55)
     assert x == observe_slowly(*reads, head=head)
 
 

@@ -182,6 +182,17 @@ _PIECE: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta
 _IDS: Final = ('"a"', '"b"', '"\\u00e9"', '""', "7", "null", '"a\\"', '"a","id":"b"')
 _NUMBERS: Final = ("1", "2", "10", "01", "-1", "1.5", '"1"')
 _LOOSE: Final = tuple(b"data: " + (_CHAT % (i, n)).encode() for i in _IDS for n in _NUMBERS)
+_USAGE: Final = '{"usage":{"prompt_tokens":7,"completion_tokens":%s,"total_tokens":%s},'
+_COUNTS: Final = ("1", "2", "3", "30", "0", "01", "-1", "1.5", '"2"', "99999999", "100000000", "8,7")
+_TOTALS: Final = ("8", "9", "10", "37", "7", "08", "100000006", "null")
+_COUNTED: Final = tuple(
+    f"data: {_USAGE % counts}{(_CHAT % (1, 1))[1:]}".encode()
+    for counts in [("1", "8"), ("2", "9"), *((count, total) for count in _COUNTS for total in _TOTALS)]
+)
+_COUNTED_ROLE: Final = (
+    f"data: {_USAGE % (0, 7)}"
+    '"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+).encode()
 Event = tuple[int, bytes, bytes]
 
 
@@ -193,28 +204,32 @@ class Tokens:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._sources: list[tuple[TokenEvents, Repetition, OpenAIChat | Anthropic]] = []
+        counting = OpenAIChat()
+        _read(counting, _COUNTED_ROLE)
         for dialect, heads, tail, loose in (
-            (OpenAIChat(), _LOOSE[:1], _CHAT_TAIL, False),
-            (OpenAIChat(), _LOOSE, _CHAT_TAIL, True),
-            (Anthropic(), (_PIECE + b'text_delta","text":"',), b'"}}\n\n', False),
-            (Anthropic(), (_PIECE + b'thinking_delta","thinking":"',), b'"}}\r\n\r\n', False),
+            (OpenAIChat(), _LOOSE[:1], _CHAT_TAIL, 0),
+            (OpenAIChat(), _LOOSE, _CHAT_TAIL, 2),
+            (counting, _COUNTED, _CHAT_TAIL, 2),
+            (Anthropic(), (_PIECE + b'text_delta","text":"',), b'"}}\n\n', 0),
+            (Anthropic(), (_PIECE + b'thinking_delta","thinking":"',), b'"}}\r\n\r\n', 0),
         ):
             found = None
-            # The first event with content is like no other; the second loose one differs in its id.
-            for head in (heads[0], heads[0], heads[8 % len(heads)]):
+            # The first event with content is like no other; the second loose one differs in its id or counts.
+            for head in (heads[0], heads[0], heads[(1 if heads is _COUNTED else 8) % len(heads)]):
                 block = head + b"hi" + tail
                 delta = _read(dialect, block)
                 assert delta is not None
                 if not delta.repeatable:
                     continue
-                found = find_repetition(block, delta, dialect.read_event, dialect.names_read, found)
-            assert found is not None and bool(found.names) == loose
+                running = dialect.running_total if isinstance(dialect, OpenAIChat) else None
+                found = find_repetition(block, delta, dialect.read_event, dialect.names_read, found, running)
+            assert found is not None and len(found.ahead) + len(found.beyond) == loose
             self._sources.append((TokenEvents(rng, heads, tail), found, dialect))
         self.recognised = self.missed = 0
 
     def case(self) -> Event:
         """Number of the source, an event, and the event in a chunk."""
-        number = self._rng.getrandbits(2)
+        number = self._rng.randrange(len(self._sources))
         block = self._sources[number][0].case()
         return number, block, in_a_chunk(self._rng, block)
 
@@ -239,7 +254,15 @@ class Tokens:
         self, known: Repetition, read: bytes, text: str, size: int, *, chunked: bool = False
     ) -> None:
         """Both implementations of TokenRun take what the repetition recognises."""
-        expected = (array("q", (5,)), array("q", (7,)), array("l", (size,)), bytes((text.isspace(),)), [text])
+        counts = array("l", (known.read(read, chunked)[1],) if known.offsets else ())
+        expected = (
+            array("q", (5,)),
+            array("q", (7,)),
+            array("l", (size,)),
+            bytes((text.isspace(),)),
+            [text],
+            counts,
+        )
         for make in self.implementations:
             run = make(known, chunked=chunked, keeps_texts=True)
             assert run.add(read, 5, 7) == bool(text), make
@@ -258,6 +281,12 @@ class Tokens:
         same = replace(
             known.delta, text=text, size=delta.size, blank=blank, content=known.delta.content and not blank
         )
+        if known.offsets:
+            # The tokens of an event depend on the event before it.
+            same.tokens, same.token_source = delta.tokens, delta.token_source
+            assert delta.counts is not None
+            count = delta.counts.output or 0
+            same.usage, same.counts = known.usage_at(count), replace(delta.counts, output=count)
         assert delta == same, f"{delta} instead of {same}"
 
 

@@ -26,6 +26,7 @@ from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.repetition import (
     BLOCK_BYTES_MAX,
     ROOM,
+    LooseValue,
     PythonTokenRun,
     Repetition,
     TokenRun,
@@ -55,8 +56,8 @@ def loosened() -> Repetition:
         DELTA,
         b'"}\n\n\r\n',
         names=frozenset({"id", "n", "pad"}),
-        ahead=((b'","n":', True), (b',"text":"', False)),
-        beyond=((b'","pad":"', True),),
+        ahead=(LooseValue(b'","n":', True), LooseValue(b',"text":"', False)),
+        beyond=(LooseValue(b'","pad":"', True),),
     )
 
 
@@ -142,7 +143,8 @@ def test_a_run_has_room_for_a_bounded_number_of_events() -> None:
             assert not run.full
             assert run.add(read, i, -i)
         assert run.full
-        times, added_ns, sizes, blanks, texts = run.take()
+        times, added_ns, sizes, blanks, texts, counts = run.take()
+        assert not counts
         assert (list(times), list(added_ns)) == (list(range(room)), [-i for i in range(room)])
         assert (list(sizes), blanks, len(texts)) == ([len(read)] * room, bytes(room), room * keeps_texts)
         for empty in (run, PythonTokenRun(known, chunked=False, keeps_texts=keeps_texts)):
@@ -170,15 +172,16 @@ def test_a_run_is_full_when_its_texts_take_much_memory(text: str, events: int) -
 
 def test_a_run_refuses_what_is_no_shape() -> None:
     assert compiled is not None
-    loose = ((b",", True),) * 4
+    loose = (LooseValue(b",", True),) * 4
     for fixed in (
         (b"a", loose, (), b"b"),
         (b"a", (), loose, b"b"),
         ("a", (), (), b"b"),
         (b"a", (), (), None),
         (b"a",),
-        (b"a", ((b",",),), (), b"b"),
-        (b"a", (("x", True),), (), b"b"),
+        (b"a", ((b",", True),), (), b"b"),
+        (b"a", (("x", True, None),), (), b"b"),
+        (b"a", ((b"x", False, "1"),), (), b"b"),
     ):
         with pytest.raises((TypeError, ValueError, IndexError)):
             compiled.TokenRun(fixed, False, True)

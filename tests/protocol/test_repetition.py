@@ -334,8 +334,8 @@ TIGHT = {
 def filled(found: Repetition, values: list[bytes], text: bytes) -> bytes:
     """An event with these loose values, in their order, spelt as given without their quotes."""
     n = len(found.ahead)
-    before = zip(values[:n], (fixed for fixed, _ in found.ahead), strict=True)
-    behind = zip((fixed for fixed, _ in found.beyond[::-1]), values[n:], strict=True)
+    before = zip(values[:n], (value.fixed for value in found.ahead), strict=True)
+    behind = zip((value.fixed for value in found.beyond[::-1]), values[n:], strict=True)
     return b"".join(
         [
             found.opening,
@@ -348,7 +348,7 @@ def filled(found: Repetition, values: list[bytes], text: bytes) -> bytes:
 
 
 def strings(found: Repetition) -> list[bool]:
-    return [is_string for _, is_string in (*found.ahead, *found.beyond[::-1])]
+    return [value.is_string for value in (*found.ahead, *found.beyond[::-1])]
 
 
 @pytest.mark.parametrize("name", LOOSE)
@@ -440,6 +440,89 @@ def test_what_is_no_single_value_is_left_to_the_reader(name: str) -> None:
             values[i] = value
             block = filled(found, values, b"hi")
             assert found.text_in(block) == found.text_in(framed(block), chunked=True) == ""
+
+
+# Numbers of a running usage.
+
+USAGE = '"usage":{"prompt_tokens":7,"completion_tokens":%s,"total_tokens":%s,"prompt_tokens_details":null}'
+
+
+def counted(text: str, count: Any, total: Any, *, ahead: bool = False) -> bytes:
+    members = [CHOICE % text, USAGE % (count, total)]
+    return top(*(members[::-1] if ahead else members))
+
+
+def counting(*events: bytes) -> tuple[Repetition | None, OpenAIChat]:
+    """What is found in the last of these events, after a role whose usage counts no token yet."""
+    dialect = OpenAIChat()
+    tell(dialect, top(CHOICE.replace('"content"', '"role":"assistant","content"') % "", USAGE % (0, 7)))
+    found = None
+    for event in events:
+        delta = tell(dialect, event)
+        assert delta is not None
+        if delta.repeatable:
+            found = find_repetition(
+                event, delta, dialect.read_event, dialect.names_read, found, dialect.running_total
+            )
+    return found, dialect
+
+
+FIRST_COUNTED = (("so", 1, 8), ("hi", 2, 9), ("it", 3, 10))
+"""The first text follows no other text, so it is read by the long path and not repeatable."""
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_numbers_of_a_running_usage_may_grow(*, ahead: bool) -> None:
+    found, dialect = counting(*(counted(*event, ahead=ahead) for event in FIRST_COUNTED))
+    assert found is not None and found.offsets == {"completion_tokens": 0, "total_tokens": 7}
+    for count in (4, 5, 9, 10, 1_000, 99_999_992):
+        block = counted("x", count, count + 7, ahead=ahead)
+        assert found.read(block) == found.read(framed(block), chunked=True) == ("x", count)
+        delta = tell(dialect, block)
+        assert delta is not None and delta.repeatable and delta.usage_running
+        assert (delta.counts.output, delta.usage) == (count, found.usage_at(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "total"),
+    [
+        (4, 10),
+        (4, 12),
+        (0, 7),
+        (-1, 6),
+        (1.5, 8.5),
+        ('"4"', 11),
+        ("04", 11),
+        (100_000_000, 100_000_007),
+        (4, "null"),
+    ],
+)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_numbers_that_do_not_grow_alike_are_left_to_the_reader(
+    count: Any, total: Any, *, ahead: bool
+) -> None:
+    found, _ = counting(*(counted(*event, ahead=ahead) for event in FIRST_COUNTED))
+    assert found is not None
+    block = counted("x", count, total, ahead=ahead)
+    assert found.text_in(block) == found.text_in(framed(block), chunked=True) == ""
+
+
+def test_looking_for_running_counts_leaves_the_reader_as_it_was() -> None:
+    events = [counted(*event) for event in FIRST_COUNTED]
+    found, dialect = counting(*events)
+    plain = OpenAIChat()
+    tell(plain, top(CHOICE.replace('"content"', '"role":"assistant","content"') % "", USAGE % (0, 7)))
+    for event in events:
+        tell(plain, event)
+    block = counted("x", 5, 12)
+    assert found is not None and tell(dialect, block) == tell(plain, block)
+
+
+def test_other_numbers_that_differ_in_a_usage_are_left_to_the_reader() -> None:
+    cached = USAGE.replace('"prompt_tokens":7', '"prompt_tokens":7,"reasoning_tokens":%s')
+    events = [top(CHOICE % text, cached % (n, n, n + 7)) for text, n, _ in FIRST_COUNTED]
+    found, _ = counting(*events)
+    assert found is not None and not found.offsets, "the reader reads the reasoning tokens, too"
 
 
 scalars = st.one_of(

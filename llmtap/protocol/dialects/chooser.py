@@ -17,6 +17,7 @@ from llmtap.protocol.dialects.openai_shapes import is_object, read_json, read_no
 from llmtap.protocol.dialects.registry import BUILT_IN, Dialects, Reader
 from llmtap.protocol.dialects.shapes import failure_in
 from llmtap.protocol.dialects.table.reader import TableReader
+from llmtap.protocol.repetition import RunningTotal
 from llmtap.protocol.sse import SseEvent
 
 EVENTS_KEPT_MAX: Final = 16
@@ -190,6 +191,12 @@ class DialectChooser:
         """Members at the top of repeatable events that the dialect reads; None if unknown."""
         names: frozenset[str] | None = getattr(self.chosen, "names_read", None)
         return names
+
+    @property
+    def running_total(self) -> RunningTotal | None:
+        """Total of a running usage; None if the dialect has no repeatable events with a usage."""
+        total: RunningTotal | None = getattr(self.chosen, "running_total", None)
+        return total
 
     @property
     def answer_id(self) -> bytes | None:

@@ -21,6 +21,7 @@ from llmtap.protocol.dialects.openai_shapes import (
     NOT_ENDED,
     Findings,
     Index,
+    RunningCount,
     add_timings,
     is_object,
     read_json,
@@ -106,6 +107,11 @@ class OpenAIChat(ChoicesReader):
         self._thinking: dict[int, InlineThinking] = {}
         self._repeat_match: re.Match[bytes] | None = None
 
+    @property
+    def running_total(self) -> RunningCount:
+        """Total of the running usage, which changes with each event."""
+        return self._running_count
+
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
         choices = value.get("choices")
@@ -179,6 +185,8 @@ class OpenAIChat(ChoicesReader):
                 return out
         elif not self._add_running_usage(out, index, usage):
             return None
+        elif not choice.token_ids:
+            out.repeatable = True
         if choice.token_ids:
             out.tokens, out.token_source = len(choice.token_ids), TokenSource.TOKEN_IDS
         return out
