@@ -35,20 +35,35 @@ _CANNOT: Final = (
 _SYMPATHY: Final = r"(?!,? (?:to (?:hear|learn|see)|for|about|if|(?:that )?you)\b)"
 """No match if `sorry` is followed by these words: such an answer comforts its reader or corrects an earlier
 one, and is no refusal."""
+
+
+class TextPattern(NamedTuple):
+    """A pattern of the beginning of a refusal. The match of the group `phrase` is reported, so it must match
+    only fixed phrases and no text of the answer; without this group, the pattern itself is reported."""
+
+    regex: re.Pattern[str]
+    words: tuple[str, ...] = ("",)
+    """One of these is in each text that matches, after `str.casefold`. This test is much faster. No `i` is in
+    these words, because a regular expression that ignores case also accepts a dotless one."""
+
+
 TEXT_PATTERNS: Final = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        r"(?P<phrase>Sorry, the model cannot answer this question)",  # Bedrock's default
-        r"(?P<phrase>I['\u2019]?m sorry, I can['\u2019]t respond to that)",  # NeMo's default
-        rf"^(?P<phrase>(?:I['\u2019]?m|I am) (?:sorry{_SYMPATHY}|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
-        r"^(?P<phrase>Sorry,)",
-        rf"(?P<phrase>{_CANNOT})",
-        r"(?P<phrase>Content blocked)",
-        r"violates [^\n]{0,80}\b(?:policy|guidelines)\b",
+    TextPattern(re.compile(pattern, re.IGNORECASE), words)
+    for words, pattern in (
+        # Bedrock's default.
+        (("cannot answer",), r"(?P<phrase>Sorry, the model cannot answer this question)"),
+        # NeMo's default.
+        (("respond to that",), r"(?P<phrase>I['\u2019]?m sorry, I can['\u2019]t respond to that)"),
+        (
+            ("sorry", "unable"),
+            rf"^(?P<phrase>(?:I['\u2019]?m|I am) (?:sorry{_SYMPATHY}|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
+        ),
+        (("sorry,",), r"^(?P<phrase>Sorry,)"),
+        ((" can", " won"), rf"(?P<phrase>{_CANNOT})"),
+        (("content blocked",), r"(?P<phrase>Content blocked)"),
+        (("olates ",), r"violates [^\n]{0,80}\b(?:policy|guidelines)\b"),
     )
 )
-"""Patterns of refusals. The match of the group `phrase` is reported, so it must match only fixed phrases and
-no text of the answer; for a pattern without this group, the pattern itself is reported."""
 _OPENING_CHARS: Final = 200
 _PATTERN_CHARS_MAX: Final = 64
 _STOPS: Final = frozenset({"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"})
@@ -63,7 +78,7 @@ _OUTPUT_WORDS: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.
 class RefusalSigns(NamedTuple):
     """Signs of refusals that the operator of a meter can set."""
 
-    patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS
+    patterns: tuple[TextPattern, ...] = TEXT_PATTERNS
     """Patterns of the beginning of an answer."""
     error_types: frozenset[str] = frozenset()
     """Types or codes of errors by which a guardrail refuses, in lower case."""
@@ -141,11 +156,14 @@ class Interventions:
     def _judge_opening(self) -> None:
         opening, self._opening_text = self._opening_text[:_OPENING_CHARS], ""
         self.reading = False
-        for pattern in self._patterns:
-            m = pattern.search(opening)
+        folded = opening.casefold()
+        for regex, words in self._patterns:
+            if not any(word in folded for word in words):
+                continue
+            m = regex.search(opening)
             if m is not None:
-                phrase = m["phrase"] if "phrase" in pattern.groupindex else None
-                self._refusal_phrase = phrase or pattern.pattern[:_PATTERN_CHARS_MAX]
+                phrase = m["phrase"] if "phrase" in regex.groupindex else None
+                self._refusal_phrase = phrase or regex.pattern[:_PATTERN_CHARS_MAX]
                 return
 
     def judge(self, x: Exchange) -> None:

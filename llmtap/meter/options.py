@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.exchange.bounds import BOUNDS
-from llmtap.exchange.interventions import TEXT_PATTERNS, RefusalSigns
+from llmtap.exchange.interventions import TEXT_PATTERNS, RefusalSigns, TextPattern
 from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
@@ -227,10 +227,12 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def refusal_signs(self) -> RefusalSigns:
         """Signs by which refusals are recognised. `default` in the patterns adds the built-in ones."""
-        patterns: list[re.Pattern[str]] = []
+        patterns: list[TextPattern] = []
         for pattern in self.refusal_patterns:
             patterns += (
-                TEXT_PATTERNS if pattern == BUILT_IN_PATTERNS else [re.compile(pattern, re.IGNORECASE)]
+                TEXT_PATTERNS
+                if pattern == BUILT_IN_PATTERNS
+                else [TextPattern(re.compile(pattern, re.IGNORECASE))]
             )
         return RefusalSigns(tuple(patterns), frozenset(map(str.lower, self.refusal_errors)))
 

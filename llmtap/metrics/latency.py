@@ -7,6 +7,7 @@ hold: a gap of at least `HOLD_NS`, and of `HOLD_MEDIANS` times the median gap of
 bursts, so these limits are our choice.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,8 @@ def arrives_in_bursts(n: float | None, usual: float | None) -> bool:
 
 DEFAULT_BENEFIT: Final = Benefit()
 _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
+_UNDECLARED: Final = array("l", (-1,))
+"""Number of tokens of an event that declares none (`EventLog.tokens`)."""
 """Table for `bytes.translate` of the flags of events: 1 for an event that carries output, else 0."""
 
 
@@ -237,12 +240,15 @@ def tokens_per_chunk(x: Exchange) -> list[int] | None:
     if the total equals the number of events: since each event has at least one token, it has exactly one.
     """
     log = x.timeline.events
-    declared = list(compress(log.tokens, log.flags.translate(_CARRIES_OUTPUT)))
-    if not declared:
+    carries = log.flags.translate(_CARRIES_OUTPUT)
+    n = carries.count(1)
+    if not n:
         return None
-    if min(declared) >= 0:
-        return declared if any(declared) else None
-    return [1] * len(declared) if _streamed_tokens(x) == len(declared) else None
+    if log.tokens != _UNDECLARED * len(carries):
+        declared = list(compress(log.tokens, carries))
+        if min(declared) >= 0:
+            return declared if any(declared) else None
+    return [1] * n if _streamed_tokens(x) == n else None
 
 
 _read_metrics: Final = values_of(OF_AN_EXCHANGE)

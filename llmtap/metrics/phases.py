@@ -79,19 +79,13 @@ def phases_ns(x: Exchange) -> tuple[int | None, ...]:
     """
     t = x.timeline
     at_ns = t.arrival_ns
-
-    def until(end_ns: int | None) -> int | None:
-        nonlocal at_ns
-        if end_ns is None:
-            return None
-        duration_ns = max(0, end_ns - at_ns)
-        at_ns = max(at_ns, end_ns)
-        return duration_ns
-
-    client_ns = until(t.request_end_ns)
-    queue_ns = connect_ns = send_ns = None
+    client_ns = queue_ns = connect_ns = send_ns = None
+    if t.request_end_ns is not None:
+        client_ns = max(0, t.request_end_ns - at_ns)
+        at_ns += client_ns
     if t.submit_ns is not None:
-        read_ns, ended_ns, sent_ns = client_ns or 0, at_ns, until(t.submit_ns) or 0
+        read_ns, ended_ns, sent_ns = client_ns or 0, at_ns, max(0, t.submit_ns - at_ns)
+        at_ns += sent_ns
         connects_early = t.connected_ns is not None and t.connected_ns <= ended_ns
         connect_ns = min(x.added.connect_ns or 0, read_ns if connects_early else sent_ns)
         read_ns, sent_ns = (
@@ -101,8 +95,14 @@ def phases_ns(x: Exchange) -> tuple[int | None, ...]:
         early_ns = min(t.send_wait_ns - late_ns, read_ns)
         send_ns, queue_ns = late_ns + early_ns, sent_ns - late_ns
         client_ns = client_ns if client_ns is None else read_ns - early_ns
-    rest = (until(t.head_ns), until(t.first_byte_ns), until(t.first_token_ns), until(t.first_content_ns))
-    return client_ns, queue_ns, connect_ns, send_ns, *rest
+    out: list[int | None] = [client_ns, queue_ns, connect_ns, send_ns]
+    for end_ns in (t.head_ns, t.first_byte_ns, t.first_token_ns, t.first_content_ns):
+        if end_ns is None:
+            out.append(None)
+        else:
+            out.append(max(0, end_ns - at_ns))
+            at_ns = max(at_ns, end_ns)
+    return tuple(out)
 
 
 def waited_ns(durations_ns: Sequence[int | None]) -> int:

@@ -34,6 +34,9 @@ cdef class _Numbers:
         self.values = <int64_t *> PyMem_Malloc((self.n + room + 1) * sizeof(int64_t))
         if self.values == NULL:
             raise MemoryError
+        if type(numbers) is array.array and (<array.array> numbers).typecode == "q":
+            memcpy(self.values, (<array.array> numbers).data.as_voidptr, self.n * sizeof(int64_t))
+            return
         for number in numbers:
             if i < self.n and PyLong_CheckExact(number):
                 self.values[i] = PyLong_AsLongLongAndOverflow(number, &overflow)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.interventions import BUILT_IN_SIGNS, RefusalSigns
+from llmtap.exchange.interventions import BUILT_IN_SIGNS, TEXT_PATTERNS, RefusalSigns, TextPattern
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome
 from llmtap.exchange.verdict import ServerTiming, figures_of
@@ -262,8 +262,40 @@ def test_words_count_only_where_the_answer_ended_by_itself() -> None:
 
 def test_words_are_configured() -> None:
     assert observe(text("I can't help you"), STOP, signs=RefusalSigns(patterns=())).refusal is None
-    x = observe(text("nope, my secret"), STOP, signs=RefusalSigns((re.compile("nope, .*"),)))
+    x = observe(text("nope, my secret"), STOP, signs=RefusalSigns((TextPattern(re.compile("nope, .*")),)))
     assert x.refusal is not None and x.refusal["detail"] == {"value": "nope, .*"}
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "Sorry,",
+                "\u017forry, ",
+                "I'm SORRY",
+                "I am unable",
+                " the model cannot answer this question",
+                " I can\u2019t respond to that",
+                "I cannot help",
+                " I WON'T discuss",
+                "Content Bloc\u212aed",
+                "V\u0131olates our ",
+                "policy",
+                " guidelines",
+                " but",
+                " ",
+                "\n",
+                "\u0130",
+                "s",
+            ]
+        ),
+        max_size=6,
+    ).map("".join)
+)
+def test_a_pattern_matches_only_texts_with_one_of_its_words(opening: str) -> None:
+    for regex, words in TEXT_PATTERNS:
+        if regex.search(opening):
+            assert any(word in opening.casefold() for word in words), regex.pattern
 
 
 OWN_ERRORS = RefusalSigns(error_types=frozenset({"policy_violation"}))

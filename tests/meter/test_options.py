@@ -51,7 +51,7 @@ def test_our_words_of_a_refusal_can_be_kept_left_out_and_added_to() -> None:
         "policy_violation"
     }
     assert tuple(kept) == ours
-    assert mine.match("Nope, not this")
+    assert mine.regex.match("Nope, not this")
     with pytest.raises(ConfigError, match=r"meter\.refusal_patterns\[1\].*not a regular expression"):
         MeterOptions(refusal_patterns=("default", "(unclosed"))
 

@@ -108,13 +108,19 @@ def _usage_and_place(value: JsonObject) -> tuple[Any, str]:
     return usage, "usage"
 
 
+def _usage_times(usage: Any, place: str = "usage") -> tuple[ServerTime, ...]:
+    """Return the durations in a usage object; `place`: its path."""
+    out = object_times(place, usage)
+    checkpoint = usage.get("latency_checkpoint") if isinstance(usage, dict) else None
+    return out if checkpoint is None else out + object_times("usage.latency_checkpoint", checkpoint)
+
+
 def _server_times(value: JsonObject) -> tuple[ServerTime, ...]:
     """Return the durations of the server's own work, except llama.cpp's `timings`."""
     usage, place = _usage_and_place(value)
     nvext = value.get("nvext")
-    out = object_times(place, usage)
+    out = _usage_times(usage, place)
     for place, times in (
-        ("usage.latency_checkpoint", usage.get("latency_checkpoint") if isinstance(usage, dict) else None),
         ("metrics", value.get("metrics")),
         ("time_info", value.get("time_info")),
         ("perf_metrics", value.get("perf_metrics")),
@@ -137,8 +143,7 @@ def add_other_members(
     event. `finished`: whether an earlier event had a finish reason."""
     get = value.get
     if name is None and _USUAL.issuperset(value) and get("object") != "error":
-        if get("usage") is not None:
-            findings.delta.server_times += _server_times(value)
+        findings.delta.server_times += _usage_times(get("usage"))
         return
     findings.add_verdict(verdicts.hook_results_verdict(get("hook_results")))
     findings.add_verdict(verdicts.moderation_verdict(get("moderation")))
@@ -214,9 +219,10 @@ class ChoicesReader:
         findings = Findings()
         choices = chunk.choices or ()
         value = None if is_plain(chunk, name) else openai_shapes.read_json(data)
+        is_usual = value is None or _USUAL.issuperset(value)
         if choices:
             self._before_choices(chunk, data)
-            verdict = None if value is None or _USUAL.issuperset(value) else _guardrail_verdict(value)
+            verdict = None if value is None or is_usual else _guardrail_verdict(value)
             replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
                 findings.add_verdict(verdict)  # Added first: it is more precise than the finish reason.
@@ -228,7 +234,7 @@ class ChoicesReader:
         known = chunk.choices is not None
         if value is not None:
             add_other_members(findings, value, len(data), name, finished=self._has_finished)
-            usage = _usage_and_place(value)[0]
+            usage = value.get("usage") if is_usual else _usage_and_place(value)[0]
             known = known or any(value.get(name) is not None for name in _KNOWN)
             if not known and value.get("type") == "ping":
                 return Delta(EventClass.KEEPALIVE)
