@@ -65,7 +65,8 @@ FIGURES: Final = (
         "block_wait",
         "wait for a block",
         "First token of an answer at the back until the last one that the gateway delivers with it, in one "
-        "event or in events at most 1 ms apart: 0 if the gateway does not collect tokens.",
+        "event or in events at most 1 ms apart: 0 if the gateway does not collect tokens. If it is not "
+        "longer than the uncertainty of the front, its range begins at 0: a late read can merge events.",
     ),
     PairFigure(
         "block_check",
