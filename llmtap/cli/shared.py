@@ -342,7 +342,8 @@ class SeveralValues(TyperCommand):
         "--batch": r"[\d,]+",
         "--goodput": r"[a-z0-9]+:[\d.]+",
         "--percentiles": r"[\d.,]+",
-        "--fail-if-worse": r"([a-z][\w.]*:)?[\d.]+%?|all",
+        # Also a wrong value, such as `ttft_p50:-5`, so that the error is about the value.
+        "--fail-if-worse": r"[a-z][\w.]*:[-+\w.%]*|[-+]?[\d.]+%?|all",
     }
     """By option: pattern of its words after the first. A word that does not match is an argument."""
     bare_values: ClassVar[Mapping[str, str]] = {"--fail-if-worse": "all"}

@@ -297,3 +297,20 @@ def test_options_that_do_not_apply_to_hdr_logs_are_refused(
     (tmp_path / "other.json").write_text("{}")
     code, _, err = call("report", *words)
     assert (code, place in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--compare", "b.json", "--fail-if-worse", "ttft_p50:-5"), "got 'ttft_p50:-5'"),
+        (("--compare", "b.json", "--fail-if-worse", "-5%"), "got '-5%'"),
+        (("--compare", "captured"), "for a capture, use --by arm"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(
+    words: tuple[str, ...], expected: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "captured").mkdir()
+    code, _, err = call("report", "captured", *words)
+    assert (code, expected in err) == (2, True), err

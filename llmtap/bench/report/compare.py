@@ -120,7 +120,8 @@ def compare_results(base: Path, others: Sequence[Path]) -> ResultsComparison:
     places = [base, *others]
     for i, place in enumerate(places):
         if not is_results_folder(place):
-            raise ConfigError("--compare", f"{place} is not a results folder of llmtap bench")
+            hint = "results of llmtap replay and bench can be compared; for a capture, use --by arm"
+            raise ConfigError("--compare", f"{place} is not a results folder of llmtap bench", hint)
         if place.resolve() in [other.resolve() for other in places[:i]]:
             raise ConfigError("--compare", f"{place} is given twice")
     names = [place.resolve().name for place in places]
