@@ -133,6 +133,36 @@ def test_the_same_sizes_of_blocks_are_recognised(size: int) -> None:
             added(known, chunk[:at] + b"\n" + chunk[at + 1 :], chunked=True)
 
 
+@pytest.mark.parametrize(
+    ("count", "total", "is_known"),
+    [
+        ("1", "8", True),
+        ("99999992", "99999999", True),
+        ("3", "11", False),
+        ("0", "7", False),
+        ("03", "10", False),
+        ("-1", "6", False),
+        ("99999999", "100000006", False),
+        ("9" * 30, "9" * 30, False),
+        ("", "7", False),
+    ],
+)
+def test_the_same_running_counts_are_taken(count: str, total: str, *, is_known: bool) -> None:
+    tokens, total_tokens = LooseValue(b',"total":', False, 0), LooseValue(b'},"text":"', False, 7)
+    ahead = Repetition(b'data: {"usage":{"n":', b'"}\n\n', DELTA, b'"}\n\n\r\n', ahead=(tokens, total_tokens))
+    read = b'data: {"usage":{"n":%b,"total":%b},"text":"a"}\n\n' % (count.encode(), total.encode())
+    assert added(ahead, read) == is_known
+    # The numbers after the text are read from the last to the first.
+    values = LooseValue(b',"total":', False, 7), LooseValue(b'","usage":{"n":', False, 0)
+    beyond = Repetition(b'data: {"text":"', b"}}\n\n", DELTA, b"}}\n\n\r\n", beyond=values)
+    read = b'data: {"text":"a","usage":{"n":%b,"total":%b}}\n\n' % (count.encode(), total.encode())
+    assert added(beyond, read) == is_known
+    if is_known:
+        for run in twins(beyond):
+            assert run.add(read, 5, 7)
+            assert list(run.take()[5]) == [int(count)]
+
+
 def test_a_run_has_room_for_a_bounded_number_of_events() -> None:
     assert compiled is not None
     known = repetition()
