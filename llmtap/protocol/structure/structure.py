@@ -130,9 +130,13 @@ class Structure:
     Args:
         events: the first events of the answer, which show which member names their kinds. They are not added.
         values_max: maximum number of JSON values that are examined.
+        of_model: the events are known to be the answer of a model.
     """
 
-    def __init__(self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX) -> None:
+    def __init__(
+        self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX, *, of_model: bool = False
+    ) -> None:
+        self._of_model = of_model
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
         """Name of the member at the top whose value names the kind of an event; None if unknown."""
         self.values_left = values_max
@@ -210,7 +214,7 @@ class Structure:
         is judged only once (`judges_once`), because a later change would move the time of the first token.
         """
         counted = any(counter.values[-1] > 0 for counter in self.counters.values())
-        has_model = counted or bool(self.finish_reasons or self.models)
+        has_model = self._of_model or counted or bool(self.finish_reasons or self.models)
         paths = {place.path for place in self.places.values() if place.holds_output}
         holders = {path[:-1] for path in paths}
         for place in self.places.values():
@@ -483,7 +487,7 @@ def _judge_place(place: Place, *, counted: bool, has_model: bool, beside_output:
         add(-4, "texts apart from each other")
     if sequel.are_lines:
         add(-2, "whole lines")
-    if place.kind.holds_stored_text:
+    if (sequel.are_cumulative or not named) and place.kind.holds_stored_text:
         add(-3, "members of a row or document")
     if place.neighbours & names.BESIDE_NEVER - frozenset(SPEAKERS if is_of_model else ()):
         add(-3, "members beside it")
