@@ -1,6 +1,7 @@
 """Invariant: a dialect is chosen by an event that it reads as output or end; every event keeps its time."""
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -361,3 +362,30 @@ def test_paths_of_a_users_table_choose_among_tables_and_exclude_no_answer() -> N
         assert name("/other", events, with_path) is None
     chooser = DialectChooser(CHAT, Dialects([with_path]))
     assert [bool(chooser.offer(event(say), 10, 0)) for _ in range(2)] == [False, True]
+
+
+def test_every_event_is_released_once_in_its_order() -> None:
+    rng = random.Random(7)
+    forms: list[Any] = [
+        {"type": "status", "message": "Loading"},
+        {"bit": " on"},
+        {"response": " on"},
+        {"token": {"text": " on"}},
+        {"error": {"message": "m"}},
+        {"type": "ping"},
+        {"text": "a" * 9_000},
+        chunk(" on"),
+        SseEvent(0, 2, None, None, True),
+        SseEvent(0, 20_000, b"{}", b"ping"),
+        b"[DONE]",
+        b"{broken",
+    ]
+    for path in ("/x", CHAT) * 100:
+        chosen = rng.sample(forms, rng.randrange(1, 5))
+        values = [rng.choice(chosen) for _ in range(rng.randrange(400))]
+        chooser = DialectChooser(path)
+        told = read(chooser, values)
+        assert [t_ns for t_ns, _ in told] == list(range(len(values)))
+        assert chooser.kept_bytes == 0
+        first = next((t_ns for t_ns, delta in told if delta.output), None)
+        assert chooser.early_ns is None or (first is None or chooser.early_ns < first)
