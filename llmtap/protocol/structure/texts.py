@@ -32,8 +32,8 @@ _VOCABULARY: Final = re.compile(r"[\u0120\u2581]\S*|\S+\u0120\S*|##\w+|</?(unk|s
 _ENCODED: Final = re.compile(r"(?=[A-Za-z_-]*[0-9+/=])(?=[^A-Za-z]*[A-Za-z])[A-Za-z0-9+/=_-]{40,}")
 _DATA_LINE: Final = re.compile(
     r"""
-    \W{0,2}(\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(DEBUG|INFO|WARN|WARNING|ERROR)\b).* # line of a log
-    | [\w:]+({[^}]*})?\s+[-+]?[0-9][0-9.eE+]*                                 # metric
+    .{0,60}(\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\b(DEBUG|INFO|WARN|WARNING|ERROR)\b).* # line of a log
+    | [\w:]+({[^}]*})?\s+[-+]?[0-9][0-9.eE+]*                                      # metric
     """,
     re.VERBOSE,
 )

@@ -156,6 +156,8 @@ OTHER_SERVERS: dict[str, Answer] = {
     "log in slices, event": ("/x", [("chunk", {"content": x}) for x in LOG]),
     "log in slices, plain": ("/x", [x.encode() for x in LOG]),
     "json log in slices": ("/x", [{"chunk": x} for x in slices('{"level":"info","msg":"start"}\n{"level":"info","msg":"bind 8080"}\n{"level":"warn","msg":"slow disk"}\n', 14)]),
+    "log of a web server": ("/x", [{"chunk": x} for x in slices("".join(f'192.0.2.1 - - [30/Nov/2026:10:00:0{i}] "GET /{i} HTTP/1.1" 200 1\n' for i in range(4)), 20)]),
+    "log of a container": ("/x", [{"content": x} for x in slices("".join(f"I1130 10:00:0{i} main.go:{i}] start\n" for i in range(5)), 16)]),
     "log tail": ("/x", [{"content": f"[INFO] request {i} handled in {3 * i} ms"} for i in range(6)]),
     "container log": ("/x", [{"stream": "stdout", "text": f"epoch {i} loss 0.{9 - i}\n"} for i in range(6)]),
     "metrics": ("/x", [b'http_requests_total{code="200"} 12', b'http_requests_total{code="500"} 1', b"up 1", b"process_open_fds 31"]),
