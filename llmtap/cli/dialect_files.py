@@ -44,7 +44,7 @@ def write_draft(
     DialectTable(name=name, source=source, end="none", plain_text="content")  # Check the name.
     place = Path(source).name
     events = events_of(saved).events
-    structure = Structure(events, _VALUES_MAX)
+    structure = Structure(events, _VALUES_MAX, of_model=True)
     for event in events:
         structure.add(event)
     table = draft_table(structure, events, name, place, text=text)

@@ -322,7 +322,7 @@ class Exchange:
     uncertainty_ns: int = 0
     """Largest error of the times of output events, submission and end."""
     ttft_uncertainty_ns: int = 0
-    """Largest error of the times of submission and first token; set by the load generator only."""
+    """Largest error of the times of submission and first token."""
     uncertain: bool = False
     """Whether `uncertainty_ns` exceeds the operator's limit."""
     clock: Annotated[str, Bound(16, "llmtap")] = "mono"

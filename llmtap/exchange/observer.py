@@ -519,6 +519,12 @@ class Observer:
                     wait_ns = min(wait_ns, (lag_ns if stall_ns is None else stall_ns) + STALL_MISSED_NS)
             x.uncertainty_ns = max(lag_ns, wait_ns)
             x.ttft_uncertainty_ns = max(lag_ns, self._first_shared_ns)
+        early_ns = None if self._answer is None else self._answer.dialect.early_ns
+        if early_ns is not None and t.first_token_ns is not None:
+            # Events before the first token possibly had output, which was not read as such.
+            unread_ns = t.first_token_ns - early_ns
+            x.uncertainty_ns = max(x.uncertainty_ns, unread_ns)
+            x.ttft_uncertainty_ns = max(x.ttft_uncertainty_ns, unread_ns)
         x.request_bytes = request_bytes
         x.response_bytes = response_bytes
         if status is not None:

@@ -59,7 +59,8 @@ class ReadingLimit(StrEnum):
     """A limit that was reached while an answer was read, and what is therefore not known about the answer."""
 
     KEPT_EVENTS = "kept_events"
-    """The dialect was chosen early, because no more events could be kept (`dialects/chooser.py`)."""
+    """Events were released before the answer was understood, because no more could be kept
+    (`dialects/chooser.py`): output in them was not read as such."""
     REVISIONS = "revisions"
     """Other dialects are not tried on further events that the chosen dialect does not understand."""
     STRUCTURE_VALUES = "structure_values"

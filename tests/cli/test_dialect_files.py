@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.traces import Call
-from tests.protocol.structure.streams.forms import LAKE, Stream, stream
+from tests.protocol.structure.streams.forms import LAKE, Stream, so_far, stream
 from tests.protocol.structure.streams.invented import INVENTED
 from tests.protocol.structure.streams.silent import SILENT
 
@@ -55,6 +55,15 @@ def test_a_draft_reads_the_stream_that_it_was_made_of(
     assert drafted["tokens"]["source"] == "usage"
     for key in ("events", "tokens", "outcome"):
         assert drafted[key] == inferred[key]
+
+
+def test_a_text_that_grows_is_drafted_though_it_can_be_that_of_a_person(tmp_path: Path, call: Call) -> None:
+    path = save(tmp_path, stream("a", [{"text": text} for text in so_far(LAKE)]))
+    assert inspected(call, path)["reading"] == "none"
+    table = tmp_path / "acme.toml"
+    assert call("inspect", path, "--draft", "acme", "--out", table)[0] == 0
+    drafted = inspected(call, path, "--dialect", table)
+    assert (drafted["reading"], drafted["tokens"]["output"]) == ("dialect", len(LAKE))
 
 
 def test_a_draft_shows_no_text_if_asked(sse: Path, call: Call) -> None:

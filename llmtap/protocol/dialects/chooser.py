@@ -19,6 +19,8 @@ from llmtap.protocol.dialects.shapes import failure_in
 from llmtap.protocol.dialects.table.reader import TableReader
 from llmtap.protocol.repetition import RunningTotal
 from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.structure.structure import TEXT_CHARS_MAX
+from llmtap.protocol.structure.texts import Sequel, compare_texts
 
 EVENTS_KEPT_MAX: Final = 16
 """Maximum number of events with data that are stored until the dialect is known."""
@@ -35,6 +37,9 @@ _OUTPUTS_TO_REVISE: Final = 3
 of events that the chosen dialect does not understand."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
 """On a path that is not its own, a dialect is chosen only after this number of events with output or end."""
+_TEXTS_TO_COMPARE: Final = 4
+"""On a path that is not its own, a dialect that the events do not name is chosen only if two of its texts
+join, or after this number of texts."""
 _EVENTS_ON_PATH: Final = 2
 """On its own path, a table without output is chosen early only after it understood this number of events."""
 _UNREAD_ON_PATH: Final = 4
@@ -63,6 +68,10 @@ class _StoredEvent(NamedTuple):
     size: int
     t_ns: int
 
+    @property
+    def holds_data(self) -> bool:
+        return self.event is not None and _is_data(self.event)
+
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
@@ -88,6 +97,12 @@ class _Candidate:
     """Number of events with data that the dialect understood."""
     unread_events: int = 0
     """Number of events since its first claim that the dialect did not understand."""
+    texts: list[str] = field(default_factory=list)
+    """The first texts of the output, if nothing but the shape of the events fits the dialect."""
+    early_ns: int | None = None
+    """Time of the first event with output that was released before the dialect was chosen."""
+    sequel: Sequel | None = None
+    """How the texts follow each other; None before the first text."""
 
     def read(self, stored: _StoredEvent, *, before: bool = False) -> None:
         """Read a stored event. `before`: it came before the first claim, so it does not count as unread."""
@@ -105,7 +120,17 @@ class _Candidate:
         strong = delta.output or ended or delta.finish_reason is not None
         self.strong_events += strong
         self.output_events += delta.output or delta.verdict is not None
+        if delta.output and delta.text and not any(self.certainty) and len(self.texts) < EVENTS_KEPT_MAX:
+            self.texts.append(delta.text[:TEXT_CHARS_MAX])
+            self.sequel = compare_texts(self.texts)
         self.evidence += strong or _is_weak_evidence(delta)
+
+    def forget(self, released: _StoredEvent) -> None:
+        """Forget the Delta of the oldest stored event, which is released without a dialect."""
+        if released.delta is None and released.event is not None:
+            delta = self.deltas.pop(0)
+            if delta.output and self.early_ns is None:
+                self.early_ns = released.t_ns
 
     @property
     def rank(self) -> tuple[bool, bool, int, int]:
@@ -116,14 +141,26 @@ class _Candidate:
     def is_guess(self) -> bool:
         """Whether the events possibly belong to another API. On its own path, the dialect must understand one
         of five events. On another path, it must understand half of the events if they name it; else it must
-        understand all of them, and read output."""
+        understand all of them, and read output whose texts can be pieces of an answer."""
         if self.is_own:
             return False
         if self.is_on_path:
             return self.unread_events > _UNREAD_ON_PATH * self.parsed_events
         if self.claim >= _NAMED:
             return self.unread_events > self.parsed_events
-        return not self.output_events or self.unread_events > 0
+        if not self.output_events or self.unread_events:
+            return True
+        if self.output_events < _OUTPUTS_ON_FOREIGN_PATH and self.parsed_events < self.data_events / 2:
+            return True
+        # Texts that are notices, identifiers or constants are no pieces of an answer.
+        sequel = self.sequel
+        return sequel is not None and (sequel.are_no_text or sequel.are_constant or sequel.are_separate)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the texts are enough to see that they are pieces of an answer."""
+        sequel = self.sequel
+        return sequel is None or sequel.joining_pairs > 0 or len(self.texts) >= _TEXTS_TO_COMPARE
 
     @property
     def certainty(self) -> tuple[bool, bool, bool]:
@@ -144,13 +181,17 @@ class DialectChooser:
         "_data_events",
         "_dialects",
         "_has_read_output",
+        "_inferred",
         "_is_full",
         "_outputs_of_others",
         "_path",
         "_reading",
         "_revisions_left",
         "_stored_events",
+        "_times",
+        "_unexamined",
         "chosen",
+        "early_ns",
         "kept_bytes",
         "open",
     )
@@ -164,8 +205,17 @@ class DialectChooser:
         """Reader of the chosen dialect; None before the choice, and if no dialect fits."""
         self._reading = Reading.NONE
         self.kept_bytes = 0
+        self.early_ns: int | None = None
+        """Time of the first event that possibly had output, but was released before the answer was
+        understood; None if the first token is certain."""
         self._stored_events: list[_StoredEvent] = []
         self._data_events = 0
+        """Number of stored events with data."""
+        self._inferred: structure.InferredReader | None = None
+        """Reader of the structure, which has examined the events; None before the limit was reached first."""
+        self._unexamined: list[SseEvent] = []
+        self._times: list[int] = []
+        """Times of the events with data so far, while the answer is not understood."""
         self._candidates: list[_Candidate] = []
         self._certainty = (False, False, False)
         """Certainty of the chosen dialect (`_Candidate.certainty`)."""
@@ -173,7 +223,7 @@ class DialectChooser:
         self._outputs_of_others = 0
         self._revisions_left = REVISIONS_MAX
         self._is_full = False
-        """Whether the limit of stored events was reached before the dialect was certain."""
+        """Whether the limit of stored events was reached before the answer was understood."""
 
     @property
     def name(self) -> str | None:
@@ -233,23 +283,25 @@ class DialectChooser:
             best = best or self._add_candidates(event)
         if best is not None:
             return self._choose(best.reader, Reading.DIALECT, best)
-        if self._data_events >= EVENTS_KEPT_MAX or self.kept_bytes > BYTES_KEPT_MAX:
-            return self.conclude(whole=False)
-        return []
+        return self._release_oldest(tries=_is_data(event)) if self._has_too_many() else []
 
     def offer_known(self, delta: Delta, t_ns: int) -> list[Released]:
         """Take the Delta of an event that is not for a dialect. Return the events with a known meaning."""
         if not self._stored_events:
             return [Released(delta, None, t_ns)]
         self._store(_StoredEvent(None, delta, delta.size, t_ns))
-        return self.conclude(whole=False) if self.kept_bytes > BYTES_KEPT_MAX else []
+        return self._release_oldest(tries=False) if self._has_too_many() else []
 
     def conclude(self, *, whole: bool = True) -> list[Released]:
         """End the choice, and return the stored events with their meanings. `whole`: whether the answer is
         over; if not, the limit of stored events ends the choice."""
         if not self.open:
             return []
-        self._is_full = not whole
+        self._is_full |= not whole
+        return self._choose(*self._find_reader(whole=whole))
+
+    def _find_reader(self, *, whole: bool) -> tuple[Reader | None, Reading, _Candidate | None]:
+        """Return the most likely reader for the events so far, and the candidate that has it, if any."""
         likely = [
             c
             for c in self._candidates
@@ -266,19 +318,63 @@ class DialectChooser:
         if not any(c.output_events or c.is_on_path for c in likely):
             # Many APIs have the same names of events, ends, usage and errors. Output in the structure of the
             # events is better evidence than these names.
-            events = [stored.event for stored in self._stored_events if stored.event is not None]
-            reader = structure.infer(events, whole=whole) if likely else None
+            reader = self._infer(whole=whole) if likely else None
             if reader is not None and reader.knows_output:
-                return self._choose(reader, Reading.INFERRED, None)
+                return reader, Reading.INFERRED, None
         if likely:
             best = max(likely, key=lambda c: (c.strong_events, c.evidence, c.rank))
-            return self._choose(best.reader, Reading.DIALECT, best)
-        events = [stored.event for stored in self._stored_events if stored.event is not None]
+            return best.reader, Reading.DIALECT, best
         owners = self._dialects.owners(self._path)
-        if owners and self._data_events and all(map(_is_done_mark, filter(_is_data, events))):
-            return self._choose(self._dialects.entries[owners[0]](), Reading.DIALECT, None)
-        reader = structure.infer(events, whole=whole) if self._data_events else None
-        return self._choose(reader, Reading.NONE if reader is None else Reading.INFERRED, None)
+        if owners and self._unexamined and not self._is_full and all(map(_is_done_mark, self._unexamined)):
+            return self._dialects.entries[owners[0]](), Reading.DIALECT, None
+        reader = self._infer(whole=whole) if self._times else None
+        return reader, Reading.NONE if reader is None else Reading.INFERRED, None
+
+    def _infer(self, *, whole: bool) -> structure.InferredReader | None:
+        """Return a reader by the structure of all events so far; None if the whole answer has no output."""
+        events, self._unexamined = self._unexamined, []
+        if self._inferred is None:
+            self._inferred = structure.infer(events, whole=whole)
+            return self._inferred
+        for event in events:
+            self._inferred.examine(event)
+        is_last_chance = self._inferred.first_waiting <= self._released_count
+        if whole or is_last_chance or self.kept_bytes > BYTES_KEPT_MAX:
+            self._inferred.judge()
+        return self._inferred if self._inferred.knows_output or not whole else None
+
+    @property
+    def _released_count(self) -> int:
+        """Number of events with data that were released before the answer was understood."""
+        return len(self._times) - self._data_events
+
+    def _has_too_many(self) -> bool:
+        return self._data_events >= EVENTS_KEPT_MAX or self.kept_bytes > BYTES_KEPT_MAX
+
+    def _release_oldest(self, *, tries: bool) -> list[Released]:
+        """Choose if the stored events show how to read the answer; else release the oldest of them, and wait
+        for later events. `tries`: the latest event has data, so it possibly shows more."""
+        self._is_full = True
+        if tries:
+            reader, reading, by = self._find_reader(whole=False)
+            knows = reading is Reading.DIALECT or (self._inferred is not None and self._inferred.knows_output)
+            self._revisions_left -= not knows
+            if knows or self._revisions_left <= 0:
+                return self._choose(reader, reading, by)
+        out = []
+        while self._has_too_many() or (self._stored_events and not self._stored_events[0].holds_data):
+            stored = self._stored_events.pop(0)
+            self.kept_bytes -= max(stored.size, _EVENT_BYTES_MIN)
+            self._data_events -= stored.holds_data
+            for candidate in self._candidates:
+                candidate.forget(stored)
+            delta = stored.delta
+            if delta is None:
+                assert stored.event is not None
+                delta = _read_with_guardrail(None, stored.event)
+                delta.size = stored.size
+            out.append(Released(delta, stored.event, stored.t_ns))
+        return out
 
     def read_event(self, event: SseEvent) -> Delta:
         """Read an event after the choice."""
@@ -306,6 +402,9 @@ class DialectChooser:
 
     def _store(self, stored: _StoredEvent) -> None:
         self._stored_events.append(stored)
+        if stored.event is not None and stored.holds_data:
+            self._unexamined.append(stored.event)
+            self._times.append(stored.t_ns)
         self.kept_bytes += max(stored.size, _EVENT_BYTES_MIN)
 
     def _add_candidates(self, event: SseEvent) -> _Candidate | None:
@@ -354,8 +453,10 @@ class DialectChooser:
             return bool(candidate.strong_events) or (named and candidate.parsed_events >= enough)
         if not candidate.output_events or candidate.is_guess:
             return False
-        is_free = candidate.is_own and not self._dialects.owners(self._path)
-        return is_free or candidate.strong_events >= _OUTPUTS_ON_FOREIGN_PATH
+        if candidate.is_own and not self._dialects.owners(self._path):
+            return True
+        is_named = candidate.is_own or candidate.claim >= _NAMED
+        return candidate.strong_events >= _OUTPUTS_ON_FOREIGN_PATH and (is_named or candidate.joins)
 
     def _choose(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
         """Choose this reader, and return the stored events. `by`: the candidate that has already read these
@@ -363,7 +464,13 @@ class DialectChooser:
         self.open = False
         self.chosen, self._reading = reader, reading
         if by is not None:
-            self._certainty = by.certainty
+            self._certainty, self.early_ns = by.certainty, by.early_ns
+        elif isinstance(reader, structure.InferredReader):
+            reader.end_examination()
+            reader.knows_all = True
+            if self._is_full and reader.knows_output:
+                first = reader.first_output
+                self.early_ns = self._times[first] if first < self._released_count else None
         deltas = iter(()) if by is None else iter(by.deltas)
         out = []
         for event, delta, size, t_ns in self._stored_events:
@@ -374,6 +481,9 @@ class DialectChooser:
             assert delta is not None
             out.append(Released(delta, event, t_ns))
         self._stored_events, self._candidates, self.kept_bytes = [], [], 0
+        self._inferred, self._unexamined, self._times = None, [], []
+        if isinstance(reader, structure.InferredReader):
+            reader.knows_all = False
         return out
 
     def _revise(self, event: SseEvent, delta: Delta) -> Delta:

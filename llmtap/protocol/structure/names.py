@@ -125,17 +125,23 @@ ABOVE_NEVER: Final = _names("""
 ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
 ABOVE_USUAL: Final = _names("""
     generation, completion, chunk, answer, parts, message, messages, output, outputs, token, content, reply,
-    predictions, response, block, part
+    predictions, response, block, part, replies
 """)
 """Words that the names of objects and arrays with generated text often have."""
 ABOVE_DOUBTFUL: Final = frozenset({"result", "results"})
+STORED: Final = _names("""
+    table, collection, coll, database, db, row, record, column, columns, rev, revision, doc, docs, lsn,
+    before, after, old, sql, retain
+""")
+"""Words in the names of members that show a stored text, which grows while a person writes it: a row of a
+database, or a document."""
 KIND_STRONG: Final = _names("""
     delta, chunk, token, tokens, generation, partial, reasoning, thinking, thought, fragment, piece,
     completion, think, append, refusal
 """)
 """Words in the name or type of an event that show that the event adds text."""
 KIND_USUAL: Final = _names("""
-    text, content, answer, word, assistant, transcript, reply, speak, say, output, final
+    text, content, answer, word, assistant, transcript, reply, speak, say, output, final, response
 """)
 """Words in the name or type of an event that are usual if the event adds text, but do not prove it."""
 KIND_NEVER: Final = _names("""
@@ -146,18 +152,22 @@ KIND_NEVER: Final = _names("""
     span, queue, queued, hello, ready, ack, presence, typing, notification, alert, session, connected,
     disconnected, subscribe, subscribed, snapshot, compaction, moderation, guardrail, safety, echo, put,
     autosave, saved, user, human, system, observation, download, upload, pull, build, deploy, job, health,
-    billing, quota, rate, route, routing, cache, retry, suggestion, suggestions, followup, annotation,
+    draft, billing, quota, rate, route, routing, cache, retry, suggestion, suggestions, followup, annotation,
     references, stdout, stderr, stt, asr, heart, tick, sensor, reading, measurement, price, trade, quote,
     order, edit, file, files, config, obfuscation, fallback, memory
 """)
 """Words in the name or type of an event that show that the event adds no text, or repeats text."""
 BESIDE_NEVER: Final = _names("""
     level, severity, logger, progress, percent, percentage, eta, pid, hostname, similarity, relevance, score,
-    rank, url, author, username, user, sender, email, priority, alert, ip, sensor, unit, channel id, guild,
+    url, author, username, user, sender, email, priority, alert, ip, sensor, unit, channel id, guild,
     attendee, participant, suggest, price, currency, headline, likes, timestamp, attempt, exit, elapsed,
     stage, service
 """)
 """Words in the names of members beside a text that show that the text is a log line, notice or document."""
+SPAN: Final = frozenset({"start", "end"})
+"""Names of members beside a text that show that the text is a part of a known text."""
+ANNOTATIONS: Final = frozenset({"offset", "weight", "accepted", "rank"})
+"""Names of members beside a text that show that the text was known before, and is only annotated."""
 REASONING: Final = _names("""
     reasoning, thinking, think, thought, thoughts, cot, scratchpad, analysis, plan, reflection
 """)

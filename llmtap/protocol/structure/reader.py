@@ -1,9 +1,10 @@
 """Read an answer by the structure of its events.
 
 `dialects/chooser.py` calls `infer` with the first events of an answer that no dialect fits. The reader that
-`infer` returns continues to learn, because events of a new form can hold further output, the usage, or the
-end. If its table does not fit an event, and no dialect claims the event, the chooser calls `learn`. A place
-whose texts were judged to be no output stays without output: a later change would move the time of the first
+`infer` returns continues to learn, because events of a new form can hold output, the usage, or the end. While
+it knows no output, the chooser keeps the latest events, and calls `examine` with each new one. Afterwards, if
+its table does not fit an event, and no dialect claims the event, the chooser calls `learn`. From then on, a
+place that was judged to hold no output stays without output: a later change would move the time of the first
 token.
 """
 
@@ -61,7 +62,15 @@ def _compile(table_json: bytes) -> TableDialect:
 class InferredReader(TableReader):
     """Reader with a table that grows. It reports no verdict and no certain end."""
 
-    __slots__ = ("_input_tokens", "_reads_usage", "_structure", "_table", "_tables_left", "knows_output")
+    __slots__ = (
+        "_input_tokens",
+        "_reads_usage",
+        "_structure",
+        "_table",
+        "_tables_left",
+        "knows_all",
+        "knows_output",
+    )
 
     def __init__(self, structure: Structure, table: DialectTable | None) -> None:
         super().__init__(_compile(msgspec.json.encode(table or _EMPTY)))
@@ -72,6 +81,8 @@ class InferredReader(TableReader):
         self._input_tokens: int | None = None
         self.knows_output = table is not None
         """Whether the table reads some output."""
+        self.knows_all = False
+        """Whether the events that are read now were examined before, so that they teach nothing new."""
 
     @property
     def name(self) -> None:
@@ -123,11 +134,36 @@ class InferredReader(TableReader):
         """Return whether the event possibly counts tokens beside its text, while no rule reads counts."""
         return not self._reads_usage and event.data is not None and _COUNTS(event.data) is not None
 
+    def examine(self, event: SseEvent) -> None:
+        """Learn from an event that is kept, so that its texts can be judged when there are more of them."""
+        self._structure.waits = True
+        self._learn(event)
+        self._structure.waits = False
+
+    def end_examination(self) -> None:
+        """Let no event that was examined become output by later events, because it is read now."""
+        self._structure.judges_once = True
+        self._structure.outputs()
+
+    @property
+    def first_waiting(self) -> int:
+        """Number of the first examined event with a text that is not judged yet."""
+        return self._structure.first_waiting()
+
+    @property
+    def first_output(self) -> int:
+        """Number of the first examined event that has a text at a place of output."""
+        return min(place.indexes[0] for place in self._structure.outputs())
+
     def _learn(self, event: SseEvent) -> bool:
         """Add an event to the structure, and make a new table of it. Return whether the table changed."""
         structure = self._structure
-        if not (self._tables_left and structure.values_left and structure.add(event)):
+        if self.knows_all or not (self._tables_left and structure.values_left and structure.add(event)):
             return False
+        return self.judge()
+
+    def judge(self) -> bool:
+        """Make a table of all examined events. Return whether the table changed."""
         table = make_table(self._structure, whole=False)
         if table is None or table == self._table:
             return False

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from llmtap.protocol.delta import EventClass, ReadingLimit
 from llmtap.protocol.dialects.openai_shapes import NOT_ENDED, read_count, read_data, read_json
-from llmtap.protocol.speakers import MODEL_ROLES, MessageSpeakers, is_other_role, role_of
+from llmtap.protocol.speakers import MODEL_ROLES, SPEAKERS, MessageSpeakers, is_other_role, role_of
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
 from llmtap.protocol.structure.texts import compare_texts
@@ -34,6 +34,10 @@ ENOUGH: Final = 4
 _SURE_CHARS: Final = 8
 """Minimum length of a text that is certainly not repeated by chance."""
 _FIRST_EVENTS: Final = 16
+_TEXTS_TO_JUDGE: Final = 4
+"""Number of texts that show whether they are pieces; fewer can join by chance."""
+_JUDGED_AGAIN: Final = frozenset({_TEXTS_TO_JUDGE, 8, 16, TEXTS_MAX})
+"""Numbers of texts of a place at which it is judged again."""
 _MESSAGE_IDS: Final = ("message_id", "messageId", "item_id", "itemId", "id")
 _MEMBERS_MAX: Final = 16
 _HOLDER_MAX: Final = 32
@@ -50,6 +54,8 @@ class Kind:
     """Indexes of these events in the answer."""
     members: set[frozenset[str]] = field(default_factory=set)
     """Sets of names of members at the top of these events; {""} for an event that is no object."""
+    paths: set[Path] = field(default_factory=set)
+    """Paths of values in these events."""
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
@@ -59,6 +65,12 @@ class Kind:
     @property
     def words(self) -> frozenset[str]:
         return frozenset(word for name in self.names for word in name)
+
+    @property
+    def holds_stored_text(self) -> bool:
+        """Whether the events have members of a row of a database, or of a document."""
+        members = {name for path in self.paths for name in path}
+        return any(not names.STORED.isdisjoint(names.words(name)) for name in members)
 
 
 @dataclass(slots=True)
@@ -82,7 +94,9 @@ class Place:
     other_speaker_indexes: set[int] = field(default_factory=set)
     """Indexes of the events in which the text at this path has another speaker than the model."""
     holds_output: bool | None = None
-    """Whether the texts are output of the model; None before the place is judged."""
+    """Whether the texts are output of the model; None while this is not decided."""
+    judged: tuple[int, bool, bool] = (0, False, False)
+    """What the place was judged by: the number of its texts, and the signs of a model in the stream."""
     points: int = 0
     event_class: EventClass = EventClass.CONTENT
     cumulative: bool = False
@@ -116,9 +130,13 @@ class Structure:
     Args:
         events: the first events of the answer, which show which member names their kinds. They are not added.
         values_max: maximum number of JSON values that are examined.
+        of_model: the events are known to be the answer of a model.
     """
 
-    def __init__(self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX) -> None:
+    def __init__(
+        self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX, *, of_model: bool = False
+    ) -> None:
+        self._of_model = of_model
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
         """Name of the member at the top whose value names the kind of an event; None if unknown."""
         self.values_left = values_max
@@ -132,6 +150,10 @@ class Structure:
         """Indexes of the events in which a filter ended the answer: their text possibly replaces it."""
         self.models: set[Path] = set()
         self.event_count = 0
+        self.waits = False
+        """Whether a new place is judged only when it has enough texts."""
+        self.judges_once = False
+        """Whether no place is judged again when it has more texts."""
         self.message_id_member: str | None = None
         """Member with a message's id, if only the first event of a message names its speaker; else None."""
         self._messages = MessageSpeakers()
@@ -141,7 +163,8 @@ class Structure:
         """Data of the latest event if it is a known end mark, such as `[DONE]`; else None."""
 
     def add(self, event: SseEvent) -> bool:
-        """Add the next event. Return whether it has a new kind, place, count or flag."""
+        """Add the next event. Return whether it has a new kind, place, count or flag, or enough new texts to
+        judge a place again."""
         if event.data is None or not self.values_left:
             return False
         self._new_forms = 0
@@ -153,7 +176,7 @@ class Structure:
         self.end_text = str(value).strip() if is_end else None
         if is_end:
             return False
-        has_other_speaker = self._has_other_speaker(value)
+        has_other_speaker = self._has_other_speaker(value) or _is_request(value)
         kind: Kind | None = None
         for leaf in leaves(value, min(NODES_MAX, self.values_left), self.kind_member):
             self.values_left -= 1
@@ -161,6 +184,8 @@ class Structure:
                 kind = self._find_kind(event, value, leaf.marks, number)
                 if kind is None:
                     return False
+            if len(kind.paths) < PLACES_MAX:
+                kind.paths.add(leaf.path)
             if isinstance(leaf.value, str):
                 if not has_other_speaker:
                     self._add_text(leaf, kind, number)
@@ -177,22 +202,48 @@ class Structure:
         values = () if self.values_left else (ReadingLimit.STRUCTURE_VALUES,)
         return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._has_reached_limit else ())
 
+    def first_waiting(self) -> int:
+        """Return the number of the first event with a text whose place was never judged."""
+        waiting = (place.indexes[0] for place in self.places.values() if place.texts and not place.judged[0])
+        return min(waiting, default=self.event_count)
+
     def outputs(self) -> list[Place]:
-        """Return the places that hold output, the most certain first. Each place is judged only once."""
+        """Return the places that hold output, the most certain first.
+
+        While no place holds output, places are judged again when they have more texts. Afterwards, each place
+        is judged only once (`judges_once`), because a later change would move the time of the first token.
+        """
         counted = any(counter.values[-1] > 0 for counter in self.counters.values())
+        has_model = self._of_model or counted or bool(self.finish_reasons or self.models)
         paths = {place.path for place in self.places.values() if place.holds_output}
         holders = {path[:-1] for path in paths}
         for place in self.places.values():
-            if place.texts and place.holds_output is None:
+            judged_by = place.text_count, counted, has_model
+            if self.waits and not place.judged[0] and place.text_count < _TEXTS_TO_JUDGE:
+                continue
+            if place.texts and place.holds_output is None and place.judged != judged_by:
+                place.judged = judged_by
                 beside_output = place.path[:-1] in holders
-                _judge_place(place, counted=counted, beside_output=beside_output, on_path=place.path in paths)
-                place.holds_output = place.points >= ENOUGH and not self.filter_ends.issuperset(place.indexes)
+                _judge_place(
+                    place,
+                    counted=counted,
+                    has_model=has_model,
+                    beside_output=beside_output,
+                    on_path=place.path in paths,
+                )
+                if place.points >= ENOUGH and not self.filter_ends.issuperset(place.indexes):
+                    place.holds_output = True
         self._mark_flagged_places()
         out: list[Place] = []
         for place in sorted((p for p in self.places.values() if p.holds_output), key=lambda p: -p.points):
             place.holds_output = not _repeats_accepted(place, out)
             if place.holds_output:
                 out.append(place)
+        self.judges_once |= bool(out)
+        if self.judges_once:
+            for place in self.places.values():
+                if place.texts and place.holds_output is None:
+                    place.holds_output = False
         return out
 
     def _mark_flagged_places(self) -> None:
@@ -256,6 +307,7 @@ class Structure:
             if len(texts) < TEXTS_MAX:
                 texts.append(leaf.value[:TEXT_CHARS_MAX])
                 place.indexes.append(number)
+                self._new_forms += place.holds_output is None and len(texts) in _JUDGED_AGAIN
 
     def _has_other_speaker(self, value: Any) -> bool:
         """Return whether an event belongs to a message of another speaker than the model. An event that names
@@ -325,17 +377,26 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
     return None
 
 
+def _is_request(value: Any) -> bool:
+    """Return whether an event is a request of JSON-RPC to the client, which must answer it."""
+    return type(value) is dict and "params" in value and "id" in value and "method" in value
+
+
 def _may_hold_text(name: str) -> bool:
     phrase = names.meaning_of(name).phrase
     return phrase in names.STRONG or phrase in names.USUAL
 
 
-def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: bool) -> None:
+def _judge_place(place: Place, *, counted: bool, has_model: bool, beside_output: bool, on_path: bool) -> None:
     """Judge a place that has texts: set its points with their reasons, its class, and whether its texts are
-    cumulative. `counted`: the events count tokens. `beside_output`: another member of the same object holds
+    cumulative. `counted`: the events count tokens. `has_model`: they count tokens, or name a
+    finish reason or a model.
+    `beside_output`: another member of the same object holds
     output. `on_path`: events of another kind hold output at the same path."""
     own = names.words(place.path[-1]) if place.path and place.path[-1] != EACH else ()
     above = [names.words(name) for name in place.path[:-1] if name != EACH]
+    if ("method",) in place.kind.paths and place.path[0] == "params":
+        del above[:1]  # In a notification of JSON-RPC, the event is in `params`.
     if place.path and place.path[-1] == EACH and above:
         own = above.pop()
     marks = [
@@ -403,7 +464,8 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
         add(1, "name of the event")
     if kinds & names.KIND_NEVER:
         add(-5, "name of the event")
-    if place.roles & MODEL_ROLES:
+    is_of_model = bool(place.roles & MODEL_ROLES)
+    if is_of_model:
         add(1, "role of the model")
     if counted and named:
         add(1, "tokens are counted")
@@ -413,7 +475,8 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
         add(1, "output beside it")
     if sequel.are_cumulative:
         place.cumulative = True
-        add(4, "the text so far")
+        # A text that a person writes grows, too: the rest of the stream must show a model.
+        add(4 if has_model or is_of_model else 1, "the text so far")
     elif sequel.are_pieces and not sequel.are_lines:
         add(3, "pieces of one text")
         if sequel.joining_pairs >= 5:
@@ -424,11 +487,16 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
         add(-4, "texts apart from each other")
     if sequel.are_lines:
         add(-2, "whole lines")
-    strange = len(place.neighbours & names.BESIDE_NEVER)
-    if strange:
-        add(-min(3, 2 * strange), "members beside it")
-    if place.neighbours & names.END_FLAGS or any(
-        names.REASON_WORDS.intersection(b.split()) for b in place.neighbours
+    if (sequel.are_cumulative or not named) and place.kind.holds_stored_text:
+        add(-3, "members of a row or document")
+    if place.neighbours & names.BESIDE_NEVER - frozenset(SPEAKERS if is_of_model else ()):
+        add(-3, "members beside it")
+    is_span = place.neighbours >= names.SPAN
+    if is_span or place.neighbours & names.ANNOTATIONS:
+        add(-4, "annotations of a known text")
+    if not is_span and (
+        place.neighbours & names.END_FLAGS
+        or any(names.REASON_WORDS.intersection(b.split()) for b in place.neighbours)
     ):
         add(1, "an end mark beside it")
     place.points = points

@@ -1,13 +1,14 @@
 """Invariant: a dialect is chosen by an event that it reads as output or end; every event keeps its time."""
 
 import json
+import random
 from typing import Any
 
 import pytest
 
 from llmtap.protocol.delta import Delta, EventClass, Reading, ReadingLimit
 from llmtap.protocol.dialects import chooser as module
-from llmtap.protocol.dialects.chooser import BYTES_KEPT_MAX, EVENTS_KEPT_MAX, DialectChooser
+from llmtap.protocol.dialects.chooser import BYTES_KEPT_MAX, EVENTS_KEPT_MAX, REVISIONS_MAX, DialectChooser
 from llmtap.protocol.dialects.registry import Dialects
 from llmtap.protocol.dialects.table.declaration import DialectTable, decode_table
 from llmtap.protocol.sse import SseEvent
@@ -192,19 +193,22 @@ def test_an_end_mark_alone_is_of_the_dialect_of_the_path() -> None:
 
 def test_events_and_bytes_kept_are_bounded() -> None:
     chooser = DialectChooser("/x")
-    told = read(chooser, [{"type": "acme"}] * (EVENTS_KEPT_MAX - 1))
-    chooser = DialectChooser("/x")
     for i in range(EVENTS_KEPT_MAX - 1):
         assert chooser.offer(event({"type": "acme"}), 20, i) == []
-    assert len(chooser.offer(event({"type": "acme"}), 20, 0)) == EVENTS_KEPT_MAX == len(told) + 1
-    assert not chooser.open
-    assert chooser.kept_bytes == 0
+    kept = chooser.kept_bytes
+    for i in range(EVENTS_KEPT_MAX - 1, EVENTS_KEPT_MAX + REVISIONS_MAX - 2):
+        (released,) = chooser.offer(event({"type": "acme"}), 20, i)
+        assert (released.t_ns, chooser.kept_bytes) == (i + 1 - EVENTS_KEPT_MAX, kept)
+    assert len(chooser.offer(event({"type": "acme"}), 20, 0)) == EVENTS_KEPT_MAX
+    assert (chooser.open, chooser.kept_bytes) == (False, 0)
     chooser = DialectChooser("/x")
     assert chooser.offer(event({"type": "acme"}), 20, 0) == []
-    alive, n = SseEvent(0, 2, None, None, True), 0
-    while chooser.open:
-        n += len(chooser.offer(alive, 2, 0))
-    assert n <= BYTES_KEPT_MAX // 256 + 1, "keep-alives behind it are kept, and bounded"
+    alive = SseEvent(0, 2, None, None, True)
+    released = [chooser.offer(alive, 2, 0) for _ in range(1_000)]
+    n = BYTES_KEPT_MAX // 256
+    assert [len(r) for r in released] == [0] * (n - 1) + [n + 1] + [1] * (1_000 - n), (
+        "keep-alives are bounded"
+    )
     chooser = DialectChooser("/x")
     assert len(chooser.offer(event({"type": "a" * BYTES_KEPT_MAX}), BYTES_KEPT_MAX + 20, 0)) == 1
     assert chooser.limits == (ReadingLimit.KEPT_EVENTS,)
@@ -313,6 +317,7 @@ def test_only_a_name_or_its_path_makes_the_end_of_a_table_certain() -> None:
 
 class _Inferred:
     name = None
+    knows_output = True
 
     def read_event(self, event: SseEvent) -> Delta:
         value = json.loads(event.data or b"{}")
@@ -357,3 +362,30 @@ def test_paths_of_a_users_table_choose_among_tables_and_exclude_no_answer() -> N
         assert name("/other", events, with_path) is None
     chooser = DialectChooser(CHAT, Dialects([with_path]))
     assert [bool(chooser.offer(event(say), 10, 0)) for _ in range(2)] == [False, True]
+
+
+def test_every_event_is_released_once_in_its_order() -> None:
+    rng = random.Random(7)
+    forms: list[Any] = [
+        {"type": "status", "message": "Loading"},
+        {"bit": " on"},
+        {"response": " on"},
+        {"token": {"text": " on"}},
+        {"error": {"message": "m"}},
+        {"type": "ping"},
+        {"text": "a" * 9_000},
+        chunk(" on"),
+        SseEvent(0, 2, None, None, True),
+        SseEvent(0, 20_000, b"{}", b"ping"),
+        b"[DONE]",
+        b"{broken",
+    ]
+    for path in ("/x", CHAT) * 100:
+        chosen = rng.sample(forms, rng.randrange(1, 5))
+        values = [rng.choice(chosen) for _ in range(rng.randrange(400))]
+        chooser = DialectChooser(path)
+        told = read(chooser, values)
+        assert [t_ns for t_ns, _ in told] == list(range(len(values)))
+        assert chooser.kept_bytes == 0
+        first = next((t_ns for t_ns, delta in told if delta.output), None)
+        assert chooser.early_ns is None or (first is None or chooser.early_ns < first)

@@ -6,10 +6,12 @@ from llmtap.protocol.delta import Delta, Reading
 from llmtap.protocol.dialects.chooser import DialectChooser
 from tests.protocol.structure.streams.foreign import FOREIGN
 from tests.protocol.structure.streams.forms import Stream, stream
+from tests.protocol.structure.streams.other_servers import OTHER_SERVERS
 from tests.protocol.structure.streams.repeated_input import REPEATED, Answer
 
-NOT_FOUND = {"deepgram stt", "codex exec", "socket.io", "html"}
+NOT_FOUND = {"deepgram stt", "codex exec", "socket.io", "html", "heartbeat then plain"}
 """Streams whose few or framed texts are not found."""
+UNKNOWN = {**FOREIGN, **OTHER_SERVERS}
 
 
 def read(answer: Answer, name: str) -> tuple[Stream, DialectChooser, list[Delta]]:
@@ -32,18 +34,18 @@ def test_a_text_of_the_user_is_no_output(name: str) -> None:
     assert [i for i, delta in enumerate(deltas) if delta.content] == s.content
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", UNKNOWN)
 def test_only_the_text_of_the_model_is_output(name: str) -> None:
-    s, _, deltas = read(FOREIGN[name], name)
+    s, _, deltas = read(UNKNOWN[name], name)
     output = [i for i, delta in enumerate(deltas) if delta.output]
     assert output == ([] if name in NOT_FOUND else s.output)
     content = [i for i, delta in enumerate(deltas) if delta.content]
     assert content[:1] == ([] if name in NOT_FOUND else s.content[:1])
 
 
-@pytest.mark.parametrize("name", [*FOREIGN, *REPEATED])
+@pytest.mark.parametrize("name", [*UNKNOWN, *REPEATED])
 def test_no_foreign_answer_is_judged(name: str) -> None:
-    _, chooser, deltas = read({**FOREIGN, **REPEATED}[name], name)
+    _, chooser, deltas = read({**UNKNOWN, **REPEATED}[name], name)
     is_over = any(delta.done or delta.finish_reason for delta in deltas)
     assert is_over or not (chooser.end_certain and any(delta.output for delta in deltas)), "called cut off"
     assert not any(delta.verdict or delta.refusal or delta.error_type for delta in deltas)

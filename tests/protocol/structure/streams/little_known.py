@@ -161,7 +161,6 @@ def little_known(t: list[str]) -> dict[str, list[Item]]:
             )
             for i in range(len(t))
         ],
-        "cumul_neutral": [Out({"q": "".join(t[: i + 1]), "n": i}) for i in range(len(t))],
         "patch": [Out({"p": "/message/content/parts/0", "o": "append", "v": x}) for x in t],
         "bot": [Out({"bot": {"say": x}}) for x in t] + [{"bot": {"bye": True}}],
         "transl": [Out({"translation": x, "final": False}) for x in t],
