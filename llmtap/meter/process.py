@@ -98,7 +98,8 @@ def _load_configured_tokenizer(text: str | None) -> Encode | None:
     try:
         return load_tokenizer(text)
     except LlmtapError as exc:  # unlikely, since the proxy has loaded this tokenizer; measure without it
-        log.error("event=tokenizer_not_loaded error=%r", str(exc))
+        hint = "tokens are measured without it: correct meter.tokenizer and reload"
+        log.error("event=tokenizer_not_loaded error=%r hint=%r", str(exc), hint)
         return None
 
 

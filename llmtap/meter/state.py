@@ -391,7 +391,9 @@ class MeterState:
                 # The folder was removed and made again, so our lock is on a deleted file: take a new lock.
                 self._unlock()
                 if not self._lock():
-                    raise StateError("another meter uses the folder")
+                    raise StateError(
+                        "another meter uses the folder. Hint: give each meter its own meter.state"
+                    )
             write_state(folder / name, saved)
             return [name for name in remove if not remove_file(self._folder / name)]
 

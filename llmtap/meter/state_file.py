@@ -21,6 +21,7 @@ FILE_BYTES_MAX: Final = 256 << 20
 """Maximum size of a file. A large state has about 40 MB: 20,000 units in each of four arms."""
 _MAGIC: Final = b"llmtap state "
 _DIGEST_BYTES: Final = 16
+_SET_ASIDE: Final = ". The meter renames it to meter.state.bad and begins without it"
 
 
 class SavedState(msgspec.Struct, array_like=True):
@@ -66,7 +67,10 @@ def write_state(path: Path, saved: SavedState) -> None:
     body = msgspec.msgpack.encode(saved)
     data = b"%b%d\n%b%b" % (_MAGIC, FORMAT, blake2b(body, digest_size=_DIGEST_BYTES).digest(), body)
     if len(data) > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"the state has {len(data)} bytes; the limit is {FILE_BYTES_MAX}")
+        raise OSError(
+            errno.EFBIG,
+            f"the state has {len(data)} bytes; at most {FILE_BYTES_MAX} are stored",
+        )
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
@@ -91,25 +95,29 @@ def read_state(path: Path) -> SavedState | None:
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise StateError("the path is not a regular file")
+            raise StateError(f"the path is not a regular file{_SET_ASIDE}")
         if status.st_uid != os.geteuid():
-            raise StateError(f"user {status.st_uid} owns the file, and the meter runs as user {os.geteuid()}")
+            users = f"user {status.st_uid} owns the file, and the meter runs as user {os.geteuid()}"
+            raise StateError(users + _SET_ASIDE)
         if status.st_size > FILE_BYTES_MAX:
-            raise StateError(f"the file has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}")
+            raise StateError(
+                f"the file has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}{_SET_ASIDE}"
+            )
         data = file.read(status.st_size)
     head, _, rest = data.partition(b"\n")
     if not head.startswith(_MAGIC):
-        raise StateError("the file is not a state file of llmtap")
+        raise StateError(f"the file is not a state file of llmtap{_SET_ASIDE}")
     number = head.removeprefix(_MAGIC).decode(errors="replace")
     if number != str(FORMAT):
-        raise StateError(f"another version of llmtap wrote the file (format {number}, expected {FORMAT})")
+        formats = f"format {number}, expected {FORMAT}"
+        raise StateError(f"another version of llmtap wrote the file ({formats}){_SET_ASIDE}")
     digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
     if blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
-        raise StateError("the file is damaged: its checksum is wrong")
+        raise StateError(f"the file is damaged: its checksum is wrong{_SET_ASIDE}")
     try:
         return msgspec.msgpack.decode(body, type=SavedState)
     except msgspec.MsgspecError as exc:
-        raise StateError(f"the file cannot be decoded: {exc}") from None
+        raise StateError(f"the file cannot be decoded: {exc}{_SET_ASIDE}") from None
 
 
 def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:

@@ -55,7 +55,7 @@ def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
         name = word.replace("-", "_")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            meant = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(known)}"
             raise ValueError(f"no {noun} is called {name!r}{meant}")
         try:
             values[name] = read_text(known[name].kind, text)
@@ -268,7 +268,7 @@ def nearest_hint(
 
 
 def missing_key_error(table: str, name: str) -> ConfigError:
-    return ConfigError(table, f"the key `{name}` is missing")
+    return ConfigError(table, f"the key `{name}` is missing", f"add a line {name} = VALUE")
 
 
 def is_http_url(text: str) -> bool:

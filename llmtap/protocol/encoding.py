@@ -71,9 +71,9 @@ class DecodingBudget:
         """Count `size` decoded bytes. Raises DecodeError if the body has too many now."""
         self.decoded_bytes += size
         if self.decoded_bytes > self._decoded_bytes_max:
-            raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
+            raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes, the maximum")
         if self.decoded_bytes > max(RATIO_FREE_BYTES, self._ratio_max * self._coded_bytes):
-            raise DecodeError(f"the body decodes to more than {self._ratio_max} times its size")
+            raise DecodeError(f"the body decodes to more than {self._ratio_max} times its size, the maximum")
 
 
 class _Stage(Protocol):
@@ -154,7 +154,7 @@ def _stage_of(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError("the body has an unknown content coding; known are gzip, deflate, br and zstd")
+    raise DecodeError("the body has an unknown Content-Encoding; expected gzip, deflate, br or zstd")
 
 
 def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
@@ -194,7 +194,7 @@ class _Gzip:
             try:
                 yield from inflate(self._inflater, data, budget)
             except zlib.error:
-                raise DecodeError("the body is not valid gzip") from None
+                raise DecodeError("the body is not valid gzip, as its Content-Encoding says") from None
             if not self._inflater.eof:
                 return
             data = self._inflater.unused_data
@@ -226,7 +226,7 @@ class _Deflate:
         try:
             yield from inflate(self._inflater, data, budget)
         except zlib.error:
-            raise DecodeError("the body is not valid deflate") from None
+            raise DecodeError("the body is not valid deflate, as its Content-Encoding says") from None
 
 
 class _Brotli:
@@ -247,7 +247,7 @@ class _Brotli:
                     return
                 data = b""
         except brotli.error:
-            raise DecodeError("the body is not valid brotli") from None
+            raise DecodeError("the body is not valid brotli, as its Content-Encoding says") from None
 
 
 class _Zstd:

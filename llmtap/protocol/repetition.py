@@ -123,7 +123,7 @@ def _check_value(data: bytes, start: int, end: int, is_string: bool) -> None:
     if is_string:
         _decode_text(data[start - 1 : end + 1])
     elif not ((number := data[start:end]).isdigit() and (number >= b"1" or number == b"0")):
-        raise ValueError("the values that differ between events are not all texts or whole numbers")
+        raise ValueError("a value that differs between events is neither a text nor a whole number")
 
 
 def find_repetition(

@@ -280,5 +280,9 @@ def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
 def bind_error(key: str, text: str, error: OSError) -> ConfigError:
     """Return the error for an address (the value of the option `key`) that cannot be bound."""
     option = "--admin" if key == "meter.admin" else "--listen"
-    hint = f"choose another address with {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
+    hint = (
+        f"choose another address with {option} HOST:PORT"
+        if error.errno == errno.EADDRINUSE
+        else "use an address of this host"
+    )
     return ConfigError(f"{key} ({option})", f"cannot listen on {text}: {error.strerror}", hint)

@@ -105,7 +105,11 @@ def check(session: BenchSession, params: CapacityParams) -> None:
             "such as ttft_p99 = 2s",
         )
     if params.maximum < params.initial:
-        raise ConfigError("maximum", f"is {params.maximum}, below initial ({params.initial})")
+        raise ConfigError(
+            "maximum",
+            f"is {params.maximum}, below initial ({params.initial})",
+            "increase maximum, or reduce initial",
+        )
     check_duration(session, params.duration, DURATION_MIN, "5.5.3")
     if params.per_slot < PER_SLOT_MIN and not session.quick:
         raise ConfigError(

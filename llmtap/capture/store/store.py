@@ -466,7 +466,8 @@ def _lock_folder(options: CaptureOptions, folder: Path, supervisor: int | None =
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise ConfigError(key, f"{path} cannot be opened: {exc.strerror}") from None
+        hint = "choose a folder that this user may write to"
+        raise ConfigError(key, f"{path} cannot be opened: {exc.strerror}", hint) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

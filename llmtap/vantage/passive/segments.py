@@ -228,7 +228,7 @@ class TcpDirection:
         mine = payload[behind - n : behind]  # the bytes that overlap `last`
         start = len(last) - n
         if mine != last[start : start + len(mine)]:
-            raise LostSyncError("contradicting")  # two packets have different values of the same byte
+            raise LostSyncError("contradicting")  # two packets have different values for the same position
 
     def _store_early(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
         if not self._early_segments:
