@@ -353,7 +353,7 @@ class SeveralValues(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined: list[str] = []
-        # Pattern of additional words of the option before `arg`, if this option has a value; else None.
+        # Pattern of further values of the last option (`--pp 8 16`); None if it takes no more values.
         pattern: str | None = None
         for i, arg in enumerate(args):
             if pattern and re.fullmatch(pattern, arg):

@@ -166,7 +166,7 @@ class MeterState:
     async def _leave_to(self, folder: Path) -> None:
         await self._absorb_new_files()
         if self._lock_fd is None and folder == self._folder:
-            # Another proxy uses this folder, and must not get our figures.
+            # Another proxy has locked this folder: stop, so that it does not get the figures of this proxy.
             self._stop_periodic_task()
             return
         self._next_folder = folder

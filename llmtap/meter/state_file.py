@@ -21,7 +21,6 @@ FILE_BYTES_MAX: Final = 256 << 20
 """Maximum size of a file. A large state has about 40 MB: 20,000 units in each of four arms."""
 _MAGIC: Final = b"llmtap state "
 _DIGEST_BYTES: Final = 16
-_SET_ASIDE: Final = ". The meter renames it to meter.state.bad and begins without it"
 
 
 class SavedState(msgspec.Struct, array_like=True):
@@ -44,7 +43,7 @@ class SavedState(msgspec.Struct, array_like=True):
 
 
 class StateError(LlmtapError):
-    """A file or folder of the state cannot be used. The message has no path; the caller adds it in front."""
+    """A file or folder of the state cannot be used. `MeterState` adds the path and a hint to the message."""
 
 
 def check_folder(folder: Path) -> None:
@@ -86,7 +85,10 @@ def write_state(path: Path, saved: SavedState) -> None:
 
 
 def read_state(path: Path) -> SavedState | None:
-    """Return the content of a file, or None if the file does not exist. Raises StateError and OSError."""
+    """Return the content of a file, or None if the file does not exist. Raises StateError and OSError.
+
+    The caller logs the error with the path and the hint that the meter continues without the file.
+    """
     try:
         # O_NONBLOCK, because the open of a FIFO would otherwise wait until another process writes to it.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,29 +97,25 @@ def read_state(path: Path) -> SavedState | None:
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise StateError(f"the path is not a regular file{_SET_ASIDE}")
+            raise StateError("the path is not a regular file")
         if status.st_uid != os.geteuid():
-            users = f"user {status.st_uid} owns the file, and the meter runs as user {os.geteuid()}"
-            raise StateError(users + _SET_ASIDE)
+            raise StateError(f"user {status.st_uid} owns the file, and the meter runs as user {os.geteuid()}")
         if status.st_size > FILE_BYTES_MAX:
-            raise StateError(
-                f"the file has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}{_SET_ASIDE}"
-            )
+            raise StateError(f"the file has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}")
         data = file.read(status.st_size)
     head, _, rest = data.partition(b"\n")
     if not head.startswith(_MAGIC):
-        raise StateError(f"the file is not a state file of llmtap{_SET_ASIDE}")
+        raise StateError("the file is not a state file of llmtap")
     number = head.removeprefix(_MAGIC).decode(errors="replace")
     if number != str(FORMAT):
-        formats = f"format {number}, expected {FORMAT}"
-        raise StateError(f"another version of llmtap wrote the file ({formats}){_SET_ASIDE}")
+        raise StateError(f"another version of llmtap wrote the file (format {number}, expected {FORMAT})")
     digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
     if blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
-        raise StateError(f"the file is damaged: its checksum is wrong{_SET_ASIDE}")
+        raise StateError("the file is damaged: its checksum is wrong")
     try:
         return msgspec.msgpack.decode(body, type=SavedState)
     except msgspec.MsgspecError as exc:
-        raise StateError(f"the file cannot be decoded: {exc}{_SET_ASIDE}") from None
+        raise StateError(f"the file cannot be decoded: {exc}") from None
 
 
 def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:

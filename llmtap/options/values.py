@@ -55,7 +55,7 @@ def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
         name = word.replace("-", "_")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(known)}"
+            meant = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"no {noun} is called {name!r}{meant}")
         try:
             values[name] = read_text(known[name].kind, text)

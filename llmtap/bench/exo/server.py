@@ -383,7 +383,7 @@ class ExoCluster:
         )
         try:
             await self._wait_until_ready(placed.id, list(shards.get("runnerToShard") or {}))
-        except BaseException:  # Also after a cancellation: CancelledError is no Exception.
+        except BaseException:  # CancelledError is no Exception, but the instance must be removed then, too.
             await self.remove(placed)
             raise
         return placed

@@ -184,7 +184,7 @@ def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
 
 
 def _bound_s(params: CapacityParams) -> float:
-    assert params.ttft_p99 is not None  # `check` raised an error for None.
+    assert params.ttft_p99 is not None  # `check` has refused the value None.
     return to_seconds(params.ttft_p99)
 
 

@@ -432,7 +432,7 @@ def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         if all(getattr(info, name) == getattr(first, name) for info in infos)
     }
     for name in ("arrivals", "blocks"):
-        same.setdefault(name, "")  # If the files differ: the field's default would be a real value.
+        same.setdefault(name, "")  # If the files differ, use "" (mixed), not the default.
     damaged: dict[str, int] = {}
     for info in infos:
         for unit, n in info.damaged.items():

@@ -167,7 +167,7 @@ def _plan_of_trace(
             ),
         )
     except ConfigError as exc:
-        if exc.hint is None and not Path(place).exists() and "://" not in place:
+        if not Path(place).exists() and "://" not in place:
             raise ConfigError(
                 place, exc.problem, f"give the path of a trace, or a workload: {', '.join(workload_texts())}"
             ) from None

@@ -275,7 +275,7 @@ class GridSource:
                 except ConfigError as exc:
                     known = self.name == "-" or "://" in self.name or Path(self.name).exists()
                     hint = None if known else "`llmtap sim run --presets` lists the synthetic workloads"
-                    raise ConfigError(exc.place, exc.problem, exc.hint or hint) from None
+                    raise ConfigError(exc.place, exc.problem, hint or exc.hint) from None
             self._digests[key] = digest_of(trace)
             self.traces.setdefault(self._digests[key], trace)
         digest = self._digests[key]

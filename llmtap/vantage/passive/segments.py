@@ -150,7 +150,7 @@ class TcpDirection:
 
     def __init__(self, early: EarlyBytes, *, is_up: bool) -> None:
         self.is_up = is_up
-        self.peer: TcpDirection = self  # other direction; set by the owner
+        self.peer: TcpDirection = self  # direction of the peer; TcpConnection sets it
         self.next_seq: int | None = None
         """Sequence number of the next byte; None while it is unknown."""
         self.last_payload = b""

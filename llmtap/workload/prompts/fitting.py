@@ -101,7 +101,7 @@ class _Search:
             by_word = 1.0
         words += round((wanted - last) / by_word)
         if (words, 0) in self._tokens_by_size and self._longest_too_short is None:
-            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter: atoms can fill the rest.
+            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter, so that atoms can fill it.
         return self._set_size(words, 0)
 
     def guess_atoms(self) -> bool:
@@ -269,7 +269,7 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
         size = tokens + tokens // 16 + 4
         best, count = cut(made(size), tokens)
         if count < tokens:
-            # `made` counts by llmtap's tokenizer; by this one, the text is too short: make a longer one.
+            # This tokenizer counts fewer tokens than `made` expects, so make a longer text.
             size = size * tokens // max(1, count) + 4
             again, more = cut(made(size), tokens)
             if more > count:
