@@ -20,8 +20,8 @@ from llmtap.units import Bytes, Duration
 LEVELS: Final = ("none", "coarse", "shape", "full")
 """Privacy levels, from the one that stores least to the one that stores most."""
 PATTERN_PREFIX: Final = "re:"
-_PATTERN_HINT: Final = "write re: and a regular expression of Python, such as re:[0-9]{8}"
 """Prefix of a rule in `redact` which shows that the rest is the operator's own regular expression."""
+_PATTERN_HINT: Final = "write re: and a regular expression of Python, such as re:[0-9]{8}"
 FLUSH_NS_MAX: Final = 10_000_000_000
 """Maximum of `flush`: with a longer interval, a meter that is killed would lose too many rows."""
 PAIR_KEY_CHARS_MIN: Final = 16

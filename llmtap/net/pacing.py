@@ -62,7 +62,7 @@ class Pacer:
             self._run_turn()
 
     def close(self) -> None:
-        """Make no more calls."""
+        """Stop: call no waker any more."""
         self._closed = True
         self._heap.clear()
         if self._alarm is not None:

@@ -154,7 +154,7 @@ def _stage_of(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError("the body has an unknown Content-Encoding; expected gzip, deflate, br or zstd")
+    raise DecodeError("the body has an unknown content coding; expected gzip, deflate, br or zstd")
 
 
 def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:

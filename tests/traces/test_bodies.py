@@ -153,5 +153,5 @@ def test_an_element_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bodies, "BODY_BYTES_MAX", 1_000)
     monkeypatch.setattr(bodies, "_READ_BYTES", 100)
     assert len(elements(b'["' + b'x","' * 900 + b'"]')) == 901
-    with pytest.raises(FormatError, match="one element of the JSON is longer"):
+    with pytest.raises(FormatError, match="an element of the JSON must have at most"):
         elements(b'["' + b"x" * 2_000)

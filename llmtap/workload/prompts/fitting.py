@@ -212,7 +212,7 @@ class ElasticPrompts:
         self._overheads: dict[tuple[bool, int], int] = {}
         """Known overheads, by whether there is a system prompt and by the number of turns."""
         self._overhead = 0
-        """Latest overhead that was found."""
+        """Tokens of the latest prompt in addition to its words: the first guess for the next prompt."""
 
     def prompt(self, row: int) -> Prompt:
         return self.prompts([row])[0][0]

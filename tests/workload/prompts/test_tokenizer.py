@@ -202,7 +202,7 @@ def test_the_folder_says_which_template(
 
 @pytest.mark.parametrize(
     ("config", "problem"),
-    [({}, "has no chat template"), ("{", "cannot be read"), ("[]", "is not a JSON object"),
+    [({}, "has no chat template"), ("{", "is not valid JSON"), ("[]", "is not a JSON object"),
      ({"chat_template": [{"name": "rag", "template": "r"}]}, "has no chat template")],
 )  # fmt: skip
 def test_a_folder_without_one_is_named(tmp_path: Path, config: object, problem: str) -> None:
