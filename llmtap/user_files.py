@@ -135,4 +135,4 @@ def _check_depth(text: str, path: Path) -> None:
             depth = depth + 1 if token in "[{" else max(0, depth - 1) if token in "]}" else depth
         if depth > DEPTH_MAX or parts >= DEPTH_MAX:
             line = text.count("\n", 0, match.start()) + 1
-            raise ConfigError(f"{path}, line {line}", _TOO_DEEP, f"at most {DEPTH_MAX} levels are read")
+            raise ConfigError(f"{path}, line {line}", _TOO_DEEP, f"use at most {DEPTH_MAX} levels")

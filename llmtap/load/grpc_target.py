@@ -284,7 +284,10 @@ class _Answer:
                     self.error = f"upstream ended the answer with the finish reason {x.finish_reason}"
                 return
             case grpc.StatusCode.CANCELLED:
-                self.outcome, self.error = Outcome.CLIENT_CANCELLED, "the run ended before the answer"
+                self.outcome, self.error = (
+                    Outcome.CLIENT_CANCELLED,
+                    "the run ended before the answer: see --drain",
+                )
                 return
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 self.outcome = Outcome.UPSTREAM_TIMEOUT

@@ -560,7 +560,7 @@ class Call:
                 head, start, end = next_head
                 if head.status == 101:
                     raise PeerProtocolError(
-                        "the server answered 101 (Switching Protocols), but no upgrade was requested",
+                        "the server answered 101 (Switching Protocols) to a plain request: check its URL",
                         502,
                     )
                 observer.response_head(data[start:end], t_ns, 0)

@@ -187,7 +187,9 @@ class WebSocketSession:
             self._end(Outcome.UPSTREAM_RESET, self._break_reason)
 
     def cancel_opening(self) -> None:
-        self._fail_opening(Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived")
+        self._fail_opening(
+            Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived: see --drain"
+        )
 
     def look_again(self, now_ns: int) -> None:
         if self._stream is not None and now_ns - self._last_activity_ns > QUIET_NS:
@@ -197,7 +199,7 @@ class WebSocketSession:
     def start_close(self) -> None:
         if self._answer is not None:
             self._answer.fail(
-                Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived"
+                Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived: see --drain"
             )
         self._send_frame(Opcode.CLOSE, NORMAL)
         stream, self._stream = self._stream, None
@@ -476,7 +478,9 @@ class WebSocketTarget:
     def cancel(self, request_id: str) -> None:
         if request_id in self._open_requests:
             session, answer = self._open_requests[request_id]
-            answer.fail(Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived")
+            answer.fail(
+                Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived: see --drain"
+            )
             session.cancel_opening()
 
     async def close(self) -> None:

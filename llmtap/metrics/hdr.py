@@ -86,7 +86,7 @@ def values(text: str) -> Iterator[tuple[float, int]]:
             index += -number or 1
             continue
         if index > last:
-            raise ValueError(f"the HdrHistogram has a value above its declared maximum of {shape.highest}")
+            raise ValueError(f"a value is above the declared maximum of {shape.highest}: write the log again")
         yield shape.middle(index), number
         index += 1
 
@@ -151,7 +151,9 @@ def _decode(text: str) -> tuple[_Buckets, bytes]:
             " 1 to 5 digits, a lowest value >= 1, and a highest value of at least twice the lowest"
         )
     if size != len(raw) - _COMPRESSED.size or not inflater.eof or length != len(body) - _HEAD.size:
-        raise ValueError("the HdrHistogram must have the length that its header declares")
+        raise ValueError(
+            "the HdrHistogram must have the length that its header declares: write the log again"
+        )
     return _Buckets.of(lowest, highest, digits), body[_HEAD.size :]
 
 

@@ -211,7 +211,9 @@ class Pool:
         for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
             attempt.cancel()
             attempt.fail(
-                TimeoutError(f"the server accepted no connection within {self._connect_ns / 1e9:g} s")
+                TimeoutError(
+                    f"the server accepted no connection in {self._connect_ns / 1e9:g} s: does it run?"
+                )
             )
         while self._idle_connections and now_ns - self._idle_connections[0].since_ns > self._idle_ns:
             self._idle_connections.pop(0).stream.close()

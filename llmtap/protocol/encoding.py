@@ -71,9 +71,13 @@ class DecodingBudget:
         """Count `size` decoded bytes. Raises DecodeError if the body has too many now."""
         self.decoded_bytes += size
         if self.decoded_bytes > self._decoded_bytes_max:
-            raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes, the maximum")
+            raise DecodeError(
+                f"the body decodes to more than {self._decoded_bytes_max} bytes: its rest is not read"
+            )
         if self.decoded_bytes > max(RATIO_FREE_BYTES, self._ratio_max * self._coded_bytes):
-            raise DecodeError(f"the body decodes to more than {self._ratio_max} times its size, the maximum")
+            raise DecodeError(
+                f"the body decodes to more than {self._ratio_max} times its size: its rest is not read"
+            )
 
 
 class _Stage(Protocol):

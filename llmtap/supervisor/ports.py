@@ -80,7 +80,7 @@ def _listening_socket(fd: int, name: str) -> socket.socket:
         )
     sock.setblocking(False)
     sock.set_inheritable(False)
-    # Accepted sockets inherit the option (as in `net.listener.bind`).
+    # Sockets that this one accepts inherit TCP_NODELAY, so set it here once (as `net.listener.bind` does).
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 

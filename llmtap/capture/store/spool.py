@@ -296,7 +296,9 @@ class _SpoolFile:
             try:
                 part = os.pread(self._fd, length, offset)
             except OSError as exc:
-                raise SpoolError(f"{self._name} cannot be read at byte {offset}: {exc.strerror}") from None
+                raise SpoolError(
+                    f"{self._name} cannot be read at byte {offset} ({exc.strerror}): check the disk"
+                ) from None
             if not part:
                 break
             parts.append(part)

@@ -164,7 +164,9 @@ class Conversation:
             raise self._unexpected_bytes_error(whole)
         head = http1.parse_request_head(whole[:end])
         if len(self._pending) >= PIPELINED_MAX:
-            raise PeerProtocolError(f"more than {PIPELINED_MAX} requests of a connection wait for answers")
+            raise PeerProtocolError(
+                f"over {PIPELINED_MAX} requests of a connection wait for answers, the maximum"
+            )
         buffer.clear()
         self.began = True
         x = _Exchange(head.method, self._request_head_ns)

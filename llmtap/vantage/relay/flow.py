@@ -216,7 +216,7 @@ class Flow(FlowState):
                 )
                 if match is not None and match[0].status == 101 and not self.upload.upgrade:
                     raise PeerProtocolError(
-                        "the upstream answered 101 (Switching Protocols), but no upgrade was requested", 502
+                        "it answered 101 (Switching Protocols) to a plain request: check its URL", 502
                     )
             except PeerProtocolError as exc:
                 if is_interim_flood(self._interims, t_ns - self.arrival_ns):
