@@ -289,7 +289,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
         if _TOKEN.fullmatch(method) is None:
             raise PeerProtocolError("the method must be a token (RFC 9110 9.1), such as POST")
         if len(method) > METHOD_CHARS_MAX:
-            raise PeerProtocolError(f"the method is longer than {METHOD_CHARS_MAX} characters", 501)
+            raise PeerProtocolError(f"the method is over {METHOD_CHARS_MAX} characters, the maximum", 501)
     if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4: HTTP/2. llhttp would report a malformed head.
         raise PeerProtocolError("HTTP/2 is not supported: use HTTP/1.1", 505)
     if method == b"CONNECT":
@@ -572,7 +572,9 @@ class ChunkedScanner:
             if not stop:
                 self.line_part += data[at:]
                 if len(self.line_part) > LINE_BYTES_MAX:
-                    raise PeerProtocolError(f"a line of the chunked framing exceeds {LINE_BYTES_MAX} bytes")
+                    raise PeerProtocolError(
+                        f"a line between chunks has over {LINE_BYTES_MAX} bytes, the maximum"
+                    )
                 self._check_line_part(self.line_part)
                 self.left = 0
                 return -1
@@ -622,7 +624,7 @@ class ChunkedScanner:
             self._extension_excess_bytes = max(0, self._extension_excess_bytes + extension - size)
             if self._extension_excess_bytes > EXTENSION_BYTES_MAX:
                 raise PeerProtocolError(
-                    f"chunk extensions exceed the payload by more than {EXTENSION_BYTES_MAX} bytes"
+                    f"chunk extensions may exceed the payload by at most {EXTENSION_BYTES_MAX} bytes"
                 )
         elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
             _SIZES[line] = size
