@@ -86,7 +86,9 @@ def values(text: str) -> Iterator[tuple[float, int]]:
             index += -number or 1
             continue
         if index > last:
-            raise ValueError(f"a value is above the declared maximum of {shape.highest}: write the log again")
+            raise ValueError(
+                f"the HdrHistogram has a value above its maximum, {shape.highest}: write it again"
+            )
         yield shape.middle(index), number
         index += 1
 

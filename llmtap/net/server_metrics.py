@@ -285,7 +285,7 @@ def _read_sample(line: bytes, at: int) -> _Sample:
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
     """Return the body of a scrape. Raises ValueError for a status other than 200, or AnswerTooLong."""
     if response.status != 200:
-        raise ValueError(f"the metrics page was answered with status {response.status}, expected 200")
+        raise ValueError(f"status {response.status}, expected 200")
     return await read_at_most(response, BODY_BYTES_MAX)
 
 

@@ -34,7 +34,7 @@ def next_response_head(
     """
     if interims > INTERIM_HEADS_MAX and is_interim_flood(interims, waited_ns):
         raise PeerProtocolError(
-            f"the server sent more than {INTERIM_HEADS_MAX} interim (1xx) responses before the final one",
+            f"the server sent over {INTERIM_HEADS_MAX} interim (1xx) responses before the final one",
             502,
         )
     start = 2 if interims and data.startswith(b"\r\n") else 0

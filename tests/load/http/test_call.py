@@ -98,7 +98,7 @@ BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
     "a head without an end": (
         says(HEAD + b"A: ", *[b"a" * 65_536] * (HEAD_BYTES_MAX // 65_536 + 1)), ERROR, None, None, "longer",
     ),
-    "interim heads without an end": (says(*[INTERIM * 1_000] * 12), ERROR, None, None, "too many interim"),
+    "interim heads without an end": (says(*[INTERIM * 1_000] * 12), ERROR, None, None, "over 64 interim"),
 }  # fmt: skip
 
 
