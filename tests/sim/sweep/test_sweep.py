@@ -106,7 +106,7 @@ def test_an_error_is_what_came_of_a_job() -> None:
     failed = attempt(impossible, TRACE, lambda: next(ticks))
     assert failed.summary is None
     assert failed.error is not None
-    assert "measuring is off" in failed.error
+    assert "measuring.enabled: expected true" in failed.error
     assert (failed.id, failed.seconds) == (impossible.id, 3.0)
     other = attempt(replace(JOB, version="9.9.9"), TRACE, lambda: 0)
     assert (
