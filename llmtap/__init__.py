@@ -57,4 +57,4 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         module = "llmtap.capture.read.reader" if name in _CAPTURE_NAMES else "llmtap.api"
         return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; `llmtap.__all__` lists its names")

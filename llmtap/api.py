@@ -252,7 +252,9 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
 def _check_options(options: Mapping[str, object], options_type: type, function: str) -> None:
     """Raise TypeError for an option that is not in the TypedDict, like a call with an unknown keyword."""
     for name in options.keys() - options_type.__annotations__.keys():
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        raise TypeError(
+            f"{function}() got an unexpected keyword argument {name!r}; see help(llmtap.{function})"
+        )
 
 
 def compare(
@@ -269,7 +271,9 @@ def compare(
     from llmtap.load.replay.saved_replay import SavedReplay
 
     if len(results) < 2:
-        raise ConfigError("compare", f"needs at least two results, got {len(results)}")
+        raise ConfigError(
+            "compare", f"needs at least two results, got {len(results)}", "such as compare(before, after)"
+        )
     names = labels or [
         Path(one).stem if isinstance(one, str | Path) else f"result {i}" for i, one in enumerate(results, 1)
     ]

@@ -24,6 +24,7 @@ DEPTH_MAX: Final = 64
 for nested lists can exceed the limit of Python."""
 
 _TOO_DEEP: Final = "is nested too deeply"
+_READ_HINT: Final = "check the path and its permissions"
 # Tokens of TOML that `_check_depth` needs. Strings and comments are matched only to skip them. A dot joins
 # two parts of a key; each other token (`=`, `,`, a bracket or a line end) ends the key.
 _TOML_TOKEN: Final = re.compile(
@@ -48,7 +49,7 @@ def decode_json(data: bytes | str, kind: Any = Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
-        raise msgspec.DecodeError(f"JSON {_TOO_DEEP}") from None
+        raise msgspec.DecodeError("the JSON has more levels of lists and objects than can be read") from None
 
 
 def read_file(path: Path, place: str, bytes_max: int) -> bytes:
@@ -57,9 +58,11 @@ def read_file(path: Path, place: str, bytes_max: int) -> bytes:
         with path.open("rb") as file:
             raw = file.read(bytes_max + 1)
     except OSError as exc:
-        raise ConfigError(place, f"{path} cannot be read: {exc.strerror}") from None
+        raise ConfigError(place, f"{path} cannot be read: {exc.strerror}", _READ_HINT) from None
     if len(raw) > bytes_max:
-        raise ConfigError(place, f"{path} is longer than {bytes_max >> 10:,} KiB", "is this the right file?")
+        raise ConfigError(
+            place, f"{path} is longer than {bytes_max >> 10:,} KiB", "check whether this is the right file"
+        )
     return raw
 
 
@@ -74,9 +77,11 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
             raw = file.read(TOML_BYTES_MAX + 1)
     except OSError as exc:
         problem = f"{path} cannot be read" if place else "cannot be read"
-        raise ConfigError(place or str(path), f"{problem}: {exc.strerror}") from None
+        raise ConfigError(place or str(path), f"{problem}: {exc.strerror}", _READ_HINT) from None
     if len(raw) > TOML_BYTES_MAX:
-        raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "is this the right file?")
+        raise ConfigError(
+            str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "check whether this is the right file"
+        )
     try:
         # Decode like tomllib.load, which accepts only an open file. `utf-8-sig` also skips the byte order
         # mark with which editors on Windows begin a UTF-8 file.
@@ -85,7 +90,8 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or an integer with too many digits.
         problem = str(exc).partition(";")[0]
-        raise ConfigError(str(path), f"is not TOML: {problem}") from None
+        hint = "check the syntax at this place, such as quotes and brackets"
+        raise ConfigError(str(path), f"is not TOML: {problem}", hint) from None
 
 
 _TOML_KEY: Final = re.compile(r"^[ \t]*(?:\[{1,2}([^\]\n]+)\]|([\w.\-\"' \t]+?)[ \t]*=)", re.MULTILINE)
@@ -129,4 +135,4 @@ def _check_depth(text: str, path: Path) -> None:
             depth = depth + 1 if token in "[{" else max(0, depth - 1) if token in "]}" else depth
         if depth > DEPTH_MAX or parts >= DEPTH_MAX:
             line = text.count("\n", 0, match.start()) + 1
-            raise ConfigError(f"{path}, line {line}", _TOO_DEEP, f"at most {DEPTH_MAX} levels are read")
+            raise ConfigError(f"{path}, line {line}", _TOO_DEEP, f"use at most {DEPTH_MAX} levels")

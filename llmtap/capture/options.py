@@ -21,6 +21,7 @@ LEVELS: Final = ("none", "coarse", "shape", "full")
 """Privacy levels, from the one that stores least to the one that stores most."""
 PATTERN_PREFIX: Final = "re:"
 """Prefix of a rule in `redact` which shows that the rest is the operator's own regular expression."""
+_PATTERN_HINT: Final = "write re: and a regular expression of Python, such as re:[0-9]{8}"
 FLUSH_NS_MAX: Final = 10_000_000_000
 """Maximum of `flush`: with a longer interval, a meter that is killed would lose too many rows."""
 PAIR_KEY_CHARS_MIN: Final = 16
@@ -214,12 +215,14 @@ def _check_rule(place: str, rule: str) -> None:
         raise ConfigError(
             place,
             f"{rule!r} has no regular expression after {PATTERN_PREFIX!r}",
-            "write a pattern after it, such as re:[0-9]{8}",
+            _PATTERN_HINT,
         )
     try:
         re.compile(pattern)
     except re.error as exc:
-        raise ConfigError(place, f"{pattern!r} is not a valid regular expression: {exc}") from None
+        raise ConfigError(
+            place, f"{pattern!r} is not a valid regular expression: {exc}", _PATTERN_HINT
+        ) from None
 
 
 def salt_of(pair_key: str | None) -> bytes:

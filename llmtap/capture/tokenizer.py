@@ -76,7 +76,8 @@ def open_tokenizer_file(path: Path, place: str) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as exc:  # The package tokenizers raises no narrower class than Exception.
-        raise ConfigError(place, f"{path} is not a valid tokenizer.json: {exc}") from None
+        hint = "give the tokenizer.json that belongs to the model"
+        raise ConfigError(place, f"{path} is not a valid tokenizer.json: {exc}", hint) from None
     # A tokenizer.json can request truncation or padding for training. Both would change the number of tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()

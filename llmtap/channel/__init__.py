@@ -60,7 +60,7 @@ class Ledger:
         self.dropped: dict[str, int] = {}  # number of dropped exchanges by reason
         self.live: set[int] = set()
         """Numbers (seq) of the running exchanges whose frames are sent to the meter."""
-        self._closed_by_batch: dict[int, int] = {}  # ended exchanges: their number by batch of the last frame
+        self._closed_by_batch: dict[int, int] = {}  # number of ended exchanges by the batch of their end
 
     @property
     def unsettled(self) -> int:
@@ -327,7 +327,7 @@ class Tap:
         if not self._is_writing:
             self._send()
         if had_frames:
-            self._start_timer()  # to collect again soon; a thread without frames signals its next frame
+            self._start_timer()  # collect the next frames in time; without frames, the thread wakes the loop
 
     def _send(self) -> None:
         sock = self._sock

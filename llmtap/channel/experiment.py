@@ -302,6 +302,7 @@ def _check_arm(arm: Arm, place: str) -> None:
             raise ConfigError(
                 f"{place}.headers",
                 f"an arm cannot set {name!r}: the relay or the HTTP protocol decides this field",
+                "leave out this header",
             )
         if _VALUE.fullmatch(value) is None or value != value.strip():
             raise ConfigError(
@@ -312,9 +313,11 @@ def _check_arm(arm: Arm, place: str) -> None:
     try:
         # Find values that the encoder would replace by null (nan, inf), or cannot encode.
         if msgspec.json.decode(msgspec.json.encode(arm.body)) != msgspec.to_builtins(arm.body):
-            raise ValueError("JSON has no numbers nan and inf")
+            raise ValueError("JSON cannot express the numbers nan and inf")
     except (ValueError, TypeError) as exc:
-        raise ConfigError(f"{place}.body", f"cannot be written as JSON: {exc}") from None
+        raise ConfigError(
+            f"{place}.body", f"cannot be written as JSON: {exc}", "use only values of JSON"
+        ) from None
 
 
 class Experiment(ExperimentOptions, frozen=True, kw_only=True):

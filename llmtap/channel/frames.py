@@ -295,9 +295,9 @@ class BatchReader:
             magic, n, blob_len, batch_no = _HEAD.unpack_from(buf)
             size = _HEAD.size + n * (1 + 8 + 8 + 8 + 4) + blob_len
             if magic != MAGIC:
-                raise ValueError(f"a batch of frames begins with {MAGIC:#x}, got {magic:#x}")
+                raise ValueError(f"expected a batch of frames that begins with {MAGIC:#x}, got {magic:#x}")
             if size > BATCH_BYTES_MAX:
-                raise ValueError(f"a batch of frames has at most {BATCH_BYTES_MAX} bytes, got {size}")
+                raise ValueError(f"expected a batch of at most {BATCH_BYTES_MAX} bytes, got {size}")
             if len(buf) < size:
                 return
             packed = bytes(memoryview(buf)[:size])

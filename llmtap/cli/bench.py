@@ -156,7 +156,7 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
                     "use --goodput with `llmtap bench throughput`",
                 )
             if any(item.partition("=")[0].strip() in ("slo", "throughput.slo") for item in items):
-                raise ConfigError("--goodput", "cannot be combined with --set slo")
+                raise ConfigError("--goodput", "cannot be combined with --set slo", "use only one of them")
             items.append(f"slo={objectives}")
         return items
 
@@ -209,9 +209,11 @@ def _run(
     outputs = files.outputs()
     requirements = Requirements.parse(how.require)
     if requirements and system.against is not None:
-        raise ConfigError("--require", "cannot be combined with --against")
+        raise ConfigError("--require", "cannot be combined with --against", "use only one of them")
     if system.again and system.results is None:
-        raise ConfigError("--again", "requires --results with the folder of existing results")
+        raise ConfigError(
+            "--again", "requires --results with the folder of existing results", "such as --results results"
+        )
     from llmtap.bench.report.report import load_document
     from llmtap.bench.report.texts import minimum_text
     from llmtap.bench.run.perform import Bench

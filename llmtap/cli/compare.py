@@ -53,7 +53,7 @@ def _compare_replays(
     if missing := [place for place, result in results.items() if result is None]:
         if not Path(missing[0]).exists():
             place = "CAPTURE" if missing[0] == places[0] else "--compare"
-            raise ConfigError(place, f"there is no file {missing[0]}")
+            raise ConfigError(place, f"there is no file {missing[0]}", "check the path")
         hint = "compare results of `llmtap replay --json` only with each other"
         raise ConfigError("--compare", f"{missing[0]} is not a result of llmtap replay", hint)
     if len(results) < len(places):

@@ -245,7 +245,8 @@ class DemoStage:
             if child.poll() is not None:
                 text = self._log.read_text(encoding="utf-8", errors="replace")[-LOG_CHARS_MAX:]
                 raise LlmtapError(
-                    f"a process of the demo ended with status {child.returncode}\n{text}".strip()
+                    f"a process of the demo ended with status {child.returncode}: its output has the"
+                    f" reason:\n{text}"
                 )
 
     async def wait_until_ready(self, session: Any) -> None:

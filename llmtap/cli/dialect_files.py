@@ -25,7 +25,8 @@ def read_fixture(file: str, data: bytes) -> tuple[Fixture, Saved] | None:
     try:
         fixture = fixture_of(json.loads(data))
     except msgspec.ValidationError as exc:
-        raise ConfigError(file, f"is a malformed fixture: {exc}") from None
+        hint = "write a new fixture with llmtap inspect FILE --fixture NAME"
+        raise ConfigError(file, f"is a malformed fixture: {exc}", hint) from None
     except (ValueError, RecursionError):
         return None
     if fixture is None:
@@ -33,7 +34,8 @@ def read_fixture(file: str, data: bytes) -> tuple[Fixture, Saved] | None:
     try:
         body = (Path(file).parent / Path(fixture.body_file).name).read_bytes()
     except OSError as exc:
-        raise ConfigError(f"body.file in {file}", f"cannot be read: {exc.strerror}") from None
+        hint = "store the body in the folder of the fixture"
+        raise ConfigError(f"body.file in {file}", f"cannot be read: {exc.strerror}", hint) from None
     return fixture, saved_of(fixture, body)
 
 
@@ -86,7 +88,8 @@ def write_fixture(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError("--out", f"cannot create the folder {folder}: {exc.strerror}") from None
+        problem = f"cannot create the folder {folder}: {exc.strerror}"
+        raise ConfigError("--out", problem, "choose a folder that you may write to") from None
     body, description = folder / f"{name}.sse", folder / f"{name}.json"
     is_same = known is not None and known.name == name
     for place in () if is_same else (body, description):
@@ -99,6 +102,7 @@ def write_fixture(
         if not is_same:
             body.write_bytes(saved.body)
     except OSError as exc:
-        raise ConfigError("--fixture", f"cannot write {body}: {exc.strerror}") from None
+        problem = f"cannot write {body}: {exc.strerror}"
+        raise ConfigError("--fixture", problem, "choose a folder that you may write to with --out") from None
     write_output("--fixture", description, json.dumps(msgspec.to_builtins(made), indent=1))
     print(f"llmtap: wrote {description}" + ("" if is_same else f" and {body}"), file=sys.stderr)

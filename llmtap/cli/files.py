@@ -304,11 +304,11 @@ def inspect(
 
     draft, fixture, entry, dialects = output.draft, output.fixture, reading.entry, reading.dialects
     if draft is not None and (fixture is not None or json is not None):
-        raise ConfigError("--draft", "cannot be combined with --fixture or --json")
+        raise ConfigError("--draft", "cannot be combined with --fixture or --json", "use only one of them")
     if fixture is not None and json is not None:
-        raise ConfigError("--fixture", "cannot be combined with --json")
+        raise ConfigError("--fixture", "cannot be combined with --json", "use only one of them")
     if output.out is not None and draft is None and fixture is None:
-        raise ConfigError("--out", "has no effect without --draft or --fixture")
+        raise ConfigError("--out", "has no effect without --draft or --fixture", "leave out --out")
     name = "standard input" if file == "-" else file
     known = Dialects(dialects)
     path = reading.path
@@ -323,6 +323,7 @@ def inspect(
             raise ConfigError(
                 "--entry",
                 f"there is no exchange {entry}: {name} has {len(exchanges)} exchanges, numbered from 0",
+                "leave out --entry to list them",
             )
         measured, data = exchanges[entry]
         path = measured.path
@@ -434,7 +435,9 @@ def _read_file(file: str) -> bytes:
             with Path(file).open("rb") as opened:
                 data = opened.read(FILE_BYTES_MAX + 1)
     except OSError as exc:
-        raise ConfigError(name, f"cannot be read: {exc.strerror}") from None
+        raise ConfigError(
+            name, f"cannot be read: {exc.strerror}", "check the path and its permissions"
+        ) from None
     if len(data) > FILE_BYTES_MAX:
         problem = f"is longer than {FILE_BYTES_MAX >> 20} MiB"
         raise ConfigError(name, problem, "save a single response to a file")

@@ -105,7 +105,9 @@ def _value_or_default(option: Option, flag_value: Any) -> Any:
         raise ConfigError(option.flag, error.problem, error.hint)
     value = convert(option.kind, value)
     if isinstance(value, Duration) and value > _DURATION_NS_MAX:
-        raise ConfigError(option.flag, f"{flag_value!r} is longer than the maximum of 1,000 days")
+        raise ConfigError(
+            option.flag, f"{flag_value!r} is longer than the maximum of 1,000 days", "such as 1h"
+        )
     return value
 
 

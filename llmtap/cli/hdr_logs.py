@@ -65,9 +65,10 @@ def _read_log(place: str, unit: str) -> dict[str, Histogram]:
             lines = iter(lambda: file.stream.readline(hdr.LOG_LINE_BYTES_MAX + 1), b"")
             return hdr.read_log((line.decode("utf-8", "replace") for line in lines), UNITS[unit])
     except (FormatError, ValueError) as exc:
-        raise ConfigError(place, str(exc)) from None
+        raise ConfigError(place, str(exc), "give a log that a tool with HdrHistogram wrote (.hlog)") from None
     except (OSError, EOFError) as exc:
-        raise ConfigError(place, f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from None
+        problem = f"cannot be read: {getattr(exc, 'strerror', None) or exc}"
+        raise ConfigError(place, problem, "check the path and its permissions") from None
 
 
 def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
@@ -128,7 +129,7 @@ def write_log(place: Path, result: Mapping[str, Any]) -> None:
     try:
         place.write_text(hdr.log_text(histograms, float(result["window"]["seconds"])), encoding="utf-8")
     except OSError as exc:
-        raise ConfigError("--hlog", f"cannot write to {place}: {exc.strerror}") from None
+        raise ConfigError("--hlog", f"cannot write to {place}: {exc.strerror}", "name another file") from None
 
 
 def _log_document(title: str, about: str, heads: Sequence[str], rows: list[list[str]]) -> ReportDocument:

@@ -216,21 +216,22 @@ def report(
         others = flags_given(source, goals, reader, comparison)
         for option in (*others, *(["--csv"] if outputs.csv is not None else [])):
             if option not in ("--pair", "--skip-broken"):
-                raise ConfigError(option, "cannot be combined with --pair")
+                raise ConfigError(option, "cannot be combined with --pair", f"leave out {option}")
         report_pairs(places, outputs.outputs(), skip_broken=source.skip_broken)
         return
     requirements = Requirements.parse(goals.require)
     if outputs.csv is not None and (comparison.compare or (Path(places[0]) / "bench.json").is_file()):
-        raise ConfigError("--csv", "applies to captures, traces and results of llmtap replay only")
+        problem = "applies to captures, traces and results of llmtap replay only"
+        raise ConfigError("--csv", problem, "leave out --csv")
     if source.source_format is not None and (comparison.compare or len(places) > 1):
-        raise ConfigError("--from", "applies to one trace only")
+        raise ConfigError("--from", "applies to one trace only", "leave out --from")
     if outputs.hlog is not None and (comparison.compare or load_result(places[0]) is None):
-        raise ConfigError("--hlog", "applies to one result of llmtap replay only")
+        raise ConfigError("--hlog", "applies to one result of llmtap replay only", "leave out --hlog")
     if _are_logs([*places, *(comparison.compare or ())]):
         _report_logs(places, source, goals, outputs, reader, comparison)
         return
     if source.hlog_unit is not None:
-        raise ConfigError("--hlog-unit", "applies to HdrHistogram logs (.hlog) only")
+        raise ConfigError("--hlog-unit", "applies to HdrHistogram logs (.hlog) only", "leave out --hlog-unit")
     if comparison.compare:
         if requirements:
             hint = "to check a comparison, use --fail-if-worse"
@@ -252,14 +253,16 @@ def report(
         raise ConfigError(stored[0], "is a stored result, which cannot be combined with other files", hint)
     if experiment is not None:
         for option in (*flags_given(source, goals, reader), *(["--csv"] if outputs.csv is not None else [])):
-            raise ConfigError(option, "applies to captures only, not to the result of an experiment")
+            problem = "applies to captures only, not to the result of an experiment"
+            raise ConfigError(option, problem, f"leave out {option}")
         with result_errors(places[0]):
             show_experiment(outputs.outputs(), experiment)
         return
     if result is not None:
         for option in flags_given(source, goals, reader):
             if option not in ("--from", "--require"):
-                raise ConfigError(option, "applies to captures only, not to the result of a replay")
+                problem = "applies to captures only, not to the result of a replay"
+                raise ConfigError(option, problem, f"leave out {option}")
         files = outputs.outputs(outputs.csv)
         with result_errors(places[0]):
             rows = requirements.add_to(result)
@@ -281,6 +284,7 @@ def report(
             pages[0],
             "applies to results of llmtap bench, llmtap replay and experiments, and to captures with --by "
             "arm",
+            f"leave out {pages[0]}, or add --by arm",
         )
     from llmtap.capture.read.describe import describe
     from llmtap.capture.read.reader import read
@@ -293,7 +297,7 @@ def report(
     text = goals.objectives()
     requirements.check_objectives(text)
     if source.integrity and requirements:
-        raise ConfigError("--require", "cannot be combined with --integrity")
+        raise ConfigError("--require", "cannot be combined with --integrity", "use only one of them")
     options: dict[str, Any] = {
         "by": source.by or (),
         "objectives": None if text is None else Objectives.parse(text),
@@ -381,7 +385,8 @@ def _are_logs(places: Sequence[str]) -> bool:
     logs = [place for place in places if place.endswith((".hlog", ".hlog.gz", ".hlog.zst"))]
     if logs and len(logs) < len(places):
         other = next(place for place in places if place not in logs)
-        raise ConfigError(other, f"is not an HdrHistogram log (.hlog), and cannot be combined with {logs[0]}")
+        problem = f"is not an HdrHistogram log (.hlog), and cannot be combined with {logs[0]}"
+        raise ConfigError(other, problem, "give only logs, or only captures")
     return bool(logs)
 
 
@@ -401,7 +406,7 @@ def _report_logs(
     refused += ["--csv"] * (outputs.csv is not None)
     refused += ["--fail-if-worse"] * (comparison.fail_if_worse is not None)
     if refused:
-        raise ConfigError(refused[0], "does not apply to HdrHistogram logs")
+        raise ConfigError(refused[0], "does not apply to HdrHistogram logs", f"leave out {refused[0]}")
     if not comparison.compare:
         show_logs(places, outputs.outputs(), unit)
         return
@@ -472,7 +477,7 @@ def _write_csv(csv: str, batches: "Iterator[pa.RecordBatch]", summary: Mapping[s
     try:
         write_csv(Path(csv), batches)
     except OSError as exc:
-        raise ConfigError("--csv", f"cannot write {csv}: {exc.strerror}") from None
+        raise ConfigError("--csv", f"cannot write {csv}: {exc.strerror}", "name another file") from None
     write_output("--csv", Path(figures), figures_csv(summary))
 
 

@@ -72,13 +72,15 @@ class Outputs:
         named = {"--json": json, "--html": html, "--markdown": markdown, "--csv": csv}
         to_stdout = [option for option, name in named.items() if name == STDOUT]
         if len(to_stdout) > 1:
-            raise ConfigError(to_stdout[1], f"cannot be written to stdout together with {to_stdout[0]}")
+            raise ConfigError(
+                to_stdout[1], f"cannot be written to stdout together with {to_stdout[0]}", "name a file"
+            )
         self.stdout_option = to_stdout[0] if to_stdout else None
         """Option whose text is printed on standard output; None: standard output has the normal report."""
         self.files = {option: Path(name) for option, name in named.items() if name not in (None, STDOUT)}
         for option, place in self.files.items():
             if not place.parent.is_dir():
-                raise ConfigError(option, f"the folder {place.parent} does not exist")
+                raise ConfigError(option, f"the folder {place.parent} does not exist", "create it")
             existed = place.exists()
             try:
                 place.open("ab").close()
@@ -134,7 +136,8 @@ def write_output(option: str, place: Path, text: str, *, private: bool = False) 
 
 
 def _write_error(option: str, place: Path, exc: OSError) -> ConfigError:
-    return ConfigError(option, f"cannot write {place}: {exc.strerror}")
+    hint = "check the permissions of the folder and the free space, or name another file"
+    return ConfigError(option, f"cannot write {place}: {exc.strerror}", hint)
 
 
 def json_text(value: object) -> str:
@@ -188,7 +191,7 @@ def read_objectives(slo: str | None, goodput: str | None) -> str | None:
     from llmtap.metrics.objectives import Objectives
 
     if slo is not None and goodput is not None:
-        raise ConfigError("--goodput", "cannot be combined with --slo")
+        raise ConfigError("--goodput", "cannot be combined with --slo", "use only one of them")
     if goodput is not None:
         return Objectives.parse_vllm(goodput).text
     return None if slo is None else Objectives.parse(slo, "--slo").text
@@ -233,7 +236,7 @@ def check_known(option: str, kind: str, name: str, known: Collection[str]) -> No
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
-        raise ConfigError(option, f"no {kind} is called {name!r}; {hint}")
+        raise ConfigError(option, f"no {kind} is called {name!r}", hint)
 
 
 # ---------------------------------------------------------------- signals that stop a command
@@ -351,7 +354,7 @@ class SeveralValues(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined: list[str] = []
-        # Pattern of additional words of the option before `arg`, if this option has a value; else None.
+        # Pattern of further values of the last option (`--pp 8 16`); None if it takes no more values.
         pattern: str | None = None
         for i, arg in enumerate(args):
             if pattern and re.fullmatch(pattern, arg):

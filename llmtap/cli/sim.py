@@ -154,7 +154,7 @@ def serve(
     places = {key: f"--{key}" for key in values}
     for key, value in read_pairs("--set", answers.assign, unique=True).items():
         if key in values:
-            raise ConfigError(places[key], f"cannot be combined with --set {key}")
+            raise ConfigError(places[key], f"cannot be combined with --set {key}", "use only one of them")
         values[key], places[key] = value, f"--set {key}"
     options = load_options(values, places)
     engine = load_engine(
@@ -183,7 +183,7 @@ def serve(
     try:
         server = SimServer(options, engine=engine, truth_file=truth)
     except OSError as exc:
-        raise ConfigError("--truth", f"cannot write {truth}: {exc.strerror}") from None
+        raise ConfigError("--truth", f"cannot write {truth}: {exc.strerror}", "name another file") from None
     if listening.grpc is not None:
         server.serve_grpc(grpc_host, grpc_port, _pem_pair(listening.grpc_certificate, listening.grpc_key))
     bound = sock.getsockname()
@@ -245,7 +245,8 @@ def _name_option(option_name: str, address: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise ConfigError(option_name, f"cannot listen on {address}: {exc.strerror}") from None
+        problem = f"cannot listen on {address}: {exc.strerror}"
+        raise ConfigError(option_name, problem, "choose another port, or an address of this host") from None
 
 
 def _list_keys() -> None:
@@ -274,4 +275,4 @@ def tokenizer(file: Annotated[Path, opt("Output file; - is stdout.", "FILE", arg
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as exc:
-        raise ConfigError(str(file), f"cannot be written: {exc.strerror}") from None
+        raise ConfigError(str(file), f"cannot be written: {exc.strerror}", "name another file") from None

@@ -303,18 +303,21 @@ def run(
     sweep_axes.set_schedulers(axes.scheduler)
     sweep_axes.set_routers(axes.router)
     if axes.scale is not None and axes.rate is not None:
-        raise ConfigError("--rate", "cannot be combined with --scale")
+        raise ConfigError("--rate", "cannot be combined with --scale", "use only one of them")
     for name, text in (("scale", axes.scale), ("rate", axes.rate)):
         sweep_axes.set_numbers(name, text, float)
     for name, text in (("requests", axes.requests), ("servers", axes.servers), ("seed", axes.seed)):
         sweep_axes.set_numbers(name, text, int)
     if goals.capacity is not None and not 0 <= goals.capacity < 1:
-        raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {goals.capacity:g}")
+        problem = f"expected a share from 0 to below 1, got {goals.capacity:g}"
+        raise ConfigError("--capacity", problem, "such as --capacity 0.01")
     if goals.capacity is None and goals.capacity_by is not None:
         raise ConfigError("--capacity-by", "requires --capacity", "such as --capacity 0.01")
     bounds = names_in(goals.capacity_by or "request", "--capacity-by", "bound", CAPACITY_BY)
     if runs.table is not None and runs.table.suffix not in SUFFIXES:
-        raise ConfigError("--table", f"{runs.table} ends neither in .csv nor in .parquet")
+        raise ConfigError(
+            "--table", f"{runs.table} ends neither in .csv nor in .parquet", "such as sweep.csv"
+        )
     sweep_axes.set_options(axes.reading or [], "--reading")
     edges_or_bins = "bin_edges" if axes.bins and "," in axes.bins else "bins"
     for name, text, flag_name in (

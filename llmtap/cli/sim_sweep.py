@@ -82,7 +82,7 @@ class AxesReader:
                 raise ConfigError(option, f"expected at most {_MAXIMA[name]:,}, got {part}")
             values.append(value)
         if not values:
-            raise ConfigError(option, f"expected at least one value, got {text!r}")
+            raise ConfigError(option, f"expected at least one value, got {text!r}", f"such as {option} 1,2")
         self._set_axis(name, values, option)
 
     def set_options(self, words: Sequence[str], option: str) -> None:
@@ -126,7 +126,8 @@ class AxesReader:
         fixed = {name for variant in variants for name in variant}
         for name, option in self._options.items():
             if name in fixed:
-                raise ConfigError(option, f"the preset {preset_name} already varies {name}")
+                problem = f"the preset {preset_name} already varies {name}"
+                raise ConfigError(option, problem, f"leave out {option}, or --preset")
         if preset is not None:
             loaded = any(name in axes for name in LOADS)
             axes = {n: v for n, v in preset.axes.items() if not (loaded and n in LOADS)} | axes
@@ -195,7 +196,7 @@ def names_in(text: str, option: str, kind: str, known: Collection[str]) -> tuple
     for name in names:
         check_known(option, kind, name, known)
     if not names:
-        raise ConfigError(option, f"expected at least one value, got {text!r}")
+        raise ConfigError(option, f"expected at least one value, got {text!r}", f"known: {', '.join(known)}")
     return names
 
 
@@ -241,7 +242,7 @@ def fit_model(
     options = {"--fit-chunk": chunk, "--fit-kv-blocks": memory, "--latency-from": source_format}
     for option, value in options.items():
         if value is not None and (place is None or is_grid):
-            raise ConfigError(option, "has no effect without --latency CAPTURE")
+            raise ConfigError(option, "has no effect without --latency CAPTURE", f"leave out {option}")
     if place is None:
         return JobOptions()
     for name in schedulers:
@@ -249,7 +250,9 @@ def fit_model(
             kind = "whole batches, not of iterations" if is_grid else "iterations"
             serves = "works in iterations" if is_grid else "works in whole batches"
             raise ConfigError(
-                "--latency", f"{place} has the durations of {kind}, but the scheduler {name} {serves}"
+                "--latency",
+                f"{place} has the durations of {kind}, but the scheduler {name} {serves}",
+                "give another --latency, or another --scheduler",
             )
     if not is_grid:
         capture = fit_capture(
@@ -260,9 +263,11 @@ def fit_model(
     try:
         grid, counted = fit_batches(load_grid(place)), length_counted(place)
     except GridError as exc:
-        raise ConfigError("--latency", f"{place}: {exc}") from None
+        hint = "give a grid of batches (CSV) with batch_size, max_seq_len and mean_latency_sec, or a capture"
+        raise ConfigError("--latency", f"{place}: {exc}", hint) from None
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError("--latency", f"cannot read {place}: {getattr(exc, 'strerror', exc)}") from None
+        problem = f"cannot read {place}: {getattr(exc, 'strerror', exc)}"
+        raise ConfigError("--latency", problem, "check the path and its permissions") from None
     return JobOptions(model=grid.model, fit=grid_report(place, grid, counted))
 
 

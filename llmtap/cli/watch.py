@@ -111,10 +111,10 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
     settings = loaded.settings
     if options.read is not None:
         if options.interface:
-            raise ConfigError("--read", "cannot be combined with --interface")
+            raise ConfigError("--read", "cannot be combined with --interface", "use only one of them")
         for name, value in (("--admin", configuration.admin), ("--timestamps", options.timestamps)):
             if value is not None:
-                raise ConfigError(name, "cannot be combined with --read")
+                raise ConfigError(name, "cannot be combined with --read", f"leave out {name}")
         settings = loaded.settings_or_raise(packet_problems(settings), meter_problems(settings, in_use=check))
         if check:
             print(f"ok (config {fingerprint(settings)})")
@@ -180,7 +180,9 @@ def read_packets(vantage: "FileVantage", name: str) -> None:
         with _open_packets(name) as file:
             vantage.read(file)
     except OSError as exc:
-        raise ConfigError(where, f"cannot be read: {exc.strerror or exc}") from None
+        raise ConfigError(
+            where, f"cannot be read: {exc.strerror or exc}", "check the path and its permissions"
+        ) from None
     except PcapError as exc:
         raise ConfigError(
             where, str(exc), "to capture packets, use: tcpdump -s 0 -w FILE tcp port N"

@@ -337,7 +337,8 @@ class Observer:
                     self._lines_left -= piece.count(b"\n") + piece.count(b"\r")
                     if self._lines_left < 0:
                         raise PeerProtocolError(
-                            f"the body decodes to more than {LINES_PER_BYTE} lines per byte received"
+                            f"the body decodes to more than {LINES_PER_BYTE} lines per byte received:"
+                            " llmtap does not measure such an answer"
                         )
                 fed_bytes += len(piece)
                 deltas = self._feed(answer, piece, t_ns)

@@ -214,6 +214,8 @@ def _request_head(method: str, target: str, length: int) -> bytes:
     return head.encode("ascii", "replace")
 
 
+_AGAIN: Final = "save it again with `curl -si --raw`"
+_EXPORT: Final = "export the HAR file again, or save the response with `curl -si --raw`"
 _UNREADABLE: Final = (
     (b"\x1f\x8b", "compressed with gzip", "decompress it: `gunzip -c FILE | llmtap inspect -`"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it: `zstd -dc FILE | llmtap inspect -`"),
@@ -269,7 +271,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
     try:
         parsed = parse_response_head(head, b"POST")
     except PeerProtocolError as exc:
-        raise SavedError(f"the HTTP response cannot be read: {exc}") from None
+        raise SavedError(f"the HTTP response cannot be read: {exc}", _AGAIN) from None
     payload, whole = _unframe(parsed, rest)
     if payload is None:
         notes.append("the head says chunked, but the body is not: its framing was removed when it was saved")
@@ -280,7 +282,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
         body = Decoder(codings).feed(payload) if payload else b""
     except PeerProtocolError as exc:
         if not _SSE_LINE.search(payload[:4096]) and _read_json(payload) is None:
-            raise SavedError(f"the body of the HTTP response cannot be decoded: {exc}") from None
+            raise SavedError(f"the body of the HTTP response cannot be decoded: {exc}", _AGAIN) from None
         coding = codings.decode("latin-1")
         notes.append(f"the head says {coding}, but the body was decoded when it was saved")
         head, rest, body = _without_fields(head, _REMOVED_BY_WRITERS), payload, payload
@@ -383,7 +385,7 @@ def _read_entry(entry: JsonObject, number: int) -> Saved:
         try:
             body = base64.b64decode(text, validate=True)
         except binascii.Error:
-            raise SavedError(f"HAR entry {number}: its content.text is not valid base64") from None
+            raise SavedError(f"HAR entry {number}: its content.text is not valid base64", _EXPORT) from None
     sent = str(_object_member(request, "postData").get("text") or "").encode()
     saved = Saved(
         f"HAR entry {number}",
@@ -400,7 +402,7 @@ def _read_entry(entry: JsonObject, number: int) -> Saved:
     try:
         parse_response_head(saved.head, b"POST")
     except PeerProtocolError as exc:
-        raise SavedError(f"HAR entry {number}: {exc}") from None
+        raise SavedError(f"HAR entry {number}: {exc}", _EXPORT) from None
     return saved
 
 

@@ -61,7 +61,7 @@ def parse_bound(text: str, figure: FigureRow, place: str) -> float:
     value = float(exact)
     if value < 0 or (percent and not share) or (share and value > 1):
         expected = "a share from 0 to 1, or 0% to 100%" if share else "a number of at least 0"
-        raise ConfigError(place, f"{figure.name}: expected {expected}, got {text!r}")
+        raise ConfigError(place, f"{figure.name}: expected {expected}, got {text!r}", f"such as {EXAMPLE!r}")
     return value
 
 
@@ -131,7 +131,7 @@ def _check_share(condition: Condition, place: str) -> None:
     hint = (
         f"1 is 100%; for one per cent, write {condition.figure.name}{condition.operator}1%"
         if condition.bound == 1
-        else None
+        else "use a bound between 0 and 1, such as 0.01 or 1%"
     )
     raise ConfigError(place, f"{condition.text!r} is {often} met by a share from 0 to 1", hint)
 

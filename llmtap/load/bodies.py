@@ -417,7 +417,8 @@ def _make_bodies(
     made: dict[int, tuple[Prompt, int]] = {}
     if missing:
         if prompts is None:
-            raise ConfigError("the workload", f"row {missing[0] + 1:,} has neither a body nor a prompt")
+            problem = f"row {missing[0] + 1:,} has neither a body nor a prompt"
+            raise ConfigError("the workload", problem, "add a body or a prompt to each row")
         if isinstance(prompts, FittedSource):
             for row, (prompt, fitted) in zip(missing, prompts.prompts(missing), strict=True):
                 made[row] = (prompt, fitted.tokens)

@@ -164,7 +164,9 @@ def parse_grpc(url: str) -> tuple[str, bool]:
     try:
         port = parts.port
     except ValueError as exc:
-        raise ConfigError("--target", f"{url!r} is not a URL: {exc}") from None
+        raise ConfigError(
+            "--target", f"{url!r} is not a URL: {exc}", "such as grpc://127.0.0.1:8001"
+        ) from None
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or port is None or parts.path.strip("/"):
         raise ConfigError(
             "--target",
@@ -179,7 +181,7 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
     for name, value in headers:
         if not (name.isascii() and value.isascii()):
             problem = f"the field {name.decode('latin-1')!r} has characters outside ASCII"
-            raise ConfigError("--header", f"{problem}, which gRPC cannot send")
+            raise ConfigError("--header", f"{problem}, which gRPC cannot send", "use only ASCII")
     # RFC 9113 8.2: field names are in lower case.
     return [(name.decode().lower(), value.decode()) for name, value in headers]
 
@@ -246,7 +248,7 @@ class _Answer:
         x.reads += 1
         x.response_bytes += size
         if x.response_bytes > ANSWER_BYTES_MAX:
-            raise ValueError(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
+            raise ValueError(f"the answer has more than {ANSWER_BYTES_MAX} bytes: request fewer tokens")
         if t.first_byte_ns is None:
             t.first_byte_ns = t.first_any_ns = t_ns
         event_class, flags = EventClass.METADATA, 0
@@ -282,7 +284,10 @@ class _Answer:
                     self.error = f"upstream ended the answer with the finish reason {x.finish_reason}"
                 return
             case grpc.StatusCode.CANCELLED:
-                self.outcome, self.error = Outcome.CLIENT_CANCELLED, "the run ended before the answer"
+                self.outcome, self.error = (
+                    Outcome.CLIENT_CANCELLED,
+                    "the run ended before the answer: see --drain",
+                )
                 return
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 self.outcome = Outcome.UPSTREAM_TIMEOUT

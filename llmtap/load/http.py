@@ -560,7 +560,7 @@ class Call:
                 head, start, end = next_head
                 if head.status == 101:
                     raise PeerProtocolError(
-                        "the server answered 101 (Switching Protocols), but no upgrade was requested",
+                        "the server answered 101 (Switching Protocols) to a plain request: check its URL",
                         502,
                     )
                 observer.response_head(data[start:end], t_ns, 0)
@@ -659,7 +659,7 @@ class Call:
     def on_drained(self) -> None:
         self._record_submit(mono_ns())
 
-    # Retries of a failed request.
+    # ---------------------------------------------------------------- retries of a failed request
 
     @property
     def is_waiting(self) -> bool:
@@ -683,7 +683,7 @@ class Call:
         self._reset_attempt()
         self._begin_attempt(self._request)
 
-    # The end of the request.
+    # ---------------------------------------------------------------- end of the request
 
     def cancel(self, reason: str) -> None:
         """Cancel the call. If it waits for a retry, it ends with the result of its last attempt."""

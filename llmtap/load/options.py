@@ -55,7 +55,7 @@ def _read_window(text: str) -> Window:
     try:
         return Window(read_text(Duration, begin), read_text(Duration, length) if plus else None)
     except ValueError as exc:
-        raise ConfigError("--window", str(exc)) from None
+        raise ConfigError("--window", str(exc), "such as 10m+5m (start and length)") from None
 
 
 def _read_endpoint(name: str) -> Endpoint:
@@ -88,9 +88,11 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
         if not equals or not name:
             raise ConfigError(place, f"expected NAME=JSON, got {text!r}", "such as top_p=0.9")
         if name in SET_BY and name not in LIMIT_FIELDS:
-            raise ConfigError(place, f"{name!r} cannot be set by {place}, because {SET_BY[name]} sets it")
+            raise ConfigError(
+                place, f"{name!r} cannot be set by {place}, because {SET_BY[name]} sets it", "leave it out"
+            )
         if name in fields:
-            raise ConfigError(place, f"the field {name!r} is given twice")
+            raise ConfigError(place, f"the field {name!r} is given twice", "give each field once")
         try:
             decoded = msgspec.json.decode(value)
         except (ValueError, RecursionError):
@@ -220,7 +222,7 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
         if self.duration is not None and self.duration <= 0:
             raise ConfigError("--duration", f"expected a time above 0, got {format_ns(self.duration)}")
         if self.drain is not None and self.drain < 0:
-            raise ConfigError("--drain", f"cannot be below 0, got {format_ns(self.drain)}")
+            raise ConfigError("--drain", f"cannot be below 0, got {format_ns(self.drain)}", "such as 30s")
 
 
 class TargetOptions(Struct, frozen=True, kw_only=True):
@@ -497,7 +499,8 @@ def _check_ca(place: str) -> None:
     try:
         client_context(place, True)
     except ConfigError:
-        raise ConfigError("--ca", f"{place} contains no certificate in PEM format") from None
+        hint = "give the path of a PEM file with the certificates of the CAs"
+        raise ConfigError("--ca", f"{place} contains no certificate in PEM format", hint) from None
 
 
 def _check_metrics(url: str) -> None:

@@ -33,7 +33,11 @@ def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
     dialects = {}
     if isinstance(tables, dict) and len(tables) > DIALECTS_MAX:
         mistakes.add(
-            [ConfigError(DIALECTS, f"has {len(tables)} dialects, and at most {DIALECTS_MAX} are allowed")]
+            [
+                ConfigError(
+                    DIALECTS, f"has {len(tables)} dialects, at most {DIALECTS_MAX} are allowed", "remove some"
+                )
+            ]
         )
         return {}
     for name, table in (tables if isinstance(tables, dict) else {"": tables}).items():

@@ -327,7 +327,8 @@ def check_fields(headers: Headers, place: str = "--header") -> None:
         if name.lower() in _OURS:
             raise ConfigError(place, f"llmtap itself sets the header {name.decode()!r}", "leave it out")
         if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
-            raise ConfigError(place, f"the value of the header {name.decode()!r} has control characters")
+            problem = f"the value of the header {name.decode()!r} has control characters"
+            raise ConfigError(place, problem, "use only printable characters")
 
 
 def shown_url(url: str) -> str:

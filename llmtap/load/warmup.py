@@ -230,7 +230,8 @@ async def _send_rows(
     with WorkerPool(setup, plan, (begins, ends), paths=own, keep=True) as pool:
         out = await pool.run(listener)
         if out.lost_statuses:
-            raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost_statuses[0]}")
+            status = out.lost_statuses[0]
+            raise LlmtapError(f"the sending process of the warm-up ended with status {status}: run it again")
         exchanges = [x for _, x in pool.exchanges()]
     if out.stopped == NO_ENDPOINT:
         raise endpoint_error(next(x for x in exchanges if is_unanswerable(x)))

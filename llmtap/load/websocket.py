@@ -187,7 +187,9 @@ class WebSocketSession:
             self._end(Outcome.UPSTREAM_RESET, self._break_reason)
 
     def cancel_opening(self) -> None:
-        self._fail_opening(Outcome.CLIENT_CANCELLED, "the run ended before the answer")
+        self._fail_opening(
+            Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived: see --drain"
+        )
 
     def look_again(self, now_ns: int) -> None:
         if self._stream is not None and now_ns - self._last_activity_ns > QUIET_NS:
@@ -196,7 +198,9 @@ class WebSocketSession:
 
     def start_close(self) -> None:
         if self._answer is not None:
-            self._answer.fail(Outcome.CLIENT_CANCELLED, "the run ended before the answer")
+            self._answer.fail(
+                Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived: see --drain"
+            )
         self._send_frame(Opcode.CLOSE, NORMAL)
         stream, self._stream = self._stream, None
         if stream is not None:
@@ -376,7 +380,7 @@ class WebSocketTarget:
         origin, path, named = parse_websocket_url(url)
         self.model = bodies.model or named
         if origin.tls and tls is None:
-            raise ConfigError("--target", "a wss:// target needs a TLS context")
+            raise ConfigError("--target", "a wss:// target needs a TLS context", "pass one as `tls`")
         kernel = options.clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         self._realtime = protocol_of(url) == "realtime"
@@ -459,7 +463,7 @@ class WebSocketTarget:
             answer.status = exc.status
         except TimeoutError:
             what = "accept a connection" if answer.submit_ns is None else "end its answer"
-            answer.fail(Outcome.UPSTREAM_TIMEOUT, f"the server did not {what} in time")
+            answer.fail(Outcome.UPSTREAM_TIMEOUT, f"the server did not {what} within --timeout")
         finally:
             del self._open_requests[request_id]
             if session.is_reusable:
@@ -474,7 +478,9 @@ class WebSocketTarget:
     def cancel(self, request_id: str) -> None:
         if request_id in self._open_requests:
             session, answer = self._open_requests[request_id]
-            answer.fail(Outcome.CLIENT_CANCELLED, "the run ended before the answer")
+            answer.fail(
+                Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived: see --drain"
+            )
             session.cancel_opening()
 
     async def close(self) -> None:

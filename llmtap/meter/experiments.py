@@ -452,9 +452,10 @@ class Experiments:
         self._sample_ratio_p = min(self._sample_ratio_p, _sample_ratio_p(units, self.experiment.shares))
         if self._sample_ratio_p <= RATIO_ALPHA and not was_alarming:
             log.error(
-                "event=sample_ratio_mismatch name=%s units=%s hint='do not trust a comparison of the arms'",
+                "event=sample_ratio_mismatch name=%s units=%s hint=%r",
                 self.experiment.name,
                 units,
+                "the split differs from the weights: do not trust a comparison of the arms",
             )
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:

@@ -307,6 +307,7 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 yield ConfigError(
                     f"tenants.names.{value}",
                     f"expected 1 to {TENANT_CHARS_MAX} printable characters, got {short_repr(name)}",
+                    "write another name",
                 )
 
 
@@ -368,7 +369,8 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
             "write a rule for each of these keys",
         )
     if rule.header is not None and not _HEADER.fullmatch(rule.header):
-        yield ConfigError(f"{place}.header", f"{rule.header!r} is not a valid name of a header field")
+        problem = f"{rule.header!r} is not a valid name of a header field"
+        yield ConfigError(f"{place}.header", problem, "such as X-Team")
     if rule.body is not None and not all(rule.body.split(".")):
         yield ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
     if rule.path is not None:
@@ -392,7 +394,8 @@ def _check_pattern(text: str, place: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as exc:
-        raise ConfigError(place, f"{text!r} is not a regular expression: {exc}") from None
+        hint = "use the syntax of the module re of Python"
+        raise ConfigError(place, f"{text!r} is not a regular expression: {exc}", hint) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -254,7 +254,7 @@ class PairBook:
             self.counts.add(figures)
             self._record_histograms(figures, front.key.model)
             self._keep_recent(figures)
-        except Exception as error:  # the pair is passed on without figures
+        except Exception as error:  # report the error, and pass the exchanges on without figures of the pair
             self._on_error(ERROR, error)
         for ended in (front, *backs):
             self._pass_on(ended)

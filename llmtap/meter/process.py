@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM, or until the supervisor is gone and the relays have left."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()  # without a buffer, since the lines after it are for `ShutdownListener`
+        line = stdin.readline()  # a buffer would take the next lines, which `ShutdownListener` reads
     setup = msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special)
     set_up(setup.changeable.log)
     _tune_process()
@@ -98,7 +98,8 @@ def _load_configured_tokenizer(text: str | None) -> Encode | None:
     try:
         return load_tokenizer(text)
     except LlmtapError as exc:  # unlikely, since the proxy has loaded this tokenizer; measure without it
-        log.error("event=tokenizer_not_loaded error=%r", str(exc))
+        hint = "tokens are measured without it: correct meter.tokenizer and reload"
+        log.error("event=tokenizer_not_loaded error=%r hint=%r", str(exc), hint)
         return None
 
 
@@ -244,14 +245,14 @@ async def _run(
         # Close the admin port, because the successor answers all requests from now on.
         closing = loop.create_task(runner.cleanup())
         if recorder is not None:
-            recorder.give_way()  # before the state: the successor waits for the capture folder
+            recorder.give_way()  # do this before the state is written: the successor waits for the folder
         if state is not None:
             await state.hand_over(ending.successor)
     elif ending.is_orphaned:
         # Release the port for a new start of the proxy; open connections stay.
         await site.stop()
     await ending.wait_for_relays(receiver)
-    if not is_replaced:  # if it is replaced, the supervisor has renamed the file, and removes it
+    if not is_replaced:  # the supervisor removes the file of a replaced meter
         socket_file.remove()
     await receiver.close()
     if state is not None:

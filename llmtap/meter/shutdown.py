@@ -121,7 +121,9 @@ class ShutdownListener:
 
     def _on_orphaned(self) -> None:
         self._loop.remove_reader(sys.stdin.fileno())
-        log.error("event=supervisor_lost child=meter action='ends after its relays'")
+        log.error(
+            "event=supervisor_lost child=meter hint='the meter ends after its relays: start llmtap again'"
+        )
         self.is_orphaned = self._is_terminating = True
         self._loop.call_later(min(self._limit_s, ORPHAN_S), self._end_now_event.set)
         self._end_event.set()

@@ -166,7 +166,7 @@ class MeterState:
     async def _leave_to(self, folder: Path) -> None:
         await self._absorb_new_files()
         if self._lock_fd is None and folder == self._folder:
-            # Another proxy uses this folder, and must not get our figures.
+            # Another proxy has locked this folder: stop, so that it does not get the figures of this proxy.
             self._stop_periodic_task()
             return
         self._next_folder = folder
@@ -391,7 +391,9 @@ class MeterState:
                 # The folder was removed and made again, so our lock is on a deleted file: take a new lock.
                 self._unlock()
                 if not self._lock():
-                    raise StateError("another meter uses the folder")
+                    raise StateError(
+                        "another meter uses the folder. Hint: give each meter its own meter.state"
+                    )
             write_state(folder / name, saved)
             return [name for name in remove if not remove_file(self._folder / name)]
 

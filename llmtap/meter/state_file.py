@@ -43,7 +43,7 @@ class SavedState(msgspec.Struct, array_like=True):
 
 
 class StateError(LlmtapError):
-    """A file or folder of the state cannot be used. The message has no path; the caller adds it in front."""
+    """A file or folder of the state cannot be used. `MeterState` adds the path and a hint to the message."""
 
 
 def check_folder(folder: Path) -> None:
@@ -66,7 +66,10 @@ def write_state(path: Path, saved: SavedState) -> None:
     body = msgspec.msgpack.encode(saved)
     data = b"%b%d\n%b%b" % (_MAGIC, FORMAT, blake2b(body, digest_size=_DIGEST_BYTES).digest(), body)
     if len(data) > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"the state has {len(data)} bytes; the limit is {FILE_BYTES_MAX}")
+        raise OSError(
+            errno.EFBIG,
+            f"the state has {len(data)} bytes; at most {FILE_BYTES_MAX} are stored",
+        )
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
@@ -82,7 +85,10 @@ def write_state(path: Path, saved: SavedState) -> None:
 
 
 def read_state(path: Path) -> SavedState | None:
-    """Return the content of a file, or None if the file does not exist. Raises StateError and OSError."""
+    """Return the content of a file, or None if the file does not exist. Raises StateError and OSError.
+
+    The caller logs the error with the path and the hint that the meter continues without the file.
+    """
     try:
         # O_NONBLOCK, because the open of a FIFO would otherwise wait until another process writes to it.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -97,7 +97,7 @@ def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
     above, below = placements(x, y - middle)
     va, vb = float(above.var(ddof=1)) / len(x), float(below.var(ddof=1)) / len(y)
     error = sqrt(va + vb)
-    if error == 0:  # All placements are equal, so the interval is a point.
+    if error == 0:  # The estimate has no variance, so the interval is one point.
         return Shift(middle, middle, middle)
     df = (va + vb) ** 2 / (va**2 / (len(x) - 1) + vb**2 / (len(y) - 1))
     reach = float(stats.t.ppf((1 + level) / 2, df)) * error
@@ -169,7 +169,7 @@ def _signed_rank_outside(n: int, tail: float) -> int:
         spread = sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return floor(n * (n + 1) / 4 + float(stats.norm.ppf(tail)) * spread - 0.5)
     chances = np.ones(1)
-    for rank in range(1, n + 1):  # Each rank adds `rank` or 0 to the sum, each with probability 1/2.
+    for rank in range(1, n + 1):  # With probability 1/2, a rank adds itself to the sum, else 0.
         chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
     return int(np.searchsorted(np.cumsum(chances), tail, "right")) - 1
 

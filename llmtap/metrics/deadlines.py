@@ -69,7 +69,7 @@ class Benefit:
 
     def __post_init__(self) -> None:
         if self.reader_ns_per_token <= 0:
-            raise ValueError(f"a reader's time per token must be above 0, got {self.reader_ns_per_token} ns")
+            raise ValueError(f"reader_ns_per_token: expected more than 0, got {self.reader_ns_per_token} ns")
         parse_idle_cost(self.f)
 
     @classmethod
@@ -81,7 +81,7 @@ class Benefit:
         Raises ValueError unless `tokens_per_s` is above 0.
         """
         if not tokens_per_s > 0:
-            raise ValueError(f"the reader's speed must be above 0 tokens per second, got {tokens_per_s!r}")
+            raise ValueError(f"tokens_per_s: expected more than 0 tokens per second, got {tokens_per_s!r}")
         return cls(alpha, round(1e9 / tokens_per_s), f, grace_tokens)
 
     def tokens(self, output_tokens: int | None, idle_ns: float | None) -> float | None:

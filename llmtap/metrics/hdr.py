@@ -76,7 +76,7 @@ def values(text: str) -> Iterator[tuple[float, int]]:
         more = True
         while more:
             if at >= len(payload):
-                raise ValueError("the HdrHistogram is cut off in the middle of a count")
+                raise ValueError("the HdrHistogram is cut off in the middle of a count: write the log again")
             byte = payload[at]
             more = byte > 0x7F and shift < 56
             number |= (byte & 0x7F if more else byte) << shift
@@ -86,7 +86,9 @@ def values(text: str) -> Iterator[tuple[float, int]]:
             index += -number or 1
             continue
         if index > last:
-            raise ValueError(f"the HdrHistogram has a value above its declared maximum of {shape.highest}")
+            raise ValueError(
+                f"the HdrHistogram has a value above its maximum, {shape.highest}: write it again"
+            )
         yield shape.middle(index), number
         index += 1
 
@@ -137,9 +139,9 @@ def _decode(text: str) -> tuple[_Buckets, bytes]:
         body = inflater.decompress(raw[_COMPRESSED.size :], _BYTES_MAX)
         inner, length, offset, digits, lowest, highest, ratio = _HEAD.unpack_from(body)
     except (ValueError, StructError, zlib_error) as exc:
-        raise ValueError(f"expected an HdrHistogram in base64: {exc}") from None
+        raise ValueError(f"expected a compressed HdrHistogram in base64: {exc}") from None
     if (outer, inner) != (_OUTER_COOKIE, _INNER_COOKIE):
-        raise ValueError(f"expected a compressed HdrHistogram V2, got the cookies {outer:#x} and {inner:#x}")
+        raise ValueError(f"expected a compressed HdrHistogram V2, got the codes {outer:#x} and {inner:#x}")
     if (offset, ratio) != (0, 1.0):
         raise ValueError(
             f"the HdrHistogram has the offset {offset} and the ratio {ratio:g}; only offset 0 and ratio 1 can"
@@ -151,7 +153,9 @@ def _decode(text: str) -> tuple[_Buckets, bytes]:
             " 1 to 5 digits, a lowest value >= 1, and a highest value of at least twice the lowest"
         )
     if size != len(raw) - _COMPRESSED.size or not inflater.eof or length != len(body) - _HEAD.size:
-        raise ValueError("the HdrHistogram is longer or shorter than its header declares")
+        raise ValueError(
+            "the HdrHistogram must have the length that its header declares: write the log again"
+        )
     return _Buckets.of(lowest, highest, digits), body[_HEAD.size :]
 
 
@@ -181,7 +185,7 @@ def read_log(lines: Iterable[str], ns_per_unit: int) -> dict[str, Histogram]:
             raise ValueError(f"line {number}: expected start, length, maximum and an HdrHistogram in base64")
         tag = match[1] or ""
         if tag not in merged and len(merged) >= TAGS_MAX:
-            raise ValueError(f"line {number}: the log has more than {TAGS_MAX:,} tags")
+            raise ValueError(f"line {number}: the log has more than {TAGS_MAX:,} tags: split it by tags")
         histogram = merged.setdefault(tag, Histogram())
         try:
             for value, count in values(match[3]):

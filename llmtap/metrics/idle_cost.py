@@ -71,7 +71,8 @@ def parse_idle_cost(text: str) -> IdleCost:
     expression, description = IDLE_COSTS.get(text, (text.strip(" "), text.strip(" ")))
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
         raise ValueError(
-            f"the idle cost has {len(expression)} characters; the maximum is {EXPRESSION_CHARACTERS_MAX}"
+            f"the idle cost has {len(expression)} characters, expected at most {EXPRESSION_CHARACTERS_MAX};"
+            f" {_HINT}"
         )
     try:
         if not _CHARACTERS.fullmatch(expression):

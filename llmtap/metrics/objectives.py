@@ -495,7 +495,7 @@ def qoe_area_step(
         return None
     n = len(times_ns)
     e_ns = origin_ns + ttft_ns
-    # `expected_ns` is the sum of all e_i, and `digested_ns` the sum of all c_i; both areas follow from them.
+    # Sum of the times e_i at which the reader expects the tokens. `digested_ns` sums the times c_i below.
     expected_ns = n * e_ns + reader_ns_per_token * (n * (n - 1) // 2)
     digested_ns = 0
     read_ns = c_ns = times_ns[0]

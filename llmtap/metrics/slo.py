@@ -99,7 +99,7 @@ def reachable(objective: float, factor: float) -> bool:
 def check_objective(objective: float, place: str) -> None:
     """Raise ConfigError naming `place` unless the objective is above 0 and below 1."""
     if not 0 < objective < 1:
-        hint = f"for {objective:g} %, write {objective / 100:g}" if 2 <= objective < 100 else None
+        hint = f"for {objective:g} %, write {objective / 100:g}" if 2 <= objective < 100 else "such as 0.99"
         raise ConfigError(place, f"expected a share between 0 and 1, got {objective!r}", hint)
 
 
@@ -107,7 +107,7 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
     """Raise ConfigError naming `place` if the burn rate can never exceed `factor` with this objective."""
     check_objective(objective, place)
     if factor <= 0:
-        raise ConfigError(place, f"expected a burn-rate factor above 0, got {factor:g}")
+        raise ConfigError(place, f"expected a burn-rate factor above 0, got {factor:g}", "such as 14.4")
     if not reachable(objective, factor):
         factor_max = burn_rate_max(objective)
         raise ConfigError(
@@ -328,7 +328,8 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
         default = default if slo.tenants else name
         for tenant in slo.tenants:
             if owner.setdefault(tenant, name) != name:
-                yield ConfigError(f"{place}.tenants", f"{tenant!r} is already in slo.{owner[tenant]}.tenants")
+                problem = f"{tenant!r} is already in slo.{owner[tenant]}.tenants"
+                yield ConfigError(f"{place}.tenants", problem, "remove it from one of the two lists")
             elif all_others not in (None, name) and any(sign in tenant for sign in _WILDCARDS):
                 yield ConfigError(
                     f"{place}.tenants",

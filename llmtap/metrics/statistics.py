@@ -401,7 +401,7 @@ def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
     distance = 0.0
     for i, gap_ns in enumerate(sorted(gaps_ns)):
         law = 1 - exp(-rate_rps * gap_ns / 1e9)
-        # The share of gaps jumps at each gap, so compare both sides of the jump with the law.
+        # The observed share jumps from i / n to (i + 1) / n at each gap: compare both values with the law.
         distance = max(distance, law - i / n, (i + 1) / n - law)
     return distance
 

@@ -248,7 +248,7 @@ class SavedDetector(Struct, array_like=True):
     reference: float
     """Level at the time when S was 0 for the last time; `level`: current level."""
     sum: float
-    """The statistic S of the test."""
+    """Statistic S of the CUSUM test (see the module docstring)."""
     candidate: StepChange
     state: StepState
     block_ns: int

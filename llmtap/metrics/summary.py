@@ -334,7 +334,7 @@ class Summary:
             counts["burst_streams"] += 1
             self._record_hold(bursts.hold_max_ns)
         if m.tokens_per_chunk is not None:
-            if m.itl_b_ns is m.tbc_ns:  # `measure` uses the same list if each chunk has one token.
+            if m.itl_b_ns is m.tbc_ns:  # `measure` returns one list for both if each chunk has one token.
                 self._chunk_tokens.record_copies(1, len(m.tokens_per_chunk))
             else:
                 self._chunk_tokens.record_many(m.tokens_per_chunk)

@@ -76,7 +76,7 @@ class SurvivalPoint:
     """Estimated survival at one edge of the grid, with the limits `low` and `high` of the confidence band."""
 
     duration: int
-    """The edge of the grid."""
+    """Duration at this edge of the grid."""
     n: int
     """Number of durations that reached this edge."""
     share: float

@@ -22,5 +22,7 @@ async def read_at_most(response: aiohttp.ClientResponse, bytes_max: int = ANSWER
         body += piece
         if len(body) > bytes_max:
             response.close()  # otherwise aiohttp would read the rest, to reuse the connection
-            raise AnswerTooLong(f"the answer is longer than {bytes_max >> 20} MiB")
+            raise AnswerTooLong(
+                f"the answer is longer than {bytes_max >> 20} MiB, the maximum: check the URL"
+            )
     return bytes(body)

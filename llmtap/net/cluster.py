@@ -58,7 +58,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
         except (ConnectionError, ValueError, RuntimeError) as exc:
             # A process listens at the address, so it has possibly refused the token. Ray reports this only in
             # its log.
-            hint = _TOKEN_HINT if isinstance(exc, ConnectionError) else None
+            hint = _TOKEN_HINT if isinstance(exc, ConnectionError) else "check the log of the cluster"
             if address == "auto":
                 hint = "start a cluster with `ray start --head`, or use --ray local"
             raise ConfigError("--ray", f"no Ray cluster answers at {address}: {_reason(exc)}", hint) from None
@@ -117,7 +117,8 @@ def _start_ray(ray: Any, settings: dict[str, Any]) -> None:
         except Exception as exc:  # after a time-out, Ray raises Exception itself, and no subclass
             message = _reason(exc)
             _shut_down(ray, settings["_temp_dir"])
-    raise ConfigError("--ray", f"Ray did not start on this machine in {_START_ATTEMPTS} attempts: {message}")
+    problem = f"Ray did not start on this machine in {_START_ATTEMPTS} attempts: {message}"
+    raise ConfigError("--ray", problem, "start a cluster with `ray start --head`, and use --ray auto")
 
 
 def _reason(exc: Exception) -> str:

@@ -32,7 +32,7 @@ class PythonLagMeter:
         self.buckets = [0] * (len(LAG_EDGES_NS) + 1)
         self.sum_ns = 0
         self.max_ns = 0
-        # Peaks (t, lag) with falling lags: the first peak since a time thus has the longest lag since then.
+        # Entries (time, lag) with falling lags: the first entry after a time has the longest lag since then.
         self._peaks: deque[tuple[int, int]] = deque()
 
     def note(self, t_ns: int, lag_ns: int) -> None:

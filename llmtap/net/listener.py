@@ -51,7 +51,7 @@ def parse_address(text: str, place: str) -> tuple[str, int]:
     if not colon or (":" in host and not bracketed):
         raise ConfigError(place, f"expected HOST:PORT, got {text!r}", "for IPv6, write [::1]:80")
     if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
-        raise ConfigError(place, f"port {port!r} is not a number from 0 to 65535")
+        raise ConfigError(place, f"port {port!r} is not a number from 0 to 65535", "such as 127.0.0.1:8080")
     return host, int(port)
 
 

@@ -62,7 +62,7 @@ class Pacer:
             self._run_turn()
 
     def close(self) -> None:
-        """Make no more calls."""
+        """Stop: call no waker any more."""
         self._closed = True
         self._heap.clear()
         if self._alarm is not None:
@@ -153,7 +153,9 @@ class _Alarm:
         self._fd = _libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             number = ctypes.get_errno()
-            raise OSError(number, f"cannot create a timer (timerfd_create): {os.strerror(number)}")
+            raise OSError(
+                number, f"cannot create a timer (timerfd_create): {os.strerror(number)}; check `ulimit -n`"
+            )
         self._loop.add_reader(self._fd, self._on_timer)
 
     def set_time(self, at_ns: int) -> None:

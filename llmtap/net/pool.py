@@ -210,7 +210,11 @@ class Pool:
         """Close connections that were idle too long, and cancel attempts to connect that take too long."""
         for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
             attempt.cancel()
-            attempt.fail(TimeoutError(f"no connection within {self._connect_ns / 1e9:g} s"))
+            attempt.fail(
+                TimeoutError(
+                    f"the server accepted no connection in {self._connect_ns / 1e9:g} s: does it run?"
+                )
+            )
         while self._idle_connections and now_ns - self._idle_connections[0].since_ns > self._idle_ns:
             self._idle_connections.pop(0).stream.close()
 
@@ -288,7 +292,7 @@ class Attempt:
             return  # the attempt was cancelled during the look-up
         if error is None:
             self._addresses = list(addresses)
-            self._try_next_address(OSError("the host name of the URL has no IP address"))
+            self._try_next_address(OSError("the host name of the URL has no IP address: check the URL"))
         else:
             self.fail(error)
 

@@ -230,13 +230,13 @@ def read_metrics(body: bytes) -> dict[str, float]:
     samples: dict[str, list[_Sample]] = {}
     for number, line in enumerate(io.BytesIO(body), 1):
         if number > LINES_MAX:
-            raise ValueError(f"the page has more than {LINES_MAX:,} lines")
+            raise ValueError(f"the page has more than {LINES_MAX:,} lines, the maximum that llmtap reads")
         name = _NAME.match(line)
         if name is not None:
             metric = name[0].decode()
             if len(line) > LINE_BYTES_MAX:
                 raise ValueError(
-                    f"line {number}: {metric}: the line is longer than {LINE_BYTES_MAX >> 10} KiB"
+                    f"line {number}: {metric}: longer than {LINE_BYTES_MAX >> 10} KiB, the maximum"
                 )
             try:
                 samples.setdefault(metric, []).append(_read_sample(line, name.end()))
@@ -269,7 +269,7 @@ def _read_sample(line: bytes, at: int) -> _Sample:
         at = brace.end()
         while (label := _LABEL.match(line, at)) is not None:
             if label[1] in labels:
-                raise ValueError(f"the label {label[1].decode()} occurs twice")
+                raise ValueError(f"the label {label[1].decode()} occurs twice, expected different labels")
             labels[label[1]] = label[2]
             at = label.end()
         end = _CLOSE.match(line, at)
@@ -285,7 +285,7 @@ def _read_sample(line: bytes, at: int) -> _Sample:
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
     """Return the body of a scrape. Raises ValueError for a status other than 200, or AnswerTooLong."""
     if response.status != 200:
-        raise ValueError(f"status {response.status}")
+        raise ValueError(f"status {response.status}, expected 200")
     return await read_at_most(response, BODY_BYTES_MAX)
 
 

@@ -534,7 +534,7 @@ class CompiledStream(PlainStream):
         self._loop.remove_reader(self._fd)
 
     def take_back(self) -> None:
-        """Watch the socket again."""
+        """Watch the socket again, after the forwarding thread has given it back."""
         if self._reading:
             self._watch()
 

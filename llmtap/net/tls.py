@@ -88,7 +88,7 @@ class TlsStream(asyncio.Protocol):
 
     def write(self, data: bytes) -> bool:
         if self.closed or self._transport is None or self._transport.is_closing():
-            raise ConnectionResetError("cannot write, because the TLS connection is closed")
+            raise ConnectionResetError("cannot write, because the TLS connection is closed: open a new one")
         self._transport.write(data)
         return not self._is_full
 

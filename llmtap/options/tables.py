@@ -42,22 +42,20 @@ class Mistakes:
         wrong_keys: set[str] = set()
         for error in errors:
             if not any(_names_key(f"{error.place} {error.problem}", key) for key in self.wrong_keys):
-                self.errors.append(self.with_place(error))
+                place = self.key_with_place(error.place)
+                self.errors.append(ConfigError(place, error.problem, error.hint))
             if key := _KEY.match(error.place):
                 wrong_keys.add(key[0])
         self.wrong_keys |= wrong_keys
 
-    def with_place(self, error: ConfigError) -> ConfigError:
-        """Return the mistake with the place added where its key, or the table of the key, was set."""
-        name = error.place
+    def key_with_place(self, key: str) -> str:
+        """Return the key with the place where it, or its table, was set."""
+        name = key
         while name and name not in self.places:
             name = name[: max(name.rfind("."), name.rfind("["), 0)]
-        if not name:
-            return error
-        source = self.places[name]
+        source = self.places[name] if name else ""
         # A flag such as `--rate` already shows which key is wrong, so omit the key.
-        place = source if source.startswith("--") else f"{error.place} ({source})" if source else error.place
-        return ConfigError(place, error.problem, error.hint)
+        return source if source.startswith("--") else f"{key} ({source})" if source else key
 
 
 # A key with its table, such as `relay.listen`: at least two names with a dot between them.
@@ -267,5 +265,5 @@ class OptionTables:
         keys = [key for key in self.mistakes.places if key.startswith(f"{error.place}.")]
         if error.place in self.mistakes.places or not keys:
             return error
-        places = [self.mistakes.with_place(ConfigError(key, "")).place for key in keys]
+        places = map(self.mistakes.key_with_place, keys)
         return ConfigError(", ".join(places), error.problem, error.hint)

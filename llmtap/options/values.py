@@ -268,7 +268,7 @@ def nearest_hint(
 
 
 def missing_key_error(table: str, name: str) -> ConfigError:
-    return ConfigError(table, f"the key `{name}` is missing")
+    return ConfigError(table, f"the key `{name}` is missing", f"add a line {name} = VALUE")
 
 
 def is_http_url(text: str) -> bool:

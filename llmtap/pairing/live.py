@@ -163,8 +163,8 @@ class LiveMatcher:
         before_ns = known_ns - SLACK_NS
         fronts_under_way = _OpenFronts(open_fronts)
         yield from self._decide_backs(before_ns, fronts_under_way)
-        # Arrivals of undecided exchanges of the back, in ns, by the key of the fronts that can own them. The
-        # exchanges under the key None can belong to any front.
+        # Arrivals (ns) of the exchanges behind the gateway that have no partner yet, by the key of their
+        # possible partners in front of it. Those under the key None can belong to any exchange in front.
         undecided: dict[Key | None, list[int]] = {}
         backs = [
             OpenExchange(b.exchange.timeline.arrival_ns, b.keys, True) for b in list(self._backs.values())

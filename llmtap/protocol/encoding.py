@@ -71,9 +71,13 @@ class DecodingBudget:
         """Count `size` decoded bytes. Raises DecodeError if the body has too many now."""
         self.decoded_bytes += size
         if self.decoded_bytes > self._decoded_bytes_max:
-            raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
+            raise DecodeError(
+                f"the body decodes to more than {self._decoded_bytes_max} bytes: its rest is not read"
+            )
         if self.decoded_bytes > max(RATIO_FREE_BYTES, self._ratio_max * self._coded_bytes):
-            raise DecodeError(f"the body decodes to more than {self._ratio_max} times its size")
+            raise DecodeError(
+                f"the body decodes to more than {self._ratio_max} times its size: its rest is not read"
+            )
 
 
 class _Stage(Protocol):
@@ -154,7 +158,7 @@ def _stage_of(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError("the body has an unknown content coding; known are gzip, deflate, br and zstd")
+    raise DecodeError("the body has an unknown content coding; expected gzip, deflate, br or zstd")
 
 
 def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
@@ -194,7 +198,7 @@ class _Gzip:
             try:
                 yield from inflate(self._inflater, data, budget)
             except zlib.error:
-                raise DecodeError("the body is not valid gzip") from None
+                raise DecodeError("the body is not valid gzip, as its Content-Encoding says") from None
             if not self._inflater.eof:
                 return
             data = self._inflater.unused_data
@@ -226,7 +230,7 @@ class _Deflate:
         try:
             yield from inflate(self._inflater, data, budget)
         except zlib.error:
-            raise DecodeError("the body is not valid deflate") from None
+            raise DecodeError("the body is not valid deflate, as its Content-Encoding says") from None
 
 
 class _Brotli:
@@ -247,7 +251,7 @@ class _Brotli:
                     return
                 data = b""
         except brotli.error:
-            raise DecodeError("the body is not valid brotli") from None
+            raise DecodeError("the body is not valid brotli, as its Content-Encoding says") from None
 
 
 class _Zstd:

@@ -262,7 +262,7 @@ def _tokenise_request(raw: bytes, method: bytes) -> _HeadCollector:
     except httptools.HttpParserError as exc:
         raise PeerProtocolError(f"malformed request head: {_error_reason(exc)}") from None
     if not fields.is_complete:
-        raise PeerProtocolError("the request head is incomplete")
+        raise PeerProtocolError("the request head is incomplete: it must end with an empty line")
     return fields
 
 
@@ -287,9 +287,9 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     if method not in _USUAL_METHODS:
         # RFC 9110 9.1: a method is a token. Check this here, because llhttp skips line ends before it.
         if _TOKEN.fullmatch(method) is None:
-            raise PeerProtocolError("the method has characters that are not allowed in a token")
+            raise PeerProtocolError("the method must be a token (RFC 9110 9.1), such as POST")
         if len(method) > METHOD_CHARS_MAX:
-            raise PeerProtocolError(f"the method is longer than {METHOD_CHARS_MAX} characters", 501)
+            raise PeerProtocolError(f"the method is over {METHOD_CHARS_MAX} characters, the maximum", 501)
     if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4: HTTP/2. llhttp would report a malformed head.
         raise PeerProtocolError("HTTP/2 is not supported: use HTTP/1.1", 505)
     if method == b"CONNECT":
@@ -302,7 +302,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     if not is_11 and not raw.startswith(b" HTTP/1.0\r\n", protocol_at):
         raise PeerProtocolError("the HTTP version is not supported: use HTTP/1.1 or HTTP/1.0", 505)
     if b"#" in target:
-        raise PeerProtocolError("the request target must not have a fragment")  # RFC 9112 3.2
+        raise PeerProtocolError("the request target must not have a fragment (RFC 9112 3.2)")
 
     lengths, codings, options, hosts, upgrades, expectations = _routing_values(fields.headers)
     connection = tuple(options)
@@ -314,11 +314,11 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     framing, length = _NONE, 0
     if codings:
         if lengths:
-            raise PeerProtocolError("the request has both Content-Length and Transfer-Encoding")
+            raise PeerProtocolError("the request has both Content-Length and Transfer-Encoding: send one")
         if not is_11:
-            raise PeerProtocolError("an HTTP/1.0 request must not have Transfer-Encoding")  # RFC 9112 6.1
+            raise PeerProtocolError("an HTTP/1.0 request must not have Transfer-Encoding (RFC 9112 6.1)")
         if len(codings) > 1 or codings[0].lower() != b"chunked":
-            raise PeerProtocolError("the request has a transfer coding other than chunked", 501)
+            raise PeerProtocolError("the request must not have a transfer coding other than chunked", 501)
         framing = _CHUNKED
     elif lengths:
         length = _content_length(lengths)
@@ -351,7 +351,7 @@ def _routing_values(headers: Headers, status: int = 400) -> tuple[list[bytes], .
         if kind == _CODING and b"\t" in value:
             # RFC 9110 5.5 allows a tab around a value, but llhttp does not recognise `chunked` then: refuse
             # it.
-            raise PeerProtocolError("the Transfer-Encoding field contains a tab", status)
+            raise PeerProtocolError("the Transfer-Encoding field contains a tab: send only `chunked`", status)
         # RFC 9110 5.5: white space after a value is not part of it, but llhttp returns it.
         value = value.rstrip(b" \t")
         values[kind].extend(_connection_options(value) if kind == _CONNECTION else (value,))
@@ -360,7 +360,7 @@ def _routing_values(headers: Headers, status: int = 400) -> tuple[list[bytes], .
 
 def _check_host(value: bytes) -> None:
     if _HOST.fullmatch(value) is None:
-        raise PeerProtocolError("the Host field is not a host name or address with an optional port")
+        raise PeerProtocolError("the Host field must be a host name or address with an optional port")
     if len(_seen_hosts) < SEEN_MAX and len(value) <= 256:
         _seen_hosts.add(value)
 
@@ -399,23 +399,25 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         raise PeerProtocolError(f"malformed response head: {what}", 502) from None
     is_11 = raw.startswith(b"HTTP/1.1 ")
     if not fields.is_complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
-        raise PeerProtocolError("the response head is not a complete head of HTTP/1.1 or HTTP/1.0", 502)
+        raise PeerProtocolError("expected a complete response head of HTTP/1.1 or HTTP/1.0", 502)
     headers = fields.headers
     status = int(raw[9:12])  # llhttp accepts only three digits here.
     if status < 100:  # RFC 9110 15: a status code is 100 or above
-        raise PeerProtocolError(f"the response status {status} is below 100", 502)
+        raise PeerProtocolError(f"the response status {status} is below 100, expected 100 to 999", 502)
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
-        raise PeerProtocolError("the response status line has characters that are not allowed", 502)
+        raise PeerProtocolError("the reason phrase of the response has characters that are not allowed", 502)
 
     lengths, codings, options, *_ = _routing_values(headers, 502)
     connection = tuple(options)
     if codings:
         if lengths:
-            raise PeerProtocolError("the response has both Content-Length and Transfer-Encoding", 502)
+            raise PeerProtocolError(
+                "the response must not have both Content-Length and Transfer-Encoding", 502
+            )
         if not is_11:
             raise PeerProtocolError("an HTTP/1.0 response must not have Transfer-Encoding", 502)
         if len(codings) > 1 or codings[0].lower() != b"chunked":
-            raise PeerProtocolError("the response has a transfer coding other than chunked", 502)
+            raise PeerProtocolError("the response must not have a transfer coding other than chunked", 502)
     length = _content_length(lengths, 502) if lengths else 0
     if method == b"HEAD" or status < 200 or status in (204, 304):
         framing = _NONE
@@ -553,12 +555,12 @@ class ChunkedScanner:
                         pieces.append(data[at : min(end, at + left - 2)])
                     left -= end - at
                     if left == 1 and data[-1:] != b"\r" and end > at:
-                        raise PeerProtocolError("a chunk is longer than its size line says")
+                        raise PeerProtocolError("a chunk must have the length of its size line, then CR LF")
                     self.left = left
                     return -1
                 stop = at + left
                 if data[max(at, stop - 2) : stop] != b"\r\n"[-left:]:
-                    raise PeerProtocolError("a chunk is longer than its size line says")
+                    raise PeerProtocolError("a chunk must have the length of its size line, then CR LF")
                 if pieces is not None and left > 2:
                     pieces.append(data[at : stop - 2])
                 at = stop
@@ -570,7 +572,9 @@ class ChunkedScanner:
             if not stop:
                 self.line_part += data[at:]
                 if len(self.line_part) > LINE_BYTES_MAX:
-                    raise PeerProtocolError(f"a line of the chunked framing exceeds {LINE_BYTES_MAX} bytes")
+                    raise PeerProtocolError(
+                        f"a line between chunks has over {LINE_BYTES_MAX} bytes, the maximum"
+                    )
                 self._check_line_part(self.line_part)
                 self.left = 0
                 return -1
@@ -584,11 +588,13 @@ class ChunkedScanner:
                     return at
                 self.trailer_lines += 1
                 if _TRAILER_LINE.fullmatch(line) is None or len(line) > LINE_BYTES_MAX:
-                    raise PeerProtocolError(f"a trailer line is malformed or too long ({len(line)} bytes)")
+                    raise PeerProtocolError(
+                        f"expected a trailer `NAME: VALUE` of up to {LINE_BYTES_MAX} bytes, got {len(line)}"
+                    )
                 self._trailer_bytes += len(line)
                 if self.trailer_lines > TRAILER_LINES_MAX or self._trailer_bytes > TRAILER_BYTES_MAX:
                     limits = f"{TRAILER_LINES_MAX} lines or {TRAILER_BYTES_MAX} bytes"
-                    raise PeerProtocolError(f"the trailer section has more than {limits}")
+                    raise PeerProtocolError(f"the trailer section has more than {limits}, the maximum")
                 self._check_trailer_name(line)
                 if self.trailers is not None:
                     self.trailers.append(line)
@@ -596,7 +602,7 @@ class ChunkedScanner:
             size = _SIZES.get(line, -1)
             if size < 0:
                 if len(line) > LINE_BYTES_MAX:
-                    raise PeerProtocolError(f"a chunk size line has more than {LINE_BYTES_MAX} bytes")
+                    raise PeerProtocolError(f"a chunk size line has over {LINE_BYTES_MAX} bytes, the maximum")
                 size = self._size_of(line)
             if not size:
                 self.trailer_lines = 0
@@ -611,14 +617,14 @@ class ChunkedScanner:
     def _size_of(self, line: bytes) -> int:
         m = _SIZE_LINE.fullmatch(line)
         if m is None:
-            raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
+            raise PeerProtocolError(f"expected a hexadecimal chunk size, got {len(line)} other bytes")
         size = int(m[1], 16)
         extension = len(line) - m.end(1) - 2
         if extension:
             self._extension_excess_bytes = max(0, self._extension_excess_bytes + extension - size)
             if self._extension_excess_bytes > EXTENSION_BYTES_MAX:
                 raise PeerProtocolError(
-                    f"chunk extensions exceed the payload by more than {EXTENSION_BYTES_MAX} bytes"
+                    f"chunk extensions may exceed the payload by at most {EXTENSION_BYTES_MAX} bytes"
                 )
         elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
             _SIZES[line] = size
@@ -627,10 +633,10 @@ class ChunkedScanner:
     def _check_line_part(self, line: bytes) -> None:
         if self.trailer_lines < 0:
             if _SIZE_LINE_PART.fullmatch(line) is None:
-                raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
+                raise PeerProtocolError(f"expected a hexadecimal chunk size, got {len(line)} other bytes")
             return
         if _TRAILER_LINE_PART.fullmatch(line) is None:
-            raise PeerProtocolError("a trailer line is malformed")
+            raise PeerProtocolError("a trailer line is malformed: expected `NAME: VALUE`")
         self._check_trailer_name(line)
 
     def _check_trailer_name(self, line: bytes) -> None:
@@ -639,7 +645,7 @@ class ChunkedScanner:
         if self._refused_names and colon:
             name = spelling_key(name)
             if name in self._refused_names or not self._refused_words.isdisjoint(name.split(b"-")):
-                raise PeerProtocolError("the trailer section has a field that is not allowed as a trailer")
+                raise PeerProtocolError("the trailer section has a field that belongs in the head")
 
 
 class ChunkedDecoder:

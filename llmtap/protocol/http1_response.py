@@ -34,22 +34,27 @@ def next_response_head(
     """
     if interims > INTERIM_HEADS_MAX and is_interim_flood(interims, waited_ns):
         raise PeerProtocolError(
-            "the server sent too many interim (1xx) responses before its final response", 502
+            f"the server sent over {INTERIM_HEADS_MAX} interim (1xx) responses before the final one",
+            502,
         )
     start = 2 if interims and data.startswith(b"\r\n") else 0
     end = data.find(b"\r\n\r\n", start) + 4
     if not 4 <= end <= bytes_max:
         if data.count(b"\n") > data.count(b"\r\n"):
-            raise PeerProtocolError("the response head has bare line feeds", 502)
+            raise PeerProtocolError(
+                "the response head has bare line feeds, expected CR LF at the end of each line", 502
+            )
         line = b"HTTP/1."[: len(data) - start]
         if not (data.startswith(line, start) or (interims and data == b"\r")):
-            raise PeerProtocolError("the response does not begin with 'HTTP/1.'", 502)
+            raise PeerProtocolError(
+                "the response does not begin with 'HTTP/1.': is it an HTTP/1.1 server?", 502
+            )
         if len(data) > bytes_max:
-            raise PeerProtocolError(f"the response head is longer than {bytes_max} bytes", 502)
+            raise PeerProtocolError(f"the response head is longer than {bytes_max} bytes, the maximum", 502)
         return None
     head = http1.parse_response_head(data[start:end], method)
     if len(head.headers) > fields_max:
-        raise PeerProtocolError(f"the response head has more than {fields_max} fields", 502)
+        raise PeerProtocolError(f"the response head has more than {fields_max} fields, the maximum", 502)
     return head, start, end
 
 

@@ -35,7 +35,9 @@ def check_memory(data: bytes) -> None:
         and value_bytes(data) > VALUE_BYTES_MAX
         and exact_value_bytes(data) > VALUE_BYTES_MAX
     ):
-        raise JsonTooLarge(f"the JSON values would take more than {VALUE_BYTES_MAX >> 20} MiB of memory")
+        raise JsonTooLarge(
+            f"the JSON values would take more than {VALUE_BYTES_MAX >> 20} MiB of memory, the maximum"
+        )
 
 
 def value_bytes(data: bytes) -> int:

@@ -168,7 +168,7 @@ def _checked_count(data: bytes, start: int, end: int, value: LooseValue, count: 
         return count
     number = data[start:end]
     if not (number.isdigit() and (number >= b"1" or number == b"0")):
-        raise ValueError("the values that differ between events are not all texts or whole numbers")
+        raise ValueError("a value that differs between events is neither a text nor a whole number")
     if value.offset is None:
         return count
     shown = int(number) - value.offset if len(number) <= _COUNT_DIGITS_MAX else 0

@@ -173,33 +173,38 @@ class MessageParser:
         first, second = head[0], head[1]
         code = first & 0x0F
         if first & _RSV23 or code not in _OPCODES or (first & _RSV1 and self._inflater is None):
-            problem = "a WebSocket frame with reserved bits or an unknown opcode"
+            problem = "a WebSocket frame with reserved bits or an unknown opcode (RFC 6455 5.2)"
             raise self._error(f"{problem}: its first byte is 0x{first:02x}")
         if bool(second & _MASKED) is not self._masked:
             raise self._error(
-                f"{'an unmasked' if self._masked else 'a masked'} WebSocket frame (RFC 6455 5.1)"
+                f"{'an unmasked' if self._masked else 'a masked'} WebSocket frame: only clients must mask"
+                " (RFC 6455 5.1)"
             )
         end = len(head) - (4 if self._masked else 0)
         length = int.from_bytes(head[2:end], "big") if end > 2 else second & 0x7F
         opcode, fin = Opcode(code), bool(first & _FIN)
         control = bool(code & _CONTROL)
         if control and not fin:
-            raise self._error("a fragmented WebSocket control frame")
+            raise self._error("a fragmented WebSocket control frame, expected a whole one (RFC 6455 5.5)")
         if control and length > _CONTROL_BYTES_MAX:
-            raise self._error(f"a WebSocket control frame of more than {_CONTROL_BYTES_MAX} bytes")
+            raise self._error(
+                f"a WebSocket control frame of more than {_CONTROL_BYTES_MAX} bytes, the maximum"
+            )
         if control and first & _RSV1:
-            raise self._error("a compressed WebSocket control frame")
+            raise self._error("a WebSocket control frame that must not be compressed (RFC 7692 6.1)")
         if length >> 63:
-            raise self._error("a WebSocket frame whose length has more than 63 bits")
+            raise self._error("a WebSocket frame with a length above 63 bits, the maximum (RFC 6455 5.2)")
         if (end == 4 and length < 126) or (end == 10 and length < 1 << 16):
-            raise self._error("a WebSocket frame whose length is not in its shortest form (RFC 6455 5.2)")
+            raise self._error("a WebSocket frame with a length that must be shorter (RFC 6455 5.2)")
         if not control:
             continues = opcode is Opcode.CONTINUATION
             if continues is (self._message_opcode is None):
                 what = "continuation without a message" if continues else "message in the middle of another"
-                raise self._error(f"a WebSocket {what}")
+                raise self._error(f"a WebSocket {what} (RFC 6455 5.4)")
             if continues and first & _RSV1:
-                raise self._error("a WebSocket continuation frame with the bit of compression (RSV1)")
+                raise self._error(
+                    "a continuation frame with RSV1, only allowed in a first frame (RFC 7692 6.1)"
+                )
             if not continues:
                 self._message_opcode, self._is_compressed = opcode, bool(first & _RSV1)
         self._opcode, self._is_final, self._mask_key = opcode, fin, head[end:]

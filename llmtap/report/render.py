@@ -192,7 +192,7 @@ def page_html(document: ReportDocument, *assets: str) -> str:
     ids += [section.key for section in document.sections] + [key for key, _ in drawn]
     if len(set(ids)) < len(ids) or any(not key or key.startswith(_TEMPLATE_ID_PREFIX) for key in ids):
         raise ValueError(
-            f"ids of the page are empty, not unique, or begin with {_TEMPLATE_ID_PREFIX!r}: {ids}"
+            f"each id of the page must be unique and not begin with {_TEMPLATE_ID_PREFIX!r}, got {ids}"
         )
     plots = dict(drawn)
     return _page_template().render(

@@ -175,7 +175,7 @@ def _verdict_box(verdict: _Json) -> VerdictBox:
     items = [_finding_text(finding) for finding in verdict["findings"]]
     items += [f"Not checked: {text}" for text in verdict["unchecked"]]
     says = verdict.get("says") or ""
-    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Old stored results have no `says`.
+    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Results of old versions have no `says`.
     if verdict.get("failed"):
         lead = "FAILED."
     elif not verdict["valid"]:
@@ -313,7 +313,7 @@ def _state_text(figure: _Json) -> str:
 
 
 def _share_row(name: str, figures: _Json, shown: Mapping[str, str]) -> list[str]:
-    # Three digits, the accuracy of the histograms of shares; more for a benefit, a number of tokens.
+    # Show 3 digits, the accuracy of the histograms; 4 for `smooth_benefit`, which is not from a histogram.
     digits = 4 if name == "smooth_benefit" else 3
     marks = figures.get("marks") or ()
     cells = [

@@ -205,7 +205,7 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[P
             y = [count / period for count in counts]
             title = name
             if name == "asked" and load["stopped"] is None and sum(counts) < load["planned"]:
-                title = "asked, of first turns"  # Only first turns have a planned time.
+                title = "asked, of first turns"  # Later turns of a conversation have no planned time.
             rates.append(PlotSeries(name=title, x=ends, y=[*y, y[-1]], ink=colour, dash=dash, step="hv"))
     yield "Requests per second", "per second", rates
     lines = []
@@ -241,7 +241,7 @@ def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[P
                 (metric["unit"], is_counter), (metric["unit"], metric["unit"], 1)
             )
             if name == "host_memory":
-                title = "Memory of this host, GiB"  # A panel of its own, because its values are much larger.
+                title = "Memory of this host, GiB"  # its own panel, for its much larger values
             if is_counter:
                 times, values = _growth_per_second(times, values)
             averaged = metric["kind"] != "gauge"

@@ -102,7 +102,7 @@ class Sweep:
 def read_sweep(results: Sequence[Result]) -> Sweep:
     """Find the axis and the lines of the runs. Raises ValueError if there are no runs."""
     if not results:
-        raise ValueError("expected the results of a sweep, got none")
+        raise ValueError("expected at least one result of a sweep, got none")
     varied = _varied_settings(results)
     numeric = [d for d in varied if d.name != "seed" and all(map(is_number, d.texts))]
     axis = max(numeric, key=lambda d: len(d.texts), default=None)

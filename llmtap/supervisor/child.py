@@ -223,14 +223,16 @@ async def wait_until_ready(child: Child) -> bool:
     """Wait until a child is ready. If it does not become ready, log the reason and return False."""
     ready = await child.read_ready_line()
     if not ready:
-        reason = child.not_ready_reason()
-        log.error("event=%s_not_ready name=%s pid=%d reason=%r", child.kind, child.name, child.pid, reason)
+        reason, hint = child.not_ready_reason(), "see the log lines of this process"
+        text = "event=%s_not_ready name=%s pid=%d reason=%r hint=%r"
+        log.error(text, child.kind, child.name, child.pid, reason, hint)
     return ready
 
 
 def log_not_started(kind: str, exc: OSError) -> None:
     """Log that the system could not start a child."""
-    log.error("event=%s_not_started error=%r", kind, str(exc))
+    hint = "the system lacks memory, processes or file descriptors"
+    log.error("event=%s_not_started error=%r hint=%r", kind, str(exc), hint)
 
 
 async def start_with_retries(kind: str, start: Callable[[], Awaitable[Child]]) -> Child:
@@ -249,12 +251,13 @@ async def back_off(child: Child, status: int, failures: int) -> int:
     """Log that a child died, and wait before the next start. Return the number of consecutive failures."""
     failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
     log.error(
-        "event=%s_died name=%s pid=%d status=%d restart_s=%s",
+        "event=%s_died name=%s pid=%d status=%d restart_s=%s hint=%r",
         child.kind,
         child.name,
         child.pid,
         status,
         _pause_s(failures),
+        "see its last log lines; -9 can mean that the system had too little memory",
     )
     await asyncio.sleep(_pause_s(failures))
     return failures

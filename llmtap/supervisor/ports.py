@@ -80,7 +80,7 @@ def _listening_socket(fd: int, name: str) -> socket.socket:
         )
     sock.setblocking(False)
     sock.set_inheritable(False)
-    # Accepted sockets inherit the option (as in `net.listener.bind`).
+    # Sockets that this one accepts inherit TCP_NODELAY, so set it here once (as `net.listener.bind` does).
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -280,5 +280,9 @@ def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
 def bind_error(key: str, text: str, error: OSError) -> ConfigError:
     """Return the error for an address (the value of the option `key`) that cannot be bound."""
     option = "--admin" if key == "meter.admin" else "--listen"
-    hint = f"choose another address with {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
+    hint = (
+        f"choose another address with {option} HOST:PORT"
+        if error.errno == errno.EADDRINUSE
+        else "use an address of this host"
+    )
     return ConfigError(f"{key} ({option})", f"cannot listen on {text}: {error.strerror}", hint)

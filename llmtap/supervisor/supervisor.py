@@ -358,12 +358,14 @@ class Supervisor:
                 run.follow(settings)
             except Exception as exc:
                 is_bug = not isinstance(exc, LlmtapError)
-                log.error("event=reload_refused error=%r", str(exc), exc_info=is_bug)
+                hint = "nothing has changed: correct the settings, then reload again"
+                log.error("event=reload_refused error=%r hint=%r", str(exc), hint, exc_info=is_bug)
                 return
             plan = _Plan(settings, ports, run)
             fresh = await self._start_generation(plan, meter=not self._can_meter_continue(plan))
             if fresh is None:
-                log.error("event=reload_failed error=%r hint='the old processes continue'", _NOT_READY)
+                hint = "the old processes continue; the lines before this one give the reason"
+                log.error("event=reload_failed error=%r hint=%r", _NOT_READY, hint)
                 return
             self._apply_plan(plan)
         set_up(settings.log)
@@ -497,7 +499,8 @@ class Supervisor:
                 except OSError as exc:
                     problem = f"{argv[0]} cannot be run: {exc.strerror}"
                 handover.unblock_signals()
-        log.error("event=restart_refused error=%r", problem)
+        hint = "nothing has changed: correct this, then restart again"
+        log.error("event=restart_refused error=%r hint=%r", problem, hint)
         notify("READY=1")
 
     def _make_handover(self) -> handover.Handover:
@@ -544,7 +547,7 @@ class Supervisor:
     async def _fall_back(self, places: RelayPlaces | None) -> None:
         """Return to the old relays, because the new ones failed to start. Until a reload, restarted relays
         get the numbers and sides of the old ones (`places`)."""
-        hint = "the old relays and their meter continue"
+        hint = "the old relays and their meter continue; the lines before this one give the reason"
         log.error("event=restart_failed pid=%d error=%r hint=%r", os.getpid(), _NOT_READY, hint)
         if places is not None:
             self._settings = places.apply_to(self._settings)

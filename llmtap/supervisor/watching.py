@@ -73,6 +73,7 @@ def watch_problems(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError(
             "watch.ring_bytes",
             f"must be at least {format_bytes(RING_BYTES_MIN)}, got {format_bytes(options.ring_bytes)}",
+            'such as watch.ring_bytes = "64MiB"',
         )
     if options.user is not None:
         yield from errors_of_check(_account_of, options.user)

@@ -206,7 +206,9 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "--window", f"there is no window {self.window!r}", f"expected one of {', '.join(WINDOWS)}"
             )
         if not INTERVAL_NS_MIN <= self.interval_ns <= INTERVAL_NS_MAX:
-            raise ConfigError("--interval", f"expected a time from 200ms to 1h, got {self.interval}")
+            raise ConfigError(
+                "--interval", f"expected a time from 200ms to 1h, got {self.interval}", "such as 2s"
+            )
         if self.ca is not None:
             self._tls_context()
 
@@ -216,7 +218,7 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return parse_duration_ns(self.interval)
         except (ValueError, OverflowError) as exc:
-            raise ConfigError("--interval", str(exc)) from None
+            raise ConfigError("--interval", str(exc), "such as 2s") from None
 
     @property
     def url(self) -> str:
@@ -235,7 +237,7 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return client_context(self.ca, True)
         except ConfigError as exc:
-            raise ConfigError("--ca", exc.problem) from None
+            raise ConfigError("--ca", exc.problem, exc.hint) from None
 
 
 def read_token(
@@ -251,7 +253,9 @@ def read_token(
             with file.open("rb") as opened:
                 raw = opened.read(TOKEN_BYTES_MAX + 1)
         except OSError as exc:
-            raise ConfigError("--token-file", f"{file} cannot be read: {exc.strerror}") from None
+            raise ConfigError(
+                "--token-file", f"{file} cannot be read: {exc.strerror}", "check the path and its permissions"
+            ) from None
         return _check_token(raw.decode("utf-8", "replace"), "--token-file", f"the content of {file}")
     token = environ.get(name or TOKEN_ENV, "")
     if not token.strip():

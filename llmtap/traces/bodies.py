@@ -166,7 +166,7 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
         for one in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
             depth += _DEPTH_STEP.get(one[0], 0)
             if depth > _DEPTH_MAX:
-                raise FormatError(f"element {count_}: is nested more than {_DEPTH_MAX} levels deep")
+                raise FormatError(f"element {count_}: must have at most {_DEPTH_MAX} nested levels")
             yield one
 
     def events() -> Iterator[tuple[str, str, Any]]:
@@ -206,5 +206,5 @@ class _CountedReader:
             data = data.removeprefix(b"\xef\xbb\xbf") or self._file.read(n)
         self.bytes_left -= len(data)
         if self.bytes_left < 0:
-            raise FormatError(f"one element of the JSON is longer than {BODY_BYTES_MAX >> 20} MiB")
+            raise FormatError(f"an element of the JSON must have at most {BODY_BYTES_MAX >> 20} MiB")
         return data

@@ -110,7 +110,8 @@ def convert(
         except OSError as exc:
             if isinstance(exc, BrokenPipeError) and target == STANDARD_STREAM:
                 raise
-            raise ConfigError(report.target, f"cannot be written: {reason_of(exc)}") from None
+            hint = "check the permissions of the folder and the free space"
+            raise ConfigError(report.target, f"cannot be written: {reason_of(exc)}", hint) from None
         except format.FormatError as exc:
             raise ConfigError(report.target, str(exc)) from None
         report.bytes_in = trace.size_bytes
@@ -145,7 +146,7 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
             "write a local file, and copy that file",
         )
     if name is None and target == STANDARD_STREAM:
-        raise ConfigError("--to", "is required if the output is standard output")
+        raise ConfigError("--to", "is required if the output is standard output", "such as --to mooncake")
     try:
         if name is not None:
             return registry.format_named(name, writing=True)
@@ -159,7 +160,9 @@ def _check_formats(read_format: format.TraceFormat, write_format: format.TraceFo
     for aspect in format.ASPECTS:
         if aspect in write_format.required_aspects and aspect not in read_format.aspects:
             raise ConfigError(
-                "--to", f"{write_format.name} requires {aspect}, which {read_format.name} does not contain"
+                "--to",
+                f"{write_format.name} requires {aspect}, which {read_format.name} does not contain",
+                "`llmtap convert --list` shows what each format contains",
             )
 
 
@@ -202,7 +205,8 @@ def _check_written_rows(
             )
     if not written.rows:
         reasons = _reasons_text(written) or "no row fits"
-        raise ConfigError("--to", f"{written.name} cannot hold any row of {report.source}: {reasons}")
+        problem = f"{written.name} cannot hold any row of {report.source}: {reasons}"
+        raise ConfigError("--to", problem, "choose another format")
 
 
 def _reasons_text(written: format.TraceWriter) -> str:

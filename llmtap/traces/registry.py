@@ -35,6 +35,7 @@ from llmtap.traces.formats import (
 )
 from llmtap.traces.text import csv_columns, first_objects, first_problem
 
+_READ_HINT: Final = "check the path and its permissions, and whether the file is complete"
 _NAMES_SHOWN: Final = 8
 _NAME_CHARS: Final = 32
 """Maximum number of characters of a JSON member's name that an error shows."""
@@ -63,7 +64,7 @@ def format_named(name: str, *, writing: bool = False) -> TraceFormat:
     format_ = next((f for f in FORMATS if f.name == name), None)
     if format_ is not None:
         if writing and format_.write_rows is None:
-            raise FormatError(f"llmtap can read the format {name}, but cannot write it")
+            raise FormatError(f"llmtap can read the format {name}, but cannot write it; choose another one")
         return format_
     names = [f.name for f in FORMATS if not writing or f.write_rows is not None]
     near = [n for n in names if name and n.startswith(name)] or difflib.get_close_matches(name, names, 1)
@@ -74,7 +75,9 @@ def format_named(name: str, *, writing: bool = False) -> TraceFormat:
 def detect(name: str, head: bytes) -> TraceFormat:
     """Return a file's format by its beginning and name. Raises FormatError unless exactly one matches."""
     if not head.strip():
-        raise FormatError("the file is empty" if not head else "the file contains only white space")
+        raise FormatError(
+            ("the file is empty" if not head else "the file has only white space") + "; give a file with rows"
+        )
     if head.startswith(_UTF16):
         raise FormatError("the file is UTF-16 text; convert it to UTF-8 (`iconv -f UTF-16 -t UTF-8 FILE`)")
     claims = [f for f in FORMATS if f.sniff(head, name)]
@@ -165,6 +168,7 @@ def open_trace(
                     raise ConfigError(
                         option,
                         f"a folder or URL can only be read as {trace_format.name}, got {source_format!r}",
+                        f"leave out {option}",
                     )
                 source, size = parquet_capture.read_files(place, progress)
                 trace = OpenedTrace(source, trace_format, None, size)
@@ -207,9 +211,10 @@ def _errors_naming(place: str) -> Iterator[None]:
     except FormatError as exc:
         raise ConfigError(shown_name(place), str(exc)) from None
     except (OSError, EOFError) as exc:
-        raise ConfigError(shown_name(place), f"cannot be read: {reason_of(exc)}") from None
+        raise ConfigError(shown_name(place), f"cannot be read: {reason_of(exc)}", _READ_HINT) from None
     except (pa.ArrowException, msgspec.MsgspecError, UnicodeError) as exc:
-        raise ConfigError(shown_name(place), f"does not fit its format: {str(exc).splitlines()[0]}") from None
+        problem = f"does not fit its format: {str(exc).splitlines()[0]}"
+        raise ConfigError(shown_name(place), problem, "is the file damaged?") from None
 
 
 def plain_name(path: str) -> str:

@@ -40,7 +40,7 @@ def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tupl
     while line := file.readline(bytes_max + 1):
         number += 1
         if len(line) > bytes_max:
-            raise FormatError(f"line {number}: is longer than {bytes_max >> 20} MiB")
+            raise FormatError(f"line {number}: is longer than {bytes_max >> 20} MiB, the maximum")
         line = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
         if line:
             yield number, line
@@ -67,9 +67,9 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
     fits = value.is_finite() and (not value or value.adjusted() + places <= 19)
     ns = round(value.scaleb(places)) if fits else 1 << 63
     if ns >= 1 << 63:
-        raise FormatError(f"line {line}: {field}: is not a finite number below 2^63 ns")
+        raise FormatError(f"line {line}: {field}: expected a finite number below 2^63 ns")
     if ns < 0:
-        raise FormatError(f"line {line}: {field}: is negative: {clip_value(str(number))}")
+        raise FormatError(f"line {line}: {field}: expected 0 or more, got {clip_value(str(number))}")
     return ns
 
 
@@ -167,9 +167,9 @@ def _line_blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int,
 def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
     """Return a FormatError with line and field, without the value, which can be a user's text."""
     if isinstance(exc, UnicodeDecodeError):
-        return FormatError(f"line {number}: is not UTF-8")
+        return FormatError(f"line {number}: is not UTF-8; save the file as UTF-8")
     if isinstance(exc, RecursionError):
-        return FormatError(f"line {number}: is nested too deeply")
+        return FormatError(f"line {number}: has more levels of lists and objects than can be read")
     match = _DECODER_MESSAGE.fullmatch(str(exc))
     assert match is not None
     what, field = match[1].replace("`", ""), match[2]
@@ -317,9 +317,9 @@ def read_csv(
     header = _split_fields(first.removeprefix(_BOM), 1)
     for c in columns:
         if header.count(c.name) > 1:
-            raise FormatError(f"line 1: {c.name}: the column occurs twice")
+            raise FormatError(f"line 1: {c.name}: the column occurs twice; remove one")
         if c.required and c.name not in header:
-            raise FormatError(f"line 1: {c.name}: the column is missing")
+            raise FormatError(f"line 1: {c.name}: the column is missing, but required")
     known = [c for c in columns if c.name in header]
     names = [name if name in {c.name for c in known} else f"\0{i}" for i, name in enumerate(header)]
     convert = arrow_csv.ConvertOptions(
@@ -333,7 +333,7 @@ def read_csv(
         block += (rest := stream.readline(LINE_BYTES_MAX))
         if len(rest) == LINE_BYTES_MAX:
             number += block.count(b"\n")
-            raise FormatError(f"line {number}: is longer than {LINE_BYTES_MAX >> 20} MiB")
+            raise FormatError(f"line {number}: is longer than {LINE_BYTES_MAX >> 20} MiB, the maximum")
         if block.strip(b"\r\n"):
             try:
                 table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
@@ -357,7 +357,7 @@ def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 def _first_row_error(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
     """Return the error for the first wrong line of a block. `number`: line number of its first line."""
     rows: list[tuple[int, list[str]]] = []
-    error = FormatError(f"line {number}: is not valid CSV")
+    error = FormatError(f"line {number}: is not valid CSV; check its quotes")
     for line_number, line in enumerate(block.split(b"\n"), number):
         if line.strip(b"\r"):
             try:
@@ -406,7 +406,9 @@ def _split_fields(line: bytes, number: int) -> list[str]:
     try:
         fields: list[str] = next(csv.reader([line.decode().rstrip("\r\n")], strict=True), [])
     except UnicodeDecodeError as exc:
-        raise FormatError(f"line {number}: byte {exc.start + 1} is not UTF-8") from None
+        raise FormatError(
+            f"line {number}: byte {exc.start + 1} is not UTF-8; save the file as UTF-8"
+        ) from None
     except csv.Error as exc:
         raise FormatError(f"line {number}: is not valid CSV: {exc}") from None
     return fields

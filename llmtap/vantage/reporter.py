@@ -67,7 +67,10 @@ def on_orphaned(loop: asyncio.AbstractEventLoop, setup: ChildSetup, end: Callabl
 
     def on_supervisor_lost() -> None:
         loop.remove_reader(sys.stdin.fileno())
-        log.error("event=supervisor_lost child=%s action='ends after its exchanges'", setup.name)
+        log.error(
+            "event=supervisor_lost child=%s hint='it ends after its exchanges: start llmtap again'",
+            setup.name,
+        )
         end()
 
     loop.add_reader(sys.stdin.fileno(), on_supervisor_lost)

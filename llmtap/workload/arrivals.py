@@ -183,7 +183,7 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
     try:
         if own_rates and rate_rps is not None:
             raise ValueError(
-                f"the rates are part of this arrival process, so a mean rate ({rate_rps:g}) cannot be set"
+                f"the arrival process contains its own rates: leave out the mean rate ({rate_rps:g})"
             )
         if not own_rates and rate_rps is None:
             problem = f"{name}: no mean rate is given, and this arrival process needs one"
@@ -211,7 +211,7 @@ class _Parameters:
             if not equals:
                 self.bare_words.append(name)
             elif name in self._values:
-                raise ValueError(f"{name}: is given twice")
+                raise ValueError(f"{name}: is given twice; give it once")
             else:
                 self._values[name] = value
 
@@ -247,7 +247,7 @@ class _Parameters:
 
 def _required_text(name: str, text: str | None) -> str:
     if text is None:
-        raise ValueError(f"{name}: is missing")
+        raise ValueError(f"{name}: is missing; add {name}=VALUE")
     return text
 
 
@@ -316,7 +316,7 @@ def _on_off(words: _Parameters, rate_rps: float) -> Offsets:
     """Return bursts. Their rate is computed from the mean rate of a cycle and the rate between bursts."""
     on_ns, off_ns, idle_rps = words.length_ns("on"), words.length_ns("off"), words.number("idle", default="0")
     if idle_rps > rate_rps:
-        raise ValueError(f"idle: {idle_rps:g} is above the mean rate of {rate_rps:g}")
+        raise ValueError(f"idle: expected at most the mean rate ({rate_rps:g}), got {idle_rps:g}")
     on_rps = (rate_rps * (on_ns + off_ns) - idle_rps * off_ns) / on_ns
     return _poisson_arrivals((), (Slope(on_ns, on_rps, on_rps), Slope(off_ns, idle_rps, idle_rps)))
 

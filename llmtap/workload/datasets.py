@@ -46,6 +46,7 @@ SUBSET: Final = (
     "the items shuffled by random.Random('SEED/subset'), the first of them; from the first again where"
     " more are requested than there are"
 )
+_FILE_HINT: Final = "give the unchanged file of the data set"
 _SAMPLED_PAIRS_MAX: Final = 500
 """Maximum number of pairs whose lengths are described: counting source files takes a second."""
 
@@ -140,9 +141,10 @@ def open_data_file(path: Path, place: str) -> Iterator[BinaryIO]:
         with open_input(str(path), 1, None) as file:
             yield file.stream
     except FormatError as exc:
-        raise ConfigError(place, f"{path}: {exc}") from None
+        raise ConfigError(place, f"{path}: {exc}", _FILE_HINT) from None
     except (OSError, EOFError) as exc:
-        raise ConfigError(place, f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from None
+        problem = f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}"
+        raise ConfigError(place, problem, "check the path and its permissions") from None
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
                 else:
                     empty += 1
     if not pairs:
-        raise ConfigError(place, f"{path} has no conversation with a question and an answer")
+        raise ConfigError(place, f"{path} has no conversation with a question and an answer", _FILE_HINT)
     notes = [*source.notes, *([f"{empty:,} turns have no text, and were left out"] if empty else [])]
     about = {
         **describe_file(path),
@@ -209,7 +211,8 @@ def read_long_sharegpt(path: Path, place: str) -> DataSet:
     lengths = [(count_tokens(question), count_tokens(answer)) for question, answer in pairs]
     ends = _ends_of_prompts(lengths)
     if not ends:
-        raise ConfigError(place, f"{path}: all conversations together have fewer than {LONG_TOKENS:,} tokens")
+        problem = f"{path}: all conversations together have fewer than {LONG_TOKENS:,} tokens"
+        raise ConfigError(place, problem, "give the whole file of the data set")
     begins = [0, *ends[:-1]]
 
     def pair(number: int) -> Pair:
@@ -301,7 +304,7 @@ def read_the_stack(path: Path, place: str) -> DataSet:
             places += [(len(files), begin, end) for begin, end in bodies]
             files.append(text)
     if not files:
-        raise ConfigError(place, f"{path} has no function in {', '.join(LANGUAGES)}")
+        raise ConfigError(place, f"{path} has no function in {', '.join(LANGUAGES)}", _FILE_HINT)
     omissions = ((other, "files are in other languages"), (bare, "files have no function"))
     about = {
         **describe_file(path),

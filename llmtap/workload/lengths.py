@@ -51,7 +51,7 @@ class _Bounded(_Distribution, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.min > self.max:
-            raise ValueError(f"min {self.min:,} is more than max {self.max:,}")
+            raise ValueError(f"min: expected at most max ({self.max:,}), got {self.min:,}")
 
     def _clipped_length(self, length: float) -> int:
         return max(self.min, min(self.max, round(min(length, TOKENS_MAX))))
@@ -99,7 +99,7 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
         if given not in (["mu", "sigma"], ["median", "p95"]):
             raise ValueError(f"expected mu and sigma, or median and p95, got {' and '.join(given) or 'none'}")
         if self.median is not None and self.p95 is not None and self.p95 < self.median:
-            raise ValueError(f"p95 {self.p95:g} is less than the median {self.median:g}")
+            raise ValueError(f"p95: expected at least the median ({self.median:g}), got {self.p95:g}")
 
     @property
     def log_parameters(self) -> tuple[float, float]:

@@ -463,7 +463,9 @@ class ComposedWorkload(PlannedWorkload):
 
 def check_rows(planned: Requests, requests: Requests) -> None:
     if planned.input != requests.input or planned.output != requests.output:
-        raise ValueError("the lengths of the requests are not those of the workload with this seed")
+        raise ValueError(
+            "the lengths of the requests are not those of this workload: use its seed and its file"
+        )
 
 
 @dataclass(frozen=True, slots=True)

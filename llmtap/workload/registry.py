@@ -163,7 +163,8 @@ def draw_requests(text: str, count: int, seed: int, place: str) -> Requests:
     workload = workload_named(text, place)
     requests = workload.requests(count, seed)
     if requests.after:
-        raise ConfigError(place, f"{text} has conversations, but a workload of single requests is needed")
+        problem = f"{text} has conversations, but a workload of single requests is needed"
+        raise ConfigError(place, problem, "use another workload")
     description = workload.describe()
     process = str(description.get("arrivals") or "poisson")
     own_rate = process.partition(":")[0] in OWN_RATES
@@ -234,7 +235,9 @@ def load_workload(path: Path) -> ComposedWorkload:
     if fixed := sorted({*SET_BY, *_REQUEST_FIELDS} & file.request.extra.keys()):
         by = SET_BY.get(fixed[0], f"request.{fixed[0]}")
         raise ConfigError(
-            f"request.extra.{fixed[0]} in {path}", f"cannot be set in request.extra, because {by} sets it"
+            f"request.extra.{fixed[0]} in {path}",
+            f"cannot be set in request.extra, because {by} sets it",
+            "leave it out",
         )
     about = {
         "about": file.about or f"the workload of {path.name}",

@@ -77,7 +77,7 @@ class Trace:
         first = bisect_left(arrivals, begin_ns)
         end = len(arrivals) if for_ns is None else bisect_left(arrivals, begin_ns + for_ns)
         if first >= end:
-            raise ValueError(f"no row arrives in the window: the trace is {format_ns(self.span_ns)} long")
+            raise ValueError(f"no row arrives in this part; the trace is {format_ns(self.span_ns)} long")
         return self._select_rows(range(first, end))
 
     def sample_conversations(self, share: float, seed: int) -> "Trace":
@@ -97,7 +97,7 @@ class Trace:
         }
         rows = [row for row, number in enumerate(numbers) if stays[number]]
         if not rows:
-            raise ValueError(f"none of {len(stays):,} conversations is left at a share of {share:g}")
+            raise ValueError(f"a share of {share:g} leaves none of {len(stays):,} conversations: use more")
         return self._select_rows(rows)
 
     def requests_at(
@@ -111,7 +111,7 @@ class Trace:
         source = self.requests
         n, span_ns = len(source), self.span_ns
         if count > n and span_ns == 0 and timed:
-            raise ValueError(f"the {n:,} rows cannot be repeated, because all of them arrive at once")
+            raise ValueError(f"the rows arrive at once, so they cannot be repeated: use up to {n:,} requests")
         offsets = [t - source.arrival_ns[0] for t in source.arrival_ns[: min(n, count)]]
         if count > n:
             # The rows repeat after their span and one mean gap: span + span / (n - 1) = n span / (n - 1).

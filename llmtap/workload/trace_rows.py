@@ -128,7 +128,9 @@ class TraceTurns:
         try:
             return pa.array(arrivals, pa.int64())
         except OverflowError:
-            raise FormatError("the delays of a conversation add up to more than 2^63 ns") from None
+            raise FormatError(
+                "the delays of a conversation add up to more than 2^63 ns, the maximum"
+            ) from None
 
     def link_rows(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
         """Return the links of the rows: the previous row of each row in its conversation.

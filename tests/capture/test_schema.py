@@ -41,8 +41,8 @@ S = 1_000_000_000
     [
         ("Email", "did you mean 'email'?"),
         (r"ACME-\d+", r"for a regular expression, write 're:ACME-\\d+'"),
-        ("re:(", None),
-        ("re:", "write a pattern after it, such as re:[0-9]{8}"),
+        ("re:(", "write re: and a regular expression of Python, such as re:[0-9]{8}"),
+        ("re:", "write re: and a regular expression of Python, such as re:[0-9]{8}"),
     ],
 )
 def test_a_rule_that_is_neither_is_refused_before_it_redacts_nothing(rule, hint):

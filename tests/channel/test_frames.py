@@ -58,14 +58,14 @@ def test_every_cut_gives_the_batches_back(batches: list[tuple[int, list[Row]]], 
     ids=["http", "zeros", "ones"],
 )
 def test_garbage_is_refused(garbage: bytes) -> None:
-    with pytest.raises(ValueError, match="a batch of frames begins with"):
+    with pytest.raises(ValueError, match="expected a batch of frames that begins with"):
         list(BatchReader().feed(garbage))
 
 
 def test_a_batch_beyond_the_bound_is_refused_before_it_is_read() -> None:
     head = bytearray(packed(1, []))
     struct.pack_into("=I", head, 8, BATCH_BYTES_MAX + 1)  # the length of the payload
-    with pytest.raises(ValueError, match="a batch of frames has at most"):
+    with pytest.raises(ValueError, match="expected a batch of at most"):
         list(BatchReader().feed(bytes(head)))
 
 

@@ -74,7 +74,7 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Cal
         lines = [line for line in out.splitlines() if not line.startswith("note: ")]
         assert (code, len(lines)) == (1, 5), lines
         assert "offered all at once" in out
-        assert err.splitlines()[-1].endswith(": none has output tokens, and failed=dropped is set")
+        assert err.splitlines()[-1].endswith(": none has output tokens; leave out failed=dropped")
     errors = ["error" in json.loads(line) for line in kept.read_text().splitlines()]
     assert errors == [False, True, True]
 
@@ -243,7 +243,9 @@ def test_a_place_for_a_capture_is_tried_before_anything_is_run(
 ) -> None:
     kept = tmp_path / "r.jsonl"
     code, _, err = call("sim", "run", trace, "--capture", trace / "c", "--results", kept)
-    assert (code, err) == (2, f"llmtap: --capture: {trace}/c: cannot be written: Not a directory\n")
+    problem, hint = err.splitlines()
+    assert (code, problem) == (2, f"llmtap: --capture: {trace}/c: cannot be written: Not a directory")
+    assert hint.startswith("hint: check the permissions of the folder")
     assert not kept.exists()
     # And for a file, of which nothing is left where another option is wrong.
     out = tmp_path / "o.json"

@@ -65,5 +65,5 @@ class TestBenefit:
 
     @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan")])
     def test_a_reader_reads(self, speed: float) -> None:
-        with pytest.raises(ValueError, match="above 0"):
+        with pytest.raises(ValueError, match="more than 0"):
             Benefit.at_speed(speed)

@@ -150,7 +150,7 @@ def test_a_log_of_another_tool_is_merged_by_tag() -> None:
     assert merged["get"].max == pytest.approx(50_000, rel=0.01)
     with pytest.raises(ValueError, match=r"^line 2: expected start, length"):
         hdr.read_log(["#", "1,2,3"], 1)
-    with pytest.raises(ValueError, match=r"^line 1: .* is longer or shorter than its header"):
+    with pytest.raises(ValueError, match=r"^line 1: .* must have the length that its header declares"):
         hdr.read_log([f"0.0,1.0,2.0,{BY_LIBRARY[:-8]}"], 1)
 
 

@@ -184,7 +184,7 @@ def test_the_page_of_a_benchmark_begins_with_the_headline_of_its_test() -> None:
     ],
 )
 def test_a_page_with_missing_or_repeated_ids_is_not_made(sections: list[Section]) -> None:
-    with pytest.raises(ValueError, match="not unique"):
+    with pytest.raises(ValueError, match="must be unique"):
         page_html(ReportDocument("a page", settings=[Note("a setting")], sections=sections))
 
 

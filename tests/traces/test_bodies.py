@@ -174,7 +174,7 @@ def test_numbers_keep_their_value() -> None:
         (b'["secret \xff"]', "", "element 0: lexical error: invalid bytes in UTF8 string"),
         (b'{"log": {"a": [1]}}', "log.entries", "there is no JSON array at log.entries"),
         (b'{"data": {"x": [1]}}', "data", "there is no JSON array at data"),
-        (b"[" * 1_000_000, "", "element 0: is nested more than 500 levels deep"),
+        (b"[" * 1_000_000, "", "element 0: must have at most 500 nested levels"),
     ],
 )
 def test_what_is_no_such_array_is_told(data: bytes, path: str, problem: str) -> None:
@@ -188,5 +188,5 @@ def test_an_element_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bodies, "BODY_BYTES_MAX", 1_000)
     monkeypatch.setattr(bodies, "_READ_BYTES", 100)
     assert len(elements(b'["' + b'x","' * 900 + b'"]')) == 901
-    with pytest.raises(FormatError, match="one element of the JSON is longer"):
+    with pytest.raises(FormatError, match="an element of the JSON must have at most"):
         elements(b'["' + b"x" * 2_000)

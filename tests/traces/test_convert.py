@@ -62,7 +62,7 @@ def test_there_and_back_it_is_the_same_file(tmp_path: Path) -> None:
 def test_a_target_that_needs_what_the_format_never_holds_is_refused_at_once(tmp_path: Path) -> None:
     source, target = put(tmp_path, "a.jsonl", MOONCAKE), tmp_path / "b.json"
     with pytest.raises(
-        ConfigError, match=r"^--to: sharegpt requires request body, which mooncake does not contain\Z"
+        ConfigError, match=r"^--to: sharegpt requires request body, which mooncake does not contain\nhint: "
     ):
         convert(source, str(target), target_format="sharegpt")
     convert(source, str(tmp_path / "c.parquet"))
@@ -257,7 +257,7 @@ def test_a_full_disk_or_an_impatient_user_leaves_no_part(
         convert(source, str(tmp_path / "b.csv"), target_format="azure")
     assert os.listdir(tmp_path) == ["a.jsonl"]
     if expected is ConfigError:
-        assert str(failure.value).endswith("b.csv: cannot be written: No space left on device")
+        assert "b.csv: cannot be written: No space left on device\n" in str(failure.value)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_source_that_fails_late_is_to_blame_and_leaves_no_part(
     replace_column(monkeypatch, "azure", batches=failing)
     with pytest.raises(ConfigError) as failure:
         convert(put(tmp_path, "a.csv", AZURE), str(tmp_path / "b.parquet"))
-    assert str(failure.value).endswith(shown)
+    assert str(failure.value).splitlines()[0].endswith(shown)
     assert os.listdir(tmp_path) == ["a.csv"]
 
 

@@ -123,7 +123,7 @@ def test_rows_may_be_asked_for_in_any_order(order: list[int], workload: Syntheti
 
 
 def test_prompts_of_other_requests_are_refused() -> None:
-    with pytest.raises(ValueError, match="not those of the workload"):
+    with pytest.raises(ValueError, match="not those of this workload"):
         UNIFORM.prompts(UNIFORM.requests(5, 1), seed=2)
-    with pytest.raises(ValueError, match="not those of the workload"):
+    with pytest.raises(ValueError, match="not those of this workload"):
         UNIFORM.prompts(SKEWED.requests(5, 1), seed=1)

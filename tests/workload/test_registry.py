@@ -164,7 +164,7 @@ def test_contents_are_of_their_kind(tmp_path: Path) -> None:
         ("input = {}\noutput = 1", "input.distribution", "is missing"),
         (A + '"fixed", tokns = 1}', "input.tokns", "no such key"),
         (A + '"empirical", values = []}', "input.values", "length >= 1"),
-        (A + '"uniform", min = 5, max = 3}', "input", "min 5 is more than max 3"),
+        (A + '"uniform", min = 5, max = 3}', "input", "min: expected at most max (3), got 5"),
         ('input = 1\noutput = {distribution = "lognormal", mu = 1.0}', "output", "mu and sigma, or"),
         (LEAST + "[sharing]\nfraction = 0.5", "sharing.tokens", "is missing"),
         (

@@ -86,7 +86,7 @@ def _reports_of(report: Report) -> Sequence[Report]:
 
 
 def _reports_by_system(report: Report) -> list[Sequence[Report]]:
-    """Return a list of reports for each system, cut from the list of all reports, which is in this order."""
+    """Return the reports of each system: parts of the list of all reports, which is in the same order."""
     ends = [0, *accumulate(one["runs"] for one in at(report, "comparison.systems") or ())]
     return [_reports_of(report)[begin:end] for begin, end in pairwise(ends)]
 

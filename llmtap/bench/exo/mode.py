@@ -92,7 +92,9 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(option, "is missing", f"such as {option} 256,512")
             if min(values) < 1 or max(values) > most:
                 raise ConfigError(
-                    option, f"expected numbers from 1 to {most:,}, got {','.join(map(str, values))}"
+                    option,
+                    f"expected numbers from 1 to {most:,}, got {','.join(map(str, values))}",
+                    f"such as {option} 8,32",
                 )
         if min(self.tg) < 2:
             raise ConfigError(
@@ -224,7 +226,9 @@ class ExoBench:
             return await self._measure_grid(server, counter, None)
         if server.kind != "exo":
             raise ConfigError(
-                "--instance-meta", f"applies to exo servers only, but --target is a {server.kind} server"
+                "--instance-meta",
+                f"applies to exo servers only, but --target is a {server.kind} server",
+                "leave out --instance-meta",
             )
         async with side_session(options.headers, self._tls) as session:
             cluster = ExoCluster(session, server.url)
@@ -234,7 +238,7 @@ class ExoBench:
                 placed = await self._placement
             except asyncio.CancelledError:
                 raise LlmtapError(
-                    f"exo: interrupted before {server.model} was loaded on the cluster"
+                    f"exo: a signal stopped the benchmark before {server.model} was loaded: run it again"
                 ) from None
             try:
                 server = await self._detect(server.model, placed.id)
@@ -340,7 +344,7 @@ class ExoBench:
 
     async def _send(self, server: ExoServer, prompts: Prompts, cell: ExoCell, repeat: int) -> SentBatch:
         if self.stopped:
-            raise ReplayStopped("stopped before the next batch")
+            raise ReplayStopped("a signal stopped the benchmark before the next batch was sent: run it again")
         n, change = cell.concurrency, msgspec.structs.replace
         sized_prompts = prompts.make(cell.pp, n)
         batch = SentBatch(
@@ -376,7 +380,9 @@ class ExoBench:
         finally:
             self._replay = None
         if self.stopped:
-            raise ReplayStopped("stopped before the batch was complete")
+            raise ReplayStopped(
+                "a signal stopped the benchmark before all answers of a batch arrived: run it again"
+            )
         batch.findings += msgspec.convert(result["verdict"]["findings"], list[JudgedFinding])
         return batch
 

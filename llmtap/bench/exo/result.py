@@ -100,7 +100,7 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the request in its batch."""
     prefix_cache_hit: Hit | None
     """How much of the prompt was cached; None if the server does not report cached tokens."""
-    # The output of exo-bench does not have the fields below.
+    # The fields below are llmtap's own: the output of exo-bench does not have them.
     pp: int
     """Requested number of prompt tokens; `pp_tokens` differs if no text has exactly this length."""
     cached_tokens: int | None

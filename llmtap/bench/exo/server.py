@@ -121,7 +121,10 @@ async def detect_server(
             model_name = model or _only_model(models)
             state = _decode_json(await _get_body(session, f"{root}/state"), dict, {}) if kind == "exo" else {}
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-        raise ConfigError("--target", f"{shown_url(root)} cannot be reached: {failure_text(exc)}") from None
+        problem = f"{shown_url(root)} cannot be reached: {failure_text(exc)}"
+        raise ConfigError(
+            "--target", problem, "check that the server runs and that the URL is right"
+        ) from None
     server = ExoServer(
         kind=kind,
         url=url,
@@ -157,7 +160,7 @@ def _only_model(models: Sequence[Mapping[str, Any]]) -> str:
     if len(ids) == 1:
         return ids[0]
     offered = f"the server offers {', '.join(ids[:8])}" if ids else "the server lists no models"
-    raise ConfigError("--model", f"is required: {offered}")
+    raise ConfigError("--model", f"is required: {offered}", "set it to the name of the model to measure")
 
 
 def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
@@ -380,7 +383,7 @@ class ExoCluster:
         )
         try:
             await self._wait_until_ready(placed.id, list(shards.get("runnerToShard") or {}))
-        except BaseException:  # Also after a cancellation: CancelledError is no Exception.
+        except BaseException:  # CancelledError is no Exception, but the instance must be removed then, too.
             await self.remove(placed)
             raise
         return placed
@@ -409,7 +412,8 @@ class ExoCluster:
             if state == "DownloadCompleted":
                 return True
             if state == "DownloadFailed":
-                raise LlmtapError(f"exo: the download to node {node} failed: {download.get('errorMessage')}")
+                reason = download.get("errorMessage")
+                raise LlmtapError(f"exo: the download to node {node} failed: {reason}; see its log")
         return False
 
     async def _wait_until_ready(self, instance_id: str, runners: Sequence[str]) -> None:
@@ -417,13 +421,13 @@ class ExoCluster:
         while True:
             instance = await self._request("GET", f"/state/instances/{instance_id}")
             if instance is None and has_existed:
-                raise LlmtapError(f"exo: the instance {instance_id} was deleted before it was ready")
+                raise LlmtapError(f"exo: the instance {instance_id} was deleted too early: run llmtap again")
             has_existed = instance is not None
             states = [await self._request("GET", f"/state/runners/{runner}") or {} for runner in runners]
             for state in states:
                 if "RunnerFailed" in state:
                     message = state["RunnerFailed"].get("errorMessage")
-                    raise LlmtapError(f"exo: a runner of instance {instance_id} failed: {message}")
+                    raise LlmtapError(f"exo: a runner of {instance_id} failed: {message}; see its log")
             if has_existed and all("RunnerReady" in state for state in states):
                 return
             await asyncio.sleep(POLL_S)
@@ -437,10 +441,10 @@ class ExoCluster:
                 if response.status == 404:
                     return None
                 if response.status >= 400:
-                    raise LlmtapError(f"exo: {method} {url} returned status {response.status}")
+                    raise LlmtapError(f"exo: {method} {url} returned status {response.status}: see its log")
                 return msgspec.json.decode(raw) if raw else None
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
-            raise LlmtapError(f"exo: {method} {url} failed: {failure_text(exc)}") from None
+            raise LlmtapError(f"exo: {method} {url} failed: {failure_text(exc)}; does exo run?") from None
 
 
 def _preview_rank(preview: Mapping[str, Any]) -> tuple[str, str, int]:

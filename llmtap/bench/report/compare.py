@@ -120,10 +120,10 @@ def compare_results(base: Path, others: Sequence[Path]) -> ResultsComparison:
     places = [base, *others]
     for i, place in enumerate(places):
         if not is_results_folder(place):
-            hint = "results of llmtap replay and bench can be compared; for a capture, use --by arm"
+            hint = "compare results of llmtap bench or of llmtap replay; for a capture, use --by arm"
             raise ConfigError("--compare", f"{place} is not a results folder of llmtap bench", hint)
         if place.resolve() in [other.resolve() for other in places[:i]]:
-            raise ConfigError("--compare", f"{place} is given twice")
+            raise ConfigError("--compare", f"{place} is given twice", "give each folder once")
     names = [place.resolve().name for place in places]
     labels = names if len(set(names)) == len(names) else [str(place) for place in places]
     folders = dict(zip(labels, map(Folder, places), strict=True))

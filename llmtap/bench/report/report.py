@@ -267,7 +267,10 @@ def load_document(folder: Path) -> BenchDocument:
     Raises ConfigError if the folder has no complete test, or is not a readable results folder.
     """
     if not is_results_folder(folder):
-        raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {SETUP_FILE}")
+        hint = "give the folder of --results of an earlier llmtap bench"
+        raise ConfigError(
+            str(folder), f"is not a results folder of llmtap bench: it has no {SETUP_FILE}", hint
+        )
     results = Folder(folder)
     setup = results.read(SETUP_FILE, BenchSetup)
     reports = [

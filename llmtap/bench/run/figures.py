@@ -289,7 +289,7 @@ def histogram_series(
     if not values:
         return ChartSeries(name, [], [])
     low, high = span or (min(values), max(values))
-    width = (high - low) / bins or 1e-9  # Not 0 if all values are equal, because it is a divisor.
+    width = (high - low) / bins or 1e-9  # If all values are equal: avoid a division by 0.
     counts = [0] * bins
     for value in values:
         if low <= value <= high:

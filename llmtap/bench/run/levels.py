@@ -594,8 +594,8 @@ class RateSearch:
         level = self.next_level
         if level is None:
             return 0
-        # If both ends are known, follow only the search after a success: it has at least as many levels left
-        # as the search after a failure.
+        # If a level has passed and one has failed, follow only the search after a success: it has at least as
+        # many levels left as the search after a failure.
         successors = [replace(self, best=level)]
         if self.best is None or self.limit is None:
             successors.append(replace(self, limit=level))

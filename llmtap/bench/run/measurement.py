@@ -407,10 +407,10 @@ class _RequestColumns(NamedTuple):
 def _request_columns(table: pa.Table) -> _RequestColumns:
     names = ("sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens")
     sent, scheduled, ttft, end, prompt, output = (table[name].to_numpy().astype(float) for name in names)
-    sent = np.where(np.isnan(sent), scheduled, sent)  # For requests that had no connection.
+    sent = np.where(np.isnan(sent), scheduled, sent)  # Requests without a connection were not sent.
     gaps = table["gaps_ns"].to_pylist() if np.isnan(end).any() else []
     known_s = np.array([sum(row_gaps_ns or ()) for row_gaps_ns in gaps] or 0.0) + np.nan_to_num(ttft)
-    end = np.where(np.isnan(end), sent + known_s, end)  # Without an end, use the last event.
+    end = np.where(np.isnan(end), sent + known_s, end)  # If the end is unknown, use the last event.
     first = np.where(np.isnan(ttft), end, np.minimum(end, sent + ttft))
     is_complete = np.isin(table["outcome"].to_numpy(), [o.value for o in ENDED_WELL])
     columns = (sent / 1e9, first / 1e9, end / 1e9, is_complete, prompt, output)

@@ -180,7 +180,9 @@ class Bench:
 
         def check() -> None:
             if self._stopped:
-                raise Interrupted("stopped while the server was starting")
+                raise Interrupted(
+                    "a signal stopped the benchmark while the server was starting: run the command again"
+                )
 
         self.watcher.step("start", shlex.join(command))
         async with running_server(command, self.file.target, log, self.clock, check) as load:
@@ -473,7 +475,7 @@ def _check_workload_and_arrivals(test: BenchTest[Any], params: msgspec.Struct) -
     if get_type_hints(type(params)).get("workload") is not str:
         workload = None  # The type of the parameter lists the workloads, so its value is already checked.
     if workload is not None and workload.endswith(".toml") and not Path(workload).is_file():
-        raise ConfigError(f"{place}.workload", f"there is no file {workload}")
+        raise ConfigError(f"{place}.workload", f"there is no file {workload}", "check the path of the file")
     if workload is not None and not (is_workload(workload) or "://" in workload or Path(workload).exists()):
         workload_named(workload, f"{place}.workload")
     if arrivals not in (None, AT_ONCE):

@@ -92,7 +92,7 @@ class Folder:
             temporary.parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             problem = f"cannot create the folder {temporary.parent}: {exc.strerror}"
-            raise ConfigError("--results", problem) from None
+            raise ConfigError("--results", problem, "choose a folder that this user may write to") from None
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
         os.replace(temporary, self.path / name)
 
@@ -111,11 +111,16 @@ class Folder:
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise ConfigError("--results", f"a part of the path {self.path} is a file") from None
+            raise ConfigError(
+                "--results", f"a part of the path {self.path} is a file", "choose another folder"
+            ) from None
         except OSError as exc:
-            raise ConfigError(str(self.path / name), f"cannot be read: {exc.strerror}") from None
+            raise ConfigError(
+                str(self.path / name), f"cannot be read: {exc.strerror}", "check its permissions"
+            ) from None
         except ValueError as exc:  # This includes errors of msgspec, and UnicodeDecodeError.
-            raise ConfigError(str(self.path / name), f"is not JSON: {exc}") from None
+            hint = "it was edited or is damaged: restore it, or use another --results"
+            raise ConfigError(str(self.path / name), f"is not JSON: {exc}", hint) from None
 
     def step(self, name: str) -> "Folder":
         return self.subfolder(f"steps/{name}")
@@ -412,7 +417,7 @@ class BenchSession:
             Interrupted: `stop` was called.
         """
         if self._stopped:
-            raise Interrupted(f"stopped before the load {name}")
+            raise Interrupted(f"a signal stopped the test before the load {name}: repeat the command")
         overlay = self._arm_overlay(arm)
         fingerprint = self._fingerprint(load, arm, overlay, slo)
         step = self.folder.step(name)
@@ -469,7 +474,7 @@ class BenchSession:
         if self._is_stopped():
             # Report the partial load but do not store it: the same command then sends the whole load again.
             self.steps += [measurement] if measurement.n else []
-            raise Interrupted(f"stopped before the load {name} was complete")
+            raise Interrupted(f"a signal stopped the test during the load {name}: repeat the command")
         measurement.save(place)
         document = {
             "name": name,
@@ -494,7 +499,7 @@ class BenchSession:
         finally:
             self._replay = None
         if self._stopped and not allow_partial:
-            raise Interrupted("stopped before the measured load was sent")
+            raise Interrupted("a signal stopped the test before the load was measured: repeat the test")
         return result
 
     def _add_step(self, measurement: Measurement, duration_s: float | None) -> Measurement:
@@ -531,7 +536,11 @@ class BenchSession:
         if process.returncode:
             last_lines = errors.decode(errors="replace").strip().splitlines()[-1:]
             cause = last_lines[0] if last_lines else f"it ended with status {process.returncode}"
-            raise ConfigError(f"[arms.{arm}] apply", f"the command failed: {cause}")
+            raise ConfigError(
+                f"[arms.{arm}] apply",
+                f"the command failed: {cause}",
+                "run the command in a shell to see all its output",
+            )
         self._active_arm = arm
         self._warm_arms.clear()
 

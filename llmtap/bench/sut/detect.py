@@ -153,7 +153,10 @@ class _Detector:
         try:
             status, _, body = await self._request(f"{self._base}/v1/models")
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise ConfigError("--target", f"{self._root} cannot be reached: {failure_text(exc)}") from None
+            problem = f"{self._root} cannot be reached: {failure_text(exc)}"
+            raise ConfigError(
+                "--target", problem, "check that the server runs and that the URL is right"
+            ) from None
         if status in (401, 403):
             self.detected.notes.append("it wants a key: export it, and name its variable by target.key_env")
         listed = model_ids(body) if status == 200 else []
@@ -252,7 +255,9 @@ class _Detector:
             if status in (404, 405):
                 return False
             if status != 200:
-                raise LlmtapError(f"the server returned status {status}")
+                raise LlmtapError(
+                    f"POST {PATHS[endpoint]} returned status {status}; see the log of the server"
+                )
             x = explain(read_saved(answer, path=PATHS[endpoint], request_body=body)).exchange
         except (aiohttp.ClientError, TimeoutError, OSError, LlmtapError) as exc:
             detected.notes.append(f"the probe failed, so chunks are not known: {exc or type(exc).__name__}")

@@ -78,7 +78,8 @@ async def running_server(
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError("--results", f"cannot create the folder {log.parent}: {exc.strerror}") from None
+        problem = f"cannot create the folder {log.parent}: {exc.strerror}"
+        raise ConfigError("--results", problem, "choose a folder that this user may write to") from None
     began_ns = clock.mono_ns()
     with log.open("wb") as out:
         try:
@@ -90,13 +91,14 @@ async def running_server(
                 start_new_session=True,
             )
         except OSError as exc:
-            raise ConfigError(_KEY, f"cannot start {command[0]}: {exc.strerror}") from None
+            raise ConfigError(_KEY, f"cannot start {command[0]}: {exc.strerror}", "check its path") from None
 
     def check_all() -> None:
         check()
         if process.returncode is not None:
             last_lines = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-            raise ConfigError(_KEY, f"the server ended with status {process.returncode}: {last_lines[0]}")
+            problem = f"the server ended with status {process.returncode}: {last_lines[0]}"
+            raise ConfigError(_KEY, problem, f"see {log}")
         if clock.mono_ns() - began_ns > START_S_MAX * NS_PER_S:
             raise ConfigError(_KEY, f"the server did not answer within {START_S_MAX} s", f"see {log}")
 

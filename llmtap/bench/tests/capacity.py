@@ -105,7 +105,11 @@ def check(session: BenchSession, params: CapacityParams) -> None:
             "such as ttft_p99 = 2s",
         )
     if params.maximum < params.initial:
-        raise ConfigError("maximum", f"is {params.maximum}, below initial ({params.initial})")
+        raise ConfigError(
+            "maximum",
+            f"is {params.maximum}, below initial ({params.initial})",
+            "increase maximum, or reduce initial",
+        )
     check_duration(session, params.duration, DURATION_MIN, "5.5.3")
     if params.per_slot < PER_SLOT_MIN and not session.quick:
         raise ConfigError(
@@ -180,7 +184,7 @@ def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
 
 
 def _bound_s(params: CapacityParams) -> float:
-    assert params.ttft_p99 is not None  # `check` raised an error for None.
+    assert params.ttft_p99 is not None  # `check` has refused the value None.
     return to_seconds(params.ttft_p99)
 
 

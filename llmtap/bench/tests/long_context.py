@@ -109,10 +109,11 @@ def check(session: BenchSession, params: LongContextParams) -> None:
     """Raise ConfigError unless the lengths differ and the workload can make prompts of any length."""
     twice = [length for length in params.lengths if params.lengths.count(length) > 1]
     if twice:
-        raise ConfigError("lengths", f"has the length {twice[0]} more than once")
+        raise ConfigError("lengths", f"has the length {twice[0]} more than once", "list each length once")
     plan = _load(session, params, min(params.lengths), slots=1, requests=1).plan
     if plan.requests.after:
-        raise ConfigError("workload", f"{params.workload} has conversations; the test needs single prompts")
+        problem = f"{params.workload} has conversations; the test needs single prompts"
+        raise ConfigError("workload", problem, "use another workload, such as long-context")
     if plan.prompts is None or plan.prompts.prompt(0).ids:
         raise ConfigError(
             "workload",

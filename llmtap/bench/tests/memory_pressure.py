@@ -220,7 +220,7 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
 
 async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -> _PressureRun:
     capacity = _capacity(session, params)
-    assert capacity is not None  # `check` raised an error for None.
+    assert capacity is not None  # `check` has refused the value None.
     seconds = to_seconds(params.duration)
     session.report_remaining(WARNING)
     before = await _send_probe(session, params, "before")

@@ -87,19 +87,24 @@ LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=
 def check_classes(classes: Sequence[RequestClass]) -> None:
     """Raise ConfigError unless there are two or more classes of different names whose shares add up to 1."""
     if len(classes) < 2:
-        raise ConfigError("classes", f"expected at least two classes (IETF draft, 5.6.2), got {len(classes)}")
+        problem = f"expected at least two classes (IETF draft, section 5.6.2), got {len(classes)}"
+        raise ConfigError("classes", problem, "add a class to the list")
     names = [one.name for one in classes]
     if len(set(names)) < len(names):
-        raise ConfigError("classes", f"expected a different name for each class, got {', '.join(names)}")
+        problem = f"expected a different name for each class, got {', '.join(names)}"
+        raise ConfigError("classes", problem, "rename the classes that have the same name")
     for one in classes:
         for what, (low, high) in (("input", one.input), ("output", one.output)):
             if low > high:
                 raise ConfigError(
-                    "classes", f"class {one.name}: {what} ends at {high:,}, below its start {low:,}"
+                    "classes",
+                    f"class {one.name}: {what} ends at {high:,}, below its start {low:,}",
+                    f"write the smaller number first: {what} = [{high}, {low}]",
                 )
     shares = sum(one.share for one in classes)
     if not math.isclose(shares, 1, abs_tol=1e-6):
-        raise ConfigError("classes", f"the shares of the classes add up to {shares:g}, but must add up to 1")
+        problem = f"the shares of the classes add up to {shares:g}, but must add up to 1"
+        raise ConfigError("classes", problem, "change the share of a class")
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,16 +176,19 @@ def check(session: BenchSession, params: PrefixCacheParams) -> None:
         if name not in session.arms:
             raise ConfigError(
                 f"[arms.{name}]",
-                "is missing: the test compares the cache switched off and on (5.7.2)",
+                "is missing: the test compares the cache switched off and on (IETF draft, section 5.7.2)",
                 f"add it to the file of --config, with headers, body, url or an apply command that {verb}"
                 " prefix caching",
             )
     off, on = (msgspec.structs.replace(session.arms[name], about="") for name in (OFF, ON))
     if off == on:
-        raise ConfigError(f"[arms.{OFF}]", f"equals [arms.{ON}], so nothing disables the cache")
+        problem = f"equals [arms.{ON}], so nothing disables the cache"
+        raise ConfigError(f"[arms.{OFF}]", problem, "add headers, body, url or apply that disables it")
     if params.prefix_tokens is not None and not 1 <= params.prefix_tokens[0] <= params.prefix_tokens[1]:
         raise ConfigError(
-            "prefix_tokens", f"expected [LOW, HIGH] with 1 <= LOW <= HIGH, got {list(params.prefix_tokens)}"
+            "prefix_tokens",
+            f"expected [LOW, HIGH] with 1 <= LOW <= HIGH, got {list(params.prefix_tokens)}",
+            "such as prefix_tokens = [512, 1024]",
         )
     _prefixes(session, params)
 

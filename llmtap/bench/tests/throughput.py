@@ -135,7 +135,9 @@ def _check_range(name: str, low: float, high: float, step: float) -> None:
             f"such as {max(1, round(steps)) * step:g}",
         )
     if high < low:
-        raise ConfigError(f"{name}_max", f"is {high:g}, below {name}_min ({low:g})")
+        raise ConfigError(
+            f"{name}_max", f"is {high:g}, below {name}_min ({low:g})", f"set it to {low:g} or more"
+        )
 
 
 def _new_search(params: ThroughputParams) -> SearchResult:

@@ -205,7 +205,7 @@ def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
 def _any_token(measured: Measurement) -> AnyTokenRow | None:
     """Return the time to the first token of any kind; None if it was always content (IETF 5.1.3.1)."""
     table = measured.successful_rows()
-    # `earlier` is null for responses without content, which `only_other` covers.
+    # `earlier`: other tokens came before the content; `only_other`: the response has no content at all.
     earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])
     only_other = pc.and_(pc.is_valid(table["ttft_any_ns"]), pc.is_null(table["ttft_ns"]))
     if not pc.any(earlier).as_py() and not pc.any(only_other).as_py():

@@ -127,7 +127,8 @@ class BlockHasher:
             return text.encode()
         if len(text) > _TOKENISE_CHARS_MAX:
             raise ValueError(
-                f"the text has {len(text):,} characters; a tokenizer gets at most {_TOKENISE_CHARS_MAX:,}"
+                f"the text has {len(text):,} characters; a tokenizer gets at most {_TOKENISE_CHARS_MAX:,}:"
+                " the prompt gets no hashes"
             )
         return array("I", self._tokenize(text)).tobytes()
 

@@ -212,10 +212,10 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
     """
     places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]
     if not places:
-        raise CaptureError("capture", "no file, folder or URL to read is given")
+        raise CaptureError("capture", "no file, folder or URL to read is given", "such as captures/run1")
     if not all(place.strip() for place in places):
         raise CaptureError(
-            "capture", "the name of the capture to read is empty", "is a shell variable not set?"
+            "capture", "the name of the capture to read is empty", "check whether a shell variable is not set"
         )
     opened_files: dict[str, CaptureFile] = {}
     broken: list[tuple[str, str]] = []
@@ -231,7 +231,9 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
                 opened_files[opened.name] = opened
     if not opened_files and not broken:
         raise CaptureError(
-            redact_url(places[0]), "the Parquet files were removed while llmtap read the folder"
+            redact_url(places[0]),
+            "the Parquet files were removed while llmtap read the folder",
+            "stop the program that removes them, or read a copy of the folder",
         )
     return Capture(list(opened_files.values()), broken, places, skip_broken=skip_broken)
 
@@ -295,10 +297,11 @@ def _entries_at(place: str, *, spools: bool) -> list[_FileEntry]:
         filesystem, path, prefix = _filesystem_of(place)
         found_info = filesystem.get_file_info(path)
         if found_info.type == fs.FileType.NotFound:
-            raise CaptureError(shown, "does not exist")
+            raise CaptureError(shown, "does not exist", "check the path or the URL")
         infos = [found_info] if found_info.type == fs.FileType.File else _folder_files(filesystem, path)
     except _READ_ERRORS as exc:
-        raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
+        hint = "check the path and its permissions, or the URL and its keys"
+        raise CaptureError(shown, f"cannot be read: {_first_line(exc)}", hint) from None
     entries = [_FileEntry(prefix + f.path, f.path, filesystem, f.size or 0) for f in infos]
     return [file for file in entries if file.is_spool == spools]
 
@@ -312,7 +315,8 @@ def _filesystem_of(place: str) -> tuple[Any, str, str]:
     except (pa.ArrowException, ValueError) as exc:
         # Arrow's errors repeat the URL, so quote them only if the URL has no credentials.
         why = f": {_first_line(exc)}" if redact_url(place) == place else ""
-        raise CaptureError(redact_url(place), f"is not a URL that llmtap can read{why}") from None
+        hint = "such as s3://bucket/prefix, or give the path of a local folder"
+        raise CaptureError(redact_url(place), f"is not a URL that llmtap can read{why}", hint) from None
     return filesystem, path, place[: place.index("://") + 3]
 
 
@@ -374,9 +378,9 @@ def _open_spool(entry: _FileEntry) -> CaptureFile:
     except SpoolError as exc:
         if not path.exists():
             raise FileNotFoundError(entry.path) from None
-        raise CaptureError(entry.name, f"cannot be read as a spool: {exc}") from None
+        raise CaptureError(entry.name, f"cannot be read as a spool: {exc}", _SKIP_HINT) from None
     except (pa.ArrowException, msgspec.MsgspecError) as exc:
-        raise CaptureError(entry.name, f"cannot be read as a spool: {_first_line(exc)}") from None
+        raise CaptureError(entry.name, f"cannot be read as a spool: {_first_line(exc)}", _SKIP_HINT) from None
     # Use the same metadata as in the Parquet file that will be made from this spool.
     info = msgspec.structs.replace(
         contents.info, schema_version=schema.VERSION, ledger=contents.ledger, damaged=contents.damaged
@@ -428,7 +432,7 @@ def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         if all(getattr(info, name) == getattr(first, name) for info in infos)
     }
     for name in ("arrivals", "blocks"):
-        same.setdefault(name, "")  # If the files differ: the field's default would be a real value.
+        same.setdefault(name, "")  # If the files differ, use "" (mixed), not the default.
     damaged: dict[str, int] = {}
     for info in infos:
         for unit, n in info.damaged.items():

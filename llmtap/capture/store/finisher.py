@@ -186,7 +186,8 @@ class Finisher:
 
     def _leave_spool(self, spool: ClosedSpool, exc: Exception) -> None:
         """Report a faulty spool, which stays in its folder."""
-        log.error("event=capture_spool_left spool=%s reason=%r", spool.path, str(exc))
+        hint = "llmtap cannot make a capture file of this spool: keep it for an analysis, or delete it"
+        log.error("event=capture_spool_left spool=%s reason=%r hint=%r", spool.path, str(exc), hint)
         with self._wake:
             self.counts.failures += 1
             self._faulty_spools.append(spool)
@@ -195,7 +196,9 @@ class Finisher:
         """Convert and deliver a spool, then remove it. Return name and size of the file, if there is one."""
         if not spool.path.exists():
             self.counts.lost_rows += spool.rows or 0
-            log.error("event=capture_spool_removed spool=%s rows=%s", spool.path, spool.rows)
+            hint = "these exchanges are lost: check which program removes files from the folder"
+            text = "event=capture_spool_removed spool=%s exchanges_lost=%s hint=%r"
+            log.error(text, spool.path, spool.rows, hint)
             return None
         file = None
         contents = read_spool(spool.path)

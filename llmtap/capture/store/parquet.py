@@ -62,6 +62,7 @@ REQUEST_TIMEOUT_S: Final = 20.0
 """Maximum time to wait for the answer to one request. An upload sends two requests or more."""
 _PART_BYTES: Final = 8 << 20
 _REASON_CHARS_MAX: Final = 300
+_WRITE_HINT: Final = "check the permissions of the folder and the free space, or the URL and its keys"
 _URL_WITHOUT_SLASHES: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
 _S3_FIELDS: Final = frozenset(("region", "scheme", "endpoint_override"))
 
@@ -162,7 +163,8 @@ class LocalPlace:
             os.replace(source, self._folder / name)
             sync_folder(self._folder)
         except OSError as exc:
-            raise PlaceError(f"{self._folder / name} cannot be written: {exc.strerror}") from None
+            reason = f"{exc.strerror}; check the permissions and the free space"
+            raise PlaceError(f"{self._folder / name} cannot be written: {reason}") from None
 
 
 class RemotePlace:
@@ -192,10 +194,12 @@ class RemotePlace:
             # the size takes little time compared with the upload.
             stored_bytes = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
-            raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean_text(exc)}") from None
+            reason = f"{self._clean_text(exc)}; check the URL, its keys and the network"
+            raise PlaceError(f"{name} cannot be uploaded to {self.name}: {reason}") from None
         if stored_bytes != size:
             raise PlaceError(
-                f"{name} was not uploaded completely to {self.name}: {stored_bytes} of {size} bytes"
+                f"{name} was not uploaded completely to {self.name}: {stored_bytes} of {size} bytes;"
+                " check the network and the quota of the bucket"
             )
 
     @staticmethod
@@ -225,9 +229,12 @@ class RemotePlace:
             store, prefix = FileSystem.from_uri(url)
         except (ValueError, OSError, pa.ArrowException, NotImplementedError) as exc:
             # Some file systems (hdfs) connect immediately. If that fails, the capture must not begin.
-            raise ConfigError("capture.to", f"{self.name} cannot be used: {self._clean_text(exc)}") from None
+            problem = f"{self.name} cannot be used: {self._clean_text(exc)}"
+            raise ConfigError("capture.to", problem, "check the URL and the access to it") from None
         if not prefix.strip("/"):
-            raise ConfigError("capture.to", f"{self.name} has no bucket or folder after ://")
+            raise ConfigError(
+                "capture.to", f"{self.name} has no bucket or folder after ://", "such as gs://bucket"
+            )
         return (lambda: store), prefix.rstrip("/")
 
     def _clean_text(self, exc: Exception) -> str:
@@ -368,7 +375,7 @@ def check_place(to: str | Path) -> CapturePlace:
     except ConfigError as exc:
         raise ConfigError(shown, exc.problem, exc.hint) from None
     except OSError as exc:
-        raise ConfigError(shown, f"cannot be written: {exc.strerror}") from None
+        raise ConfigError(shown, f"cannot be written: {exc.strerror}", _WRITE_HINT) from None
     return place
 
 
@@ -440,6 +447,8 @@ class RunWriter:
                 write_parquet(file, info, batches)
                 self._place.put(file, name)
         except PlaceError as exc:
-            raise ConfigError(self._shown_place, f"cannot be written: {exc}") from None
+            raise ConfigError(self._shown_place, f"cannot be written: {exc}", _WRITE_HINT) from None
         except OSError as exc:
-            raise ConfigError(self._shown_place, f"cannot be written: {exc.strerror or exc}") from None
+            raise ConfigError(
+                self._shown_place, f"cannot be written: {exc.strerror or exc}", _WRITE_HINT
+            ) from None

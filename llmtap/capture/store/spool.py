@@ -139,7 +139,9 @@ class SpoolWriter:
             while offset < self.size_bytes:
                 part = os.pread(self._fd, min(_SCAN_BYTES, self.size_bytes - offset), offset)
                 if not part:
-                    raise OSError(f"{self.path.name} ends at byte {offset} instead of {self.size_bytes}")
+                    raise OSError(
+                        f"{self.path.name} was cut from {self.size_bytes} to {offset} bytes: check the disk"
+                    )
                 _write_all(fd, part, offset)
                 offset += len(part)
             os.fdatasync(fd)
@@ -210,7 +212,7 @@ class SpoolContents:
             for offset in self._batch_offsets:
                 frame = _frame_at(file, offset)
                 if frame is None:
-                    raise SpoolError(f"{self.path.name}: the frame at byte {offset} has become damaged")
+                    raise SpoolError(f"{self.path.name} is damaged at byte {offset}: check the disk")
                 unpacked = _CODEC.decompress(frame.payload, decompressed_size=frame.unpacked_bytes)
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(unpacked), self._schema)
                 yield migrate(batch, self.info.schema_version, where=self.path.name)
@@ -285,7 +287,7 @@ class _SpoolFile:
             self._fd = os.open(path, os.O_RDONLY)
             self.size_bytes = os.fstat(self._fd).st_size
         except OSError as exc:
-            raise SpoolError(f"{path.name} cannot be opened: {exc.strerror}") from None
+            raise SpoolError(f"{path.name} cannot be opened: {exc.strerror}; check its permissions") from None
 
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset` on, or fewer at the end of the file."""
@@ -294,7 +296,9 @@ class _SpoolFile:
             try:
                 part = os.pread(self._fd, length, offset)
             except OSError as exc:
-                raise SpoolError(f"{self._name} cannot be read at byte {offset}: {exc.strerror}") from None
+                raise SpoolError(
+                    f"{self._name} cannot be read at byte {offset} ({exc.strerror}): check the disk"
+                ) from None
             if not part:
                 break
             parts.append(part)

@@ -159,7 +159,7 @@ class Store:
         for key, folder in _folders(self._options, self._place, self._folder):
             _probe_folder(key, folder)
         self._lock_fd = _lock_folder(self._options, self._folder)
-        with suppress(OSError):  # If this fails, the next start tries it again.
+        with suppress(OSError):  # Ignore the error: the next start tries it again.
             recover_aside_spools(self._folder)
         self._measure_folders(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
@@ -326,7 +326,7 @@ class Store:
                 1.0, max((writer.size_bytes - before) / batch.nbytes, 0.9 * self._packing_ratio)
             )
         if old is not None and old is not writer:
-            _discard_spool(old)  # Only the latest ledger counts, and the new spool has it.
+            _discard_spool(old)  # It has only an older ledger, which the ledger in the new spool replaces.
 
     def _estimated_bytes(self, batch: pa.RecordBatch) -> int:
         """Return the estimated size of a batch in the spool."""
@@ -466,7 +466,8 @@ def _lock_folder(options: CaptureOptions, folder: Path, supervisor: int | None =
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise ConfigError(key, f"{path} cannot be opened: {exc.strerror}") from None
+        hint = "choose a folder that this user may write to"
+        raise ConfigError(key, f"{path} cannot be opened: {exc.strerror}", hint) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

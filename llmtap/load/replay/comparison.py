@@ -184,7 +184,7 @@ def ordered_values(name: str, buckets: Sequence[tuple[float, int]]) -> list[floa
     n = sum(count for _, count in buckets)
     if n > VALUES_MAX:
         problem = f"{name} has {n:,} values, and at most {VALUES_MAX:,} can be compared"
-        raise ConfigError("--compare", problem)
+        raise ConfigError("--compare", problem, "compare shorter replays")
     return [value_ns / NS_PER_S for value_ns, count in buckets for _ in range(count)]
 
 

@@ -41,7 +41,7 @@ def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -
         try:
             text = read_file(file, "--header-file", HEADER_FILE_BYTES_MAX).decode()
         except UnicodeError:
-            raise ConfigError("--header-file", f"{file} is not UTF-8") from None
+            raise ConfigError("--header-file", f"{file} is not UTF-8", "save the file as UTF-8") from None
         lines += [(f"--header-file, line {i}", s) for i, s in enumerate(text.splitlines(), 1) if s.strip()]
     fields: list[tuple[str, str]] = []
     for place, line in lines:
@@ -164,5 +164,7 @@ async def check_listening(target: str) -> None:
         writer.close()
     except (OSError, TimeoutError) as exc:
         raise ConfigError(
-            "--target", f"{parts.scheme}://{parts.hostname}:{port} cannot be reached: {failure_text(exc)}"
+            "--target",
+            f"{parts.scheme}://{parts.hostname}:{port} cannot be reached: {failure_text(exc)}",
+            "check that the server runs and that the URL is right",
         ) from None

@@ -291,7 +291,8 @@ class Replay:
                 return body  # A gRPC or WebSocket server need not answer HTTP on the same port.
             message = failure_text(exc)
             trust = "give the CA of the server with --ca FILE, or use --insecure to accept every certificate"
-            hint = trust if message.startswith("TLS: certificate") else None
+            reach = "check that the server runs and that the URL is right"
+            hint = trust if message.startswith("TLS: certificate") else reach
             place = shown_url(target.url)
             raise ConfigError("--target", f"{place} cannot be reached: {message}", hint) from None
         server_type = server_of(raw)
@@ -310,7 +311,9 @@ class Replay:
                 offered = f"offers {', '.join(models[:8])}" if models else problem
                 hint = f"check the path of --target: the request was sent to {shown_url(url)}"
                 raise ConfigError(
-                    "--model", f"is missing: the server {offered}", hint if status == 404 else None
+                    "--model",
+                    f"is missing: the server {offered}",
+                    hint if status == 404 else "such as --model NAME",
                 )
             body = msgspec.structs.replace(body, model=models[0], replace_model=False)
         return body
@@ -391,12 +394,14 @@ class Replay:
         """Run the warm-up. `prepared`: bodies of the plan, sent if the plan has no prompts to reorder."""
         self.stage = ReplayStage.SENDING
         if self._is_stopped:
-            raise ReplayStopped("stopped before anything was sent")
+            raise ReplayStopped("a signal stopped the replay before anything was sent: run the command again")
         self._warmup_task = asyncio.ensure_future(self._warm_up(prepared, maker, body))
         try:
             return await self._warmup_task
         except asyncio.CancelledError:
-            raise ReplayStopped("stopped while the server was warmed up: nothing was measured") from None
+            raise ReplayStopped(
+                "a signal stopped the replay during the warm-up, so nothing was measured: run it again"
+            ) from None
 
     async def _warm_up(
         self, prepared: PreparedBodies | None, maker: AnyMaker, body: BodyOptions
@@ -472,7 +477,7 @@ class Replay:
         try:
             write_csv(Path(path), _capture_batches(described_exchanges()))
         except OSError as exc:
-            raise ConfigError("--csv", f"cannot write {path}: {exc.strerror}") from None
+            raise ConfigError("--csv", f"cannot write {path}: {exc.strerror}", "name another file") from None
 
 
 def _capture_batches(described: Iterator[Exchange]) -> Iterator[pa.RecordBatch]:

@@ -103,13 +103,15 @@ def _plan_of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> Repla
     ):
         if value:
             raise ConfigError(
-                option, f"has no effect on the workload {schedule.source}, which has no arrival times"
+                option,
+                f"has no effect on the workload {schedule.source}, which has no arrival times",
+                f"leave out {option}",
             )
     workload = workload_named(schedule.source, "TRACE")
     count = REQUESTS if schedule.requests is None else schedule.requests
     requests = workload.requests(count, schedule.seed)
     if len(requests) == 0:
-        raise ConfigError("TRACE", f"the workload {schedule.source} has no requests")
+        raise ConfigError("TRACE", f"the workload {schedule.source} has no requests", "increase --requests")
     description = report_of(workload, requests, schedule.seed)
     arrivals: Mapping[str, object] | None = None
     if schedule.closed is not None:
@@ -149,7 +151,7 @@ def _plan_of_trace(
         try:
             format_named(schedule.source_format)
         except FormatError as exc:
-            raise ConfigError("--from", str(exc)) from None
+            raise ConfigError("--from", str(exc), "`llmtap convert --list` shows the formats") from None
     own_times = schedule.arrivals is None and schedule.closed is None
     if schedule.closed is not None:
         _refuse_arrivals(schedule)
@@ -165,7 +167,7 @@ def _plan_of_trace(
             ),
         )
     except ConfigError as exc:
-        if exc.hint is None and not Path(place).exists() and "://" not in place:
+        if not Path(place).exists() and "://" not in place:
             raise ConfigError(
                 place, exc.problem, f"give the path of a trace, or a workload: {', '.join(workload_texts())}"
             ) from None
@@ -176,18 +178,19 @@ def _plan_of_trace(
         if schedule.window.is_part:
             trace = trace.window(*schedule.window)
     except ValueError as exc:
-        raise ConfigError("--window", str(exc)) from None
+        raise ConfigError("--window", str(exc), "choose a part that has rows") from None
     try:
         if schedule.share is not None:
             trace = trace.sample_conversations(schedule.share, schedule.seed)
     except ValueError as exc:
-        raise ConfigError("--share", str(exc)) from None
+        raise ConfigError("--share", str(exc), "such as --share 0.5") from None
     count = len(trace) if schedule.requests is None else schedule.requests
     scale = 1.0 if schedule.speed is None else schedule.speed
     own_rate = trace.first_rows(count).rate_rps
     if own_times and schedule.rate is not None:
         if own_rate is None:
-            raise ConfigError("--rate", "all rows of the trace arrive at once, so the rate cannot be changed")
+            problem = "all rows of the trace arrive at once, so the rate cannot be changed"
+            raise ConfigError("--rate", problem, "add --arrivals poisson, or leave out --rate")
         scale = schedule.rate / own_rate
     try:
         requests = trace.requests_at(

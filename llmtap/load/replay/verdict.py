@@ -106,7 +106,7 @@ def verdict_sentence(states: Mapping[str, str], *, failed: bool = False, partial
         state: [figure_title(name) for name, one in states.items() if one == state]
         for state in (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
     }
-    # The sentence does not list the figures of `most`. Of two states with equally many, take the better one.
+    # `most`: state of most figures (of two equal ones, the better), whose names the sentence leaves out.
     most = max(reversed(by_state), key=lambda state: len(by_state[state]))
     few = 0 < len(states) <= 2
     parts = [

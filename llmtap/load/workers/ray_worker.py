@@ -153,7 +153,8 @@ class RayMember:
                 "use fewer --processes",
             ) from None
         except self._ray.exceptions.RayError as exc:
-            raise LlmtapError(f"a node of --ray cannot run a sending process: {_last_line(exc)}") from None
+            reason = f"{_last_line(exc)}; check that llmtap is installed on it"
+            raise LlmtapError(f"a node of --ray cannot run a sending process: {reason}") from None
 
     def send_command(self, command: str) -> None:
         self._commands.append(command)

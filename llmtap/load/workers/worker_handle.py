@@ -294,7 +294,9 @@ class LocalMember:
             # This blocks the loop for a few ms, which is harmless: no request is due yet.
             self._proc = spawn_worker(setup, packed, setup.bodies_fd, spill_fd)
         except OSError as exc:
-            raise LlmtapError(f"cannot start a sending process: {exc.strerror}") from None
+            raise LlmtapError(
+                f"cannot start a sending process: {exc.strerror}; use fewer --processes"
+            ) from None
         loop = asyncio.get_running_loop()
         output = self._output = asyncio.StreamReader(limit=_READ_BYTES)
         self._pipe, _ = await loop.connect_read_pipe(

@@ -246,7 +246,9 @@ class WorkerPool:
                 ready.set_result(None)  # The run was cancelled before this process was ready.
             else:
                 how = "because its machine was lost" if status is None else f"with status {status}"
-                ready.set_exception(LlmtapError(f"a sending process ended right after its start, {how}"))
+                ready.set_exception(
+                    LlmtapError(f"a sending process ended right after its start, {how}; see stderr")
+                )
         return LostWorker(status) if done is None else done
 
     async def _start_process(self, i: int, member: Member) -> bool:

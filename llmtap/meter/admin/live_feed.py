@@ -128,9 +128,11 @@ class LiveFeed:
         """
         query, summaries, exchanges = _read_query(request)
         if self._is_closing:
-            raise web.HTTPServiceUnavailable(reason="the meter is shutting down")
+            raise web.HTTPServiceUnavailable(reason="the meter is shutting down: connect again later")
         if len(self._subscribers) >= SUBSCRIBERS_MAX and not self._close_oldest():
-            raise web.HTTPServiceUnavailable(reason=f"the limit of {SUBSCRIBERS_MAX} subscribers is reached")
+            raise web.HTTPServiceUnavailable(
+                reason=f"{SUBSCRIBERS_MAX} live streams are open, the maximum: close one"
+            )
         subscriber = _Subscriber(query, summaries=summaries, exchanges=exchanges)
         self._subscribers.add(subscriber)
         self._pipeline.subscribers = len(self._subscribers)
@@ -244,7 +246,9 @@ def _read_query(request: web.Request) -> tuple[recent_api.Query, bool, bool]:
     fields = recent_api.read_fields(request.query.items())
     for field in ("limit", "next"):
         if field in fields:
-            raise recent_api.BadQuery(field, "cannot be used with a live stream, which has no pages")
+            raise recent_api.BadQuery(
+                field, "cannot be used with a live stream, which has no pages: leave it out"
+            )
     summaries = recent_api.read_flag("summary", fields.pop("summary", "1"))
     exchanges = recent_api.read_flag("exchanges", fields.pop("exchanges", "1"))
     return recent_api.Query.parse(fields), summaries, exchanges

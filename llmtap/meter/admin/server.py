@@ -149,7 +149,7 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
                 body = await request.read()
             wanted = msgspec.json.decode(body, type=_SwitchRequest)
         except TimeoutError:
-            raise web.HTTPRequestTimeout(reason=f"the body took longer than {BODY_S:g} s") from None
+            raise web.HTTPRequestTimeout(reason=f"the body must arrive within {BODY_S:g} s") from None
         except msgspec.MsgspecError as exc:
             raise BadQuery(
                 "enabled", f'expected {{"enabled": true}} or {{"enabled": false}}: {exc}'
@@ -157,7 +157,7 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
         if experiments.experiment is None:
             raise web.HTTPConflict(reason="no experiment is configured: set [experiment]")
         if wanted.enabled and experiments.state == "ended":
-            raise web.HTTPConflict(reason="the experiment has ended: experiment.until is in the past")
+            raise web.HTTPConflict(reason="the experiment has ended: set experiment.until to a later time")
         experiments.switch(wanted.enabled)
         return await results(request)
 
@@ -206,7 +206,7 @@ async def _answer_page_file(request: web.Request) -> web.Response:
     """Answer with the dashboard (`/`) or one of its files. All parts of the page come from this port."""
     name = request.match_info.get("name", INDEX)
     if "name" in request.match_info and name not in ASSETS:
-        raise web.HTTPNotFound(reason=f"the dashboard has no file {short_repr(name)}")
+        raise web.HTTPNotFound(reason=f"the dashboard has no file {short_repr(name)}: open / instead")
     etag, zipped = await asyncio.to_thread(_read_page_file, name)
     # RFC 9110 8.8.1: the tag is weak, since it is the same with and without gzip.
     headers = {**_PAGE_HEADERS, hdrs.ETAG: f'W/"{etag}"'}

@@ -248,7 +248,7 @@ class Assembler:
                     response_bytes=0,
                 )
                 exchange.uncertainty_ns = self._lag.worst_since(exchange.timeline.arrival_ns)
-                # A token might have followed, so no reason can be given why the stream has none.
+                # The relay is gone, and a token could have followed: so give no reason for a missing one.
                 exchange.no_token_reason = None
                 self._end(seq, exchange)
             except Exception as error:

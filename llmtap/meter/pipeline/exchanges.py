@@ -73,7 +73,7 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
     fields: dict[str, str] = {}
     for field, value in query:
         if field in fields:
-            raise BadQuery(field, "is given more than once")
+            raise BadQuery(field, "is given more than once; give it once")
         fields[field] = value
     return fields
 

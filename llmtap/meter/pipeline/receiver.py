@@ -202,7 +202,10 @@ class _Connection(asyncio.Protocol):
 
     def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
         if frame[0] != FrameKind.HELLO:
-            raise ValueError(f"expected a hello as the first frame of a connection, got kind {frame[0]}")
+            problem = (
+                f"the first frame of a connection has kind {frame[0]}, expected {FrameKind.HELLO} (hello)"
+            )
+            raise ValueError(f"{problem}: is the sender llmtap?")
         hello = msgspec.json.decode(frame[4], type=Hello)
         self._relay = hello.relay
         self.guest = hello.guest

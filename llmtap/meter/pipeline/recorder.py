@@ -295,7 +295,8 @@ class Recorder:
             self._thread.join(timeout_s)
         left = self._waiting
         if left:
-            log.error("event=capture_closed_early exchanges_lost=%d reason='no time left'", left)
+            hint = "the disk was too slow to store them before the meter had to end"
+            log.error("event=capture_closed_early exchanges_lost=%d hint=%r", left, hint)
         if self._is_open:
             self._store.close(max(0.0, (end_ns - self._clock.mono_ns()) / 1e9))
         if self._aside_folder is not None:
@@ -374,7 +375,8 @@ class Recorder:
             self._store.open()
         except LlmtapError as exc:
             if not self._next_open_ns and not self._waits_for_folder:
-                log.error("event=capture_not_opened error=%r", str(exc))
+                hint = "exchanges wait in memory; llmtap tries again every second"
+                log.error("event=capture_not_opened error=%r hint=%r", str(exc), hint)
             self._next_open_ns = now_ns + RETRY_OPEN_NS
             return False
         self._is_open = True
@@ -487,7 +489,8 @@ class Recorder:
             self._batch_bytes -= batch.nbytes
             self._batch_rows -= batch.num_rows
             self._drop(reason, batch.num_rows)
-            log.error("event=capture_lost reason=%s exchanges=%d", reason, batch.num_rows)
+            hint = "these exchanges were not stored; /api/v1/summary and the capture count them"
+            log.error("event=capture_lost reason=%s exchanges=%d hint=%r", reason, batch.num_rows, hint)
 
     def _ledger(self, *, closed: bool = False) -> CaptureLedger:
         dropped = {**self._dropped_by_reason, **self._left_out_by_reason}

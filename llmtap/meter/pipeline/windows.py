@@ -605,8 +605,8 @@ def _merge_tiles(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
     for tile in tiles:
         out.add_sums(tile)
     if level == len(LEVELS):
-        # Level `len(LEVELS)` is the past, whose first tile is the result so far. Copy its dict, because other
-        # threads can be reading it.
+        # On the last level, `tiles[0]` is the merged result so far. Copy its dict, because other threads can
+        # be reading it.
         out.parts = dict(tiles[0].parts)
         tiles = tiles[1:]
     for key, parts in _parts_by_key(tiles).items():

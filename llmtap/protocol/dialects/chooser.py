@@ -419,7 +419,7 @@ class DialectChooser:
             if len(self._candidates) == CANDIDATES_MAX:
                 weakest = min(self._candidates, key=lambda c: (c.evidence, c.rank))
                 if weakest.evidence:
-                    break  # All candidates have evidence, so replace none of them.
+                    break  # The list is full, and each candidate has evidence: keep them all.
                 self._candidates.remove(weakest)
             own = self._dialects.is_own(position, claim)
             on_path = self._dialects.is_on_path(position, self._path)
@@ -430,7 +430,7 @@ class DialectChooser:
             self._candidates.append(candidate)
             owned = candidate.is_own or candidate.is_on_path or not self._dialects.owners(self._path)
             if owned and self._is_decisive(candidate):
-                return candidate  # The other claims are less certain.
+                return candidate  # The rest of the loop has only weaker claims, which cannot win.
             if on_path and claim >= _NAMED and candidate.parsed_events:
                 break  # The path and a name fit this dialect. Other dialects can still claim the next event.
         return self._find_decisive()

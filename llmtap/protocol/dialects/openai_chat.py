@@ -208,7 +208,8 @@ class OpenAIChat(ChoicesReader):
         if self._running_count.is_running is None:  # This is the first chunk with choices.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
-                self._running_count.is_running = False  # Gemini's totals do not fit the text so far.
+                # Gemini's usage does not count the text so far, so it is no running count.
+                self._running_count.is_running = False
 
     def _after_choices(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
         if self._repeat_match is not None:

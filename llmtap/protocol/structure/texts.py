@@ -153,7 +153,7 @@ def _continuation(a: str, b: str, *, divided: bool) -> int:
     `divided`: some of the texts are in a script without spaces, and were divided at a sign."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
-        is_indented = b.startswith("  ") and not last.isspace()  # An indented text begins a new line.
+        is_indented = b.startswith("  ") and not last.isspace()  # An indent shows that a line end is missing.
         return -1 if is_indented else 1
     if _have_no_spaces(a, b):
         # Any two texts join, also messages of people; but a single letter is seldom a message.

@@ -195,7 +195,7 @@ class GrpcService:
         except RuntimeError as exc:
             raise OSError(0, str(exc)) from None
         if not bound:
-            raise OSError(0, "the address cannot be bound")
+            raise OSError(0, "the address cannot be bound; is the port in use?")
         await server.start()
         return int(bound)
 

@@ -117,7 +117,9 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         if sum(rate for _, rate in self.rates()) > 1 + 1e-9:
             total = sum(rate for _, rate in self.rates())
-            raise ValueError(f"the sum of the rates of all faults is {total:g}; it must not be above 1")
+            raise ValueError(
+                f"the rates of all faults add up to {total:g}, but must not be above 1: reduce one"
+            )
 
 
 class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,9 +242,11 @@ def load_engine(
         )
     for key in values:
         if key.rpartition(".")[2] in _SCHEDULE_NAMES:
+            place = (places or {}).get(key, key)
             raise ConfigError(
-                (places or {}).get(key, key),
+                place,
                 f"has no effect with --scheduler {scheduler}, which decides when tokens are generated",
+                f"leave out {place}, or --scheduler",
             )
     kind = SCHEDULERS[scheduler]
     settings: list[Any] = []
@@ -256,7 +260,8 @@ def load_engine(
         except ValueError as exc:
             raise ConfigError(option, str(exc), f"`{listed}` lists the options") from None
         for name in named.keys() - (kind.options_read - _OF_WHOLE_RUNS):
-            raise ConfigError(f"{option} {name}", f"has no effect with --scheduler {scheduler}")
+            place = f"{option} {name}"
+            raise ConfigError(place, f"has no effect with --scheduler {scheduler}", f"leave out {place}")
     served, chosen = settings
     if chosen.predictor == "shuffled":
         raise ConfigError(
@@ -274,6 +279,7 @@ def load_engine(
         raise ConfigError(
             "--servers",
             f"expected 1, got {servers}: a server with --scheduler {scheduler} has one engine only",
+            "leave out --servers",
         )
     return EngineOptions(scheduler, ServingSetup(readings=chosen, serving=served), servers)
 

@@ -241,7 +241,7 @@ class SimulatedRealtimeSession(SimulatedSession):
         event = _ClientEvent("")
         try:
             if isinstance(data, bytes):
-                raise BadRequest("expected a text message, got a binary message")
+                raise BadRequest("expected a text message with a JSON object, got a binary message")
             event = _read_event(data)
             match event.type:
                 case "session.update":
@@ -257,11 +257,11 @@ class SimulatedRealtimeSession(SimulatedSession):
                     self._queue_response(event, now_ns)
                 case "response.cancel":
                     if (running := self._running_response()) is None or running[1].sender is None:
-                        raise BadRequest("response.cancel: no response is running")
+                        raise BadRequest("response.cancel: no response is running that can be cancelled")
                     running[1].is_cancelled = True
                     running[0].cancel()
                 case kind:
-                    raise BadRequest(f"type: unknown client event {kind!r}")
+                    raise BadRequest(f"type: expected an event such as response.create, got {kind!r}")
         except ValueError as exc:
             self._refuse(event, 400, BadRequest.code, str(exc))
 
@@ -276,7 +276,7 @@ class SimulatedRealtimeSession(SimulatedSession):
         if item is None:
             raise BadRequest("conversation.item.create: the field 'item' is missing")
         if len(self._items) >= _ITEMS_MAX:
-            raise BadRequest(f"the conversation already has {_ITEMS_MAX} items, which is the maximum")
+            raise BadRequest(f"the conversation has {_ITEMS_MAX} items, the maximum: open a new session")
         previous = self._items[-1].id if self._items else None
         if item.id is None:
             item.id = f"item_user{len(self._items) + 1}"

@@ -36,7 +36,7 @@ class RequestFaults:
 
     fault: FaultKind | None = None
     refusal: RefusalKind | None = None
-    """Form of the refusal."""
+    """Form in which the model refuses the request."""
     block_after: int | None = None
     """Number of tokens after which the output filter blocks the answer."""
 

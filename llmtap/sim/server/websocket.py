@@ -257,7 +257,7 @@ class SimulatedResponsesSession(SimulatedSession):
         event = _ClientEvent("")
         try:
             if isinstance(data, bytes):
-                raise BadRequest("expected a text message, got a binary message")
+                raise BadRequest("expected a text message with a JSON object, got a binary message")
             event = decode(data.encode(), _ClientEvent)
             if event.type != "response.create":
                 raise BadRequest(f"type: expected 'response.create', got {event.type!r}")
@@ -271,7 +271,8 @@ class SimulatedResponsesSession(SimulatedSession):
         if previous_id is not None:
             if previous_id not in self._texts:
                 raise _UnknownResponse(
-                    f"previous_response_id: {previous_id!r} is none of the last {_STORED_MAX} responses"
+                    f"previous_response_id: {previous_id!r} is none of the last {_STORED_MAX} responses: send"
+                    " the whole conversation"
                 )
             request = replace(request, prompts=(f"{self._texts[previous_id]}\n{request.prompts[0]}",))
         return replace(request, stream=True), lambda answer: _MessagesShape(answer, _lane_field(event)), None

@@ -54,12 +54,13 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
     alpha, beta, beta_gamma = solved
     if beta <= 0:
         raise GridError(
-            f"the model does not fit this grid: it gives a token {beta:.3g} s, but expected more than 0"
+            f"the model does not fit this grid: the fitted time per token is {beta:.3g} s, not above 0:"
+            " measure the grid again, with more batch sizes and lengths"
         )
     if alpha < 0 or beta_gamma < -beta:
         raise GridError(
             "the model does not fit this grid: it gives some batches a negative duration (alpha"
-            f" {alpha:.3g} s, gamma {beta_gamma / beta:.3g})"
+            f" {alpha:.3g} s, gamma {beta_gamma / beta:.3g}): measure the grid again, with more batch sizes"
         )
     fitted = [alpha + beta * length + beta_gamma * share for _, length, share in rows]
     model = LatencyModel(alpha * 1e9, beta * 1e9, beta_gamma / beta)
@@ -76,9 +77,9 @@ def load_grid(path: str | Path) -> list[GridPoint]:
         reader.fieldnames = _header_names(reader)
         for name in _COLUMNS:
             if name not in reader.fieldnames:
-                raise GridError(f"line 1: expected a column {name}")
+                raise GridError(f"line 1: expected the columns {', '.join(_COLUMNS)}, got no column {name}")
             if reader.fieldnames.count(name) > 1:
-                raise GridError(f"line 1: the column {name} occurs twice")
+                raise GridError(f"line 1: the column {name} occurs twice: remove one")
         for row in reader:
             try:
                 b, length, seconds = int(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), float(row[_COLUMNS[2]])

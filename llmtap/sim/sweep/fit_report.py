@@ -41,7 +41,7 @@ class GridFitReport(Struct, frozen=True, kw_only=True):
     """Report on the fit of a `LatencyModel` to a grid. `r2`, `points`, `error_max`: as in `FitQuality`."""
 
     grid: str
-    """Path of the grid."""
+    """Path of the file with the measured batch times."""
     r2: float
     points: int
     error_max: float

@@ -128,7 +128,9 @@ def fit_exchanges(
     if not answered:
         raise FitError("no row has the times of arrival, first and last token: capture streamed answers")
     if all(row.prompt is None for row in answered):
-        raise FitError("no row has a number of input tokens, which the fit of prefill needs")
+        raise FitError(
+            "no row has a number of input tokens, which the fit of prefill needs: capture answers with usage"
+        )
     load = EngineLoad(rows, memory)
     alone, decode, answers, constants = _fit_all(answered, load, chunk)
     beta_ns = constants["beta"]

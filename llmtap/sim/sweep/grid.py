@@ -275,7 +275,7 @@ class GridSource:
                 except ConfigError as exc:
                     known = self.name == "-" or "://" in self.name or Path(self.name).exists()
                     hint = None if known else "`llmtap sim run --presets` lists the synthetic workloads"
-                    raise ConfigError(exc.place, exc.problem, exc.hint or hint) from None
+                    raise ConfigError(exc.place, exc.problem, hint or exc.hint) from None
             self._digests[key] = digest_of(trace)
             self.traces.setdefault(self._digests[key], trace)
         digest = self._digests[key]
@@ -300,9 +300,10 @@ class SweepGrid:
                 "--requests",
                 f"expected at most {len(trace):,} (the rows of {self.source.name}), got {count:,}: the rows"
                 " cannot be repeated, since all arrive at once",
+                "reduce --requests, or leave it out",
             )
         if self.common.capacity is not None and trace.rate_rps is None:
-            raise ConfigError("--capacity", _NO_RATE)
+            raise ConfigError("--capacity", _NO_RATE, "give a trace with arrival times")
         name = point["scheduler"]
         reads = SCHEDULERS[name].options_read
         if "prefix_cache" in reads & point.keys() and not trace.requests.block_tokens:
@@ -405,7 +406,7 @@ def _options_at(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
             read_serving({k: v for k, v in settings.items() if k in SERVING}),
         )
     except ValueError as exc:
-        raise ConfigError("--reading", str(exc)) from None
+        raise ConfigError("--reading", str(exc), "`llmtap sim run --readings` shows the options") from None
 
 
 def best_of(points: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
@@ -436,7 +437,7 @@ def _scale_at(point: Point, trace: Trace, count: int, capacity_rps: float | None
     if rate is not None:
         option = "--rate"
         if trace.rate_rps is None:
-            raise ConfigError(option, _NO_RATE)
+            raise ConfigError(option, _NO_RATE, f"leave out {option}")
         scale = float(rate / trace.rate_rps)
     if trace.span_ns * -(-count // max(1, len(trace) - 1)) > _LAST_ARRIVAL_NS * scale:
         raise ConfigError(

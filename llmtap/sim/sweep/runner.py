@@ -46,11 +46,13 @@ class Results:
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (open until `close`)
         except OSError as exc:
-            raise ConfigError(_PLACE, f"cannot open {path}: {exc.strerror}") from None
+            raise ConfigError(_PLACE, f"cannot open {path}: {exc.strerror}", "name another file") from None
         try:
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 raise ConfigError(
-                    _PLACE, f"{path} is not a regular file, so its results could not be read again"
+                    _PLACE,
+                    f"{path} is not a regular file, so its results could not be read again",
+                    "name another file",
                 )
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()
@@ -73,7 +75,9 @@ class Results:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError as exc:
-            raise ConfigError(_PLACE, f"cannot write {self.path}: {exc.strerror}") from None
+            raise ConfigError(
+                _PLACE, f"cannot write {self.path}: {exc.strerror}", "check the free space"
+            ) from None
         self._store(attempt)
 
     def close(self) -> None:
@@ -88,11 +92,15 @@ class Results:
                 self._store(decode_json(line, SweepAttempt))
             except msgspec.DecodeError:
                 raise ConfigError(
-                    _PLACE, f"{self.path}, line {number}: expected a result of llmtap sim run"
+                    _PLACE,
+                    f"{self.path}, line {number}: expected a result of llmtap sim run",
+                    "name another file",
                 ) from None
         if whole < len(data):
             if not whole and not _LINE_START.startswith(data[: len(_LINE_START)]):
-                raise ConfigError(_PLACE, f"{self.path} is not a results file of llmtap sim run")
+                raise ConfigError(
+                    _PLACE, f"{self.path} is not a results file of llmtap sim run", "name another file"
+                )
             self._file.truncate(whole)
 
     def _store(self, attempt: SweepAttempt) -> None:

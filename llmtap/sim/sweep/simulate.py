@@ -474,11 +474,13 @@ def simulate(
     if is_measured is None:
         is_measured = kind.iterates or exchanges_needed
     elif not is_measured and exchanges_needed:
-        raise ValueError("objectives, a capture and a followed request need measuring, but measuring is off")
+        raise ValueError(
+            "measuring.enabled: expected true, because objectives, a capture or a followed request are set"
+        )
     if readings.failed == "dropped":
         requests = requests.select_rows([row for row, made in enumerate(requests.output) if made])
         if not requests:
-            raise ValueError("no requests are left: none has output tokens, and failed=dropped is set")
+            raise ValueError("no requests are left: none has output tokens; leave out failed=dropped")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
     engine: AnyEngine
     if router is None:

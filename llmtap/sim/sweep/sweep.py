@@ -227,7 +227,9 @@ def attempt(
     summary = error = None
     try:
         if job.version != __version__:
-            raise ValueError(f"the job needs llmtap {job.version}, but this process has llmtap {__version__}")
+            raise ValueError(
+                f"the job needs llmtap {job.version}, but this process has {__version__}: install one version"
+            )
         summary = run_job(job, trace, progress)
     except (ValueError, LlmtapError) as exc:
         error = str(exc)
@@ -341,4 +343,4 @@ def write_runs(place: Path, runs: Sequence[_Run]) -> None:
             writer.writerow(columns)
             writer.writerows(zip(*columns.values(), strict=True))
     except OSError as exc:
-        raise ConfigError("--table", f"cannot write {place}: {exc.strerror}") from None
+        raise ConfigError("--table", f"cannot write {place}: {exc.strerror}", "name another file") from None

@@ -105,7 +105,7 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         repeated += hash(request.request_id) in ids
         ids.add(hash(request.request_id))
         if request.request_received_ms is None:
-            raise FormatError(f"line {number}: request.request_received_ms: is missing")
+            raise FormatError(f"line {number}: request.request_received_ms: is missing, but required")
         row: TraceRow = {
             "id": request.request_id,
             "arrival_ns": number_ns(request.request_received_ms, 6, number, "request.request_received_ms"),

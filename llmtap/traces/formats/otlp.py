@@ -33,7 +33,7 @@ from llmtap.traces.format import (
     remove_late_token,
     unit_notes,
 )
-from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, json_rows, start_of
+from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, clip_value, json_rows, start_of
 
 _OPERATIONS: Final = frozenset({"chat", "text_completion", "generate_content"})
 _ENDPOINTS: Final = {"chat": "chat.completions", "text_completion": "completions"}
@@ -272,7 +272,8 @@ def _attribute_value(value: Mapping[str, Any]) -> Any:
 def _time_ns(text: int | str, line: int) -> int:
     if not str(text).isdecimal() or int(text) >= 1 << 63:
         raise FormatError(
-            f"line {line}: startTimeUnixNano or endTimeUnixNano of a span: expected nanoseconds below 2^63"
+            f"line {line}: startTimeUnixNano or endTimeUnixNano of a span: expected nanoseconds below 2^63,"
+            f" got {clip_value(str(text))}"
         )
     return int(text)
 

@@ -76,7 +76,7 @@ def read_files(
         for batch in capture.batches():
             for name in _COUNTS:
                 if pc.any(pc.less(batch.column(name), 0)).as_py():
-                    raise format.FormatError(f"the column {name} has a negative value")
+                    raise format.FormatError(f"the column {name} has a negative value, expected 0 or more")
             yield batch
             rows += batch.num_rows
             if progress is not None:

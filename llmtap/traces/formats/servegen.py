@@ -73,7 +73,9 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         data = request.data
         texts = [n for n in (data.input_tokens, data.text_tokens) if n is not None]
         if not texts:
-            raise FormatError(f"{where}: data.input_tokens: is missing")
+            raise FormatError(
+                f"{where}: data.input_tokens: is missing, and data.text_tokens, too; one of them is required"
+            )
         ratio = data.reason_ratio
         if ratio is not None and not 0 <= ratio <= 1:
             raise FormatError(f"{where}: data.reason_ratio: expected a share from 0 to 1, got {ratio:g}")

@@ -141,7 +141,7 @@ def _date_ns(date: str, where: str) -> int:
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     ns = (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
     if ns < 0:
-        raise FormatError(f"{where}: the date {date} is before 1970")
+        raise FormatError(f"{where}: the date {date} is before 1970, the earliest possible year")
     return ns
 
 
@@ -180,7 +180,7 @@ def _replay_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBat
         values = {name: column.to_pylist() for name, column in columns.items()}
         sessions = values.get("session") or values.get("other_session")
         if sessions is None:
-            raise FormatError("line 1: session_id: the column is missing")
+            raise FormatError("line 1: session_id: the column is missing, but required")
         session_arrivals_ns = values.get("arrival_ns") or [None] * rows
         arrivals, think_us = [], []
         for session, turn, arrival_ns, wait_ns in zip(

@@ -135,7 +135,7 @@ def _wrap_calls(
         query = scope.get("query_string")
         version, fields = scope.get("http_version", "1.1"), scope["headers"]
         if iter(fields) is fields:
-            raise TypeError("scope['headers'] is an iterator: it can be read only once, by the app")
+            raise TypeError("scope['headers']: expected a list, got an iterator, which only the app may read")
         head = request_head(method, target + b"?" + query if query else target, version, fields)
         is_whole = not _may_have_body(method, fields)
     except Exception as exc:

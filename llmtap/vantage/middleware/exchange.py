@@ -142,7 +142,8 @@ class Emitters:
                 "use a shorter path",
             )
         if tap_bytes < TAP_BYTES_MIN:
-            raise ConfigError("tap_bytes", f"must be at least {TAP_BYTES_MIN:,} bytes, got {tap_bytes:,}")
+            problem = f"must be at least {TAP_BYTES_MIN:,} bytes, got {tap_bytes:,}"
+            raise ConfigError("tap_bytes", problem, "leave it out to use the default")
         self._socket = socket
         self._tap_bytes = tap_bytes
         self._emitters: dict[asyncio.AbstractEventLoop, Emitter] = {}

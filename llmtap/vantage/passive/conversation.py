@@ -157,14 +157,16 @@ class Conversation:
         end = buffer.find(b"\r\n\r\n", searched) + 4
         if end < 4:
             if len(buffer) > HEAD_BYTES_MAX:
-                raise PeerProtocolError(f"the request head is longer than {HEAD_BYTES_MAX} bytes")
+                raise PeerProtocolError(f"the request head must have at most {HEAD_BYTES_MAX} bytes")
             return b""
         whole = bytes(buffer)
         if whole.startswith(b"PRI * HTTP/2"):
             raise self._unexpected_bytes_error(whole)
         head = http1.parse_request_head(whole[:end])
         if len(self._pending) >= PIPELINED_MAX:
-            raise PeerProtocolError(f"the client sent more than {PIPELINED_MAX} pipelined requests")
+            raise PeerProtocolError(
+                f"over {PIPELINED_MAX} requests of a connection wait for answers, the maximum"
+            )
         buffer.clear()
         self.began = True
         x = _Exchange(head.method, self._request_head_ns)
@@ -195,7 +197,8 @@ class Conversation:
         """Return the error for bytes of the client that do not begin a request."""
         self._request_head.clear()
         if self.began:
-            return PeerProtocolError("the client's bytes after the end of a request do not begin a request")
+            return PeerProtocolError("the client's bytes begin no request: were packets lost?")
+        # The kind selects the hint of the log line: `UNFOLLOWED_HINTS` in watcher.py.
         if data.startswith(b"\x16\x03"):
             return UnfollowableError("encrypted")  # the bytes begin a TLS record
         return UnfollowableError("http2" if data.startswith(b"PRI * HTTP/2") else "not_http")
@@ -230,7 +233,7 @@ class Conversation:
             self._offer(self._tunnel, FrameKind.TUNNEL_DOWN, t_ns, data)
             return b""
         if not self._pending:
-            raise PeerProtocolError("the server sent bytes although no request waits for an answer")
+            raise PeerProtocolError("the server sent bytes without a request: were packets lost?")
         x, buffer = self._pending[0], self._response_head
         searched = max(0, len(buffer) - 3)
         buffer += data

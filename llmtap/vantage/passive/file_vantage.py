@@ -94,7 +94,7 @@ class PacketFile:
         return body
 
     def _damage_error(self, what: str) -> PcapError:
-        return PcapError(f"the file is damaged before byte {self.read_bytes:,}: {what}")
+        return PcapError(f"the file is damaged before byte {self.read_bytes:,}, so capture it again: {what}")
 
     def _read_pcap(self, order: str, unit_ns: int) -> Iterator[tuple[int, int, bytes]]:
         head = self._read_rest(20)

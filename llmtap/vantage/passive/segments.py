@@ -150,7 +150,7 @@ class TcpDirection:
 
     def __init__(self, early: EarlyBytes, *, is_up: bool) -> None:
         self.is_up = is_up
-        self.peer: TcpDirection = self  # other direction; set by the owner
+        self.peer: TcpDirection = self  # direction of the peer; TcpConnection sets it
         self.next_seq: int | None = None
         """Sequence number of the next byte; None while it is unknown."""
         self.last_payload = b""
@@ -228,7 +228,7 @@ class TcpDirection:
         mine = payload[behind - n : behind]  # the bytes that overlap `last`
         start = len(last) - n
         if mine != last[start : start + len(mine)]:
-            raise LostSyncError("contradicting")  # two packets have different values of the same byte
+            raise LostSyncError("contradicting")  # two packets have different values for the same position
 
     def _store_early(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
         if not self._early_segments:

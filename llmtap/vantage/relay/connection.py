@@ -152,7 +152,7 @@ class ClientConnection:
                 limit = f"relay.head_fields ({options.head_fields})"
                 raise PeerProtocolError(f"the request head has more fields than {limit}", 431)
             if not target_of(head):
-                raise PeerProtocolError("the request target is neither a path nor an http(s) URL with a host")
+                raise PeerProtocolError("the request target must be a path, or an http(s) URL with a host")
         except PeerProtocolError as exc:
             code = _REFUSALS.get(exc.status, "malformed_request")
             self._reject(exc.status, code, str(exc), raw, t_ns)

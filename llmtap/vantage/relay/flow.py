@@ -216,7 +216,7 @@ class Flow(FlowState):
                 )
                 if match is not None and match[0].status == 101 and not self.upload.upgrade:
                     raise PeerProtocolError(
-                        "the upstream answered 101 (Switching Protocols), but no upgrade was requested", 502
+                        "it answered 101 (Switching Protocols) to a plain request: check its URL", 502
                     )
             except PeerProtocolError as exc:
                 if is_interim_flood(self._interims, t_ns - self.arrival_ns):
@@ -359,11 +359,11 @@ class Flow(FlowState):
         how = "reset" if error is not None else "closed"
         if self._answered:
             outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
-            what = f"the upstream {how} the connection in the middle of its answer"
+            what = f"the upstream {how} the connection in the middle of its answer: see its log"
             self.fail(502, "upstream_cut", what, outcome)
         elif self._head_part or not self.upload.retry():
             where = "in the middle of the head of its answer" if self._head_part else "without an answer"
-            what = f"the upstream {how} the connection {where}"
+            what = f"the upstream {how} the connection {where}: see its log"
             self.fail(502, "upstream_closed", what, Outcome.UPSTREAM_RESET)
 
     def _on_protocol_error(self, exc: PeerProtocolError) -> None:
@@ -524,7 +524,7 @@ class Flow(FlowState):
 
     def cut_short(self) -> None:
         """End the exchange as `tap_error`, because the time limit for draining is over."""
-        what = "llmtap was stopped and its drain time has passed"
+        what = "llmtap was stopped and its drain time has passed: send the request again"
         self.fail(503, "tap_stopped", what, Outcome.TRUNCATED if self._answered else Outcome.REJECTED)
         if not self.over:
             self._finish(cut=True)  # do not wait for a client that does not read

@@ -142,7 +142,7 @@ class Tunnel:
             self._outcome = Outcome.UPSTREAM_TIMEOUT
             self._error = "the upstream sent nothing for relay.idle_timeout"
         else:
-            # It is unknown which side should have sent, so the outcome names neither.
+            # Neither side sent anything, and either could have: so the outcome blames neither.
             self._outcome = Outcome.TRUNCATED
             self._error = "both sides of the tunnel sent nothing for relay.idle_timeout"
         self._end()

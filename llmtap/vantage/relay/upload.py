@@ -460,11 +460,11 @@ class Upload:
             # This is a limit of llmtap and not of the upstream, so answer 503 and ask for a retry.
             context.refuse("tap_overloaded")
             context.warn("tap_overloaded", str(error))
-            what = f"llmtap cannot open another connection: {failure_text(error)}"
+            what = f"llmtap cannot open another connection: {failure_text(error)}; try again"
             flow.fail(503, "tap_overloaded", what, Outcome.REJECTED, [(b"Retry-After", b"1")])
         else:
             context.warn("upstream_connect", str(error))
-            what = f"the upstream cannot be reached: {failure_text(error)}"
+            what = f"the upstream cannot be reached: {failure_text(error)}; check that it runs"
             flow.fail(502, "upstream_connect", what, Outcome.UPSTREAM_ERROR)
 
     def retry(self) -> bool:

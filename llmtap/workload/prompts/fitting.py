@@ -101,7 +101,7 @@ class _Search:
             by_word = 1.0
         words += round((wanted - last) / by_word)
         if (words, 0) in self._tokens_by_size and self._longest_too_short is None:
-            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter: atoms can fill the rest.
+            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter, so that atoms can fill it.
         return self._set_size(words, 0)
 
     def guess_atoms(self) -> bool:
@@ -212,7 +212,7 @@ class ElasticPrompts:
         self._overheads: dict[tuple[bool, int], int] = {}
         """Known overheads, by whether there is a system prompt and by the number of turns."""
         self._overhead = 0
-        """Latest overhead that was found."""
+        """Tokens of the latest prompt in addition to its words: the first guess for the next prompt."""
 
     def prompt(self, row: int) -> Prompt:
         return self.prompts([row])[0][0]
@@ -269,7 +269,7 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
         size = tokens + tokens // 16 + 4
         best, count = cut(made(size), tokens)
         if count < tokens:
-            # `made` counts by llmtap's tokenizer; by this one, the text is too short: make a longer one.
+            # This tokenizer counts fewer tokens than `made` expects, so make a longer text.
             size = size * tokens // max(1, count) + 4
             again, more = cut(made(size), tokens)
             if more > count:

@@ -32,7 +32,7 @@ from llmtap.workload.requests import Requests
 NAME_BYTES: Final = 9
 """Number of bytes of a name: enough for a 64-bit id and a bit for its kind (block or row)."""
 _NAMES: Final = 1 << 8 * NAME_BYTES
-"""Number of possible names."""
+"""Number of different names of NAME_BYTES bytes."""
 _NAME_FACTOR: Final = 0x9E3779B97F4A7C15F5 | 1
 """2^72 divided by the golden ratio, so that names of consecutive numbers differ widely."""
 

@@ -26,6 +26,7 @@ CONFIG_BYTES_MAX: Final = 16 << 20
 """Maximum size of tokenizer_config.json and of a chat template."""
 OWN: Final = "sim"
 """Name of the tokenizer of the simulated engine."""
+_FOLDER_HINT: Final = "give the folder of the model as its publisher stores it"
 WORDS_MIN: Final = 16
 """Minimum number of words of one token each: with fewer, texts would be too similar."""
 _CANDIDATES_MAX: Final = 4_000
@@ -167,7 +168,7 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
     for size in sorted(range(max(0, tokens - 8), tokens + 4), key=lambda size: abs(size - tokens)):
         cut = tokenizer.decode(ids[:size])
         if cut is None:
-            raise ValueError(f"the tokenizer {tokenizer.name} cannot decode tokens")
+            raise ValueError(f"the tokenizer {tokenizer.name} cannot decode tokens: use another tokenizer")
         cut = cut.rstrip("\ufffd")
         if not text.startswith(cut):
             continue
@@ -204,7 +205,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as exc:
-            raise ConfigError(place, f"the chat template is not valid Jinja: {exc}") from None
+            raise ConfigError(place, f"the chat template is not valid Jinja: {exc}", _FOLDER_HINT) from None
 
     @classmethod
     def load(cls, folder: Path, place: str) -> "ChatTemplate":
@@ -213,14 +214,14 @@ class ChatTemplate:
         try:
             config = decode_json(read_file(file, place, CONFIG_BYTES_MAX)) if file.is_file() else {}
         except ValueError as exc:
-            raise ConfigError(place, f"{file} cannot be read: {exc}") from None
+            raise ConfigError(place, f"{file} is not valid JSON: {exc}", _FOLDER_HINT) from None
         if not isinstance(config, dict):
-            raise ConfigError(place, f"{file} is not a JSON object")
+            raise ConfigError(place, f"{file} is not a JSON object", _FOLDER_HINT)
         alone = folder / "chat_template.jinja"
         try:
             text = read_file(alone, place, CONFIG_BYTES_MAX).decode() if alone.is_file() else None
         except UnicodeError:
-            raise ConfigError(place, f"{alone} is not UTF-8") from None
+            raise ConfigError(place, f"{alone} is not UTF-8", "save the file as UTF-8") from None
         source = _default_template(config.get("chat_template")) if text is None else text
         if source is None:
             raise ConfigError(
@@ -246,7 +247,8 @@ class ChatTemplate:
                 messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._token_texts
             )
         except self._template_error as exc:
-            raise ConfigError(self._place, f"the chat template refuses the prompt: {exc}") from None
+            hint = "use a workload without system messages, or another template"
+            raise ConfigError(self._place, f"the chat template refuses the prompt: {exc}", hint) from None
 
 
 def _default_template(template: Any) -> str | None:

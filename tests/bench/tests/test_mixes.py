@@ -118,7 +118,7 @@ def test_an_open_mix_is_long_enough_and_has_enough_of_each() -> None:
 @pytest.mark.parametrize(
     ("classes", "says"),
     [
-        ((SHORT,), r"at least two classes \(IETF draft, 5.6.2\), got 1"),
+        ((SHORT,), r"at least two classes \(IETF draft, section 5.6.2\), got 1"),
         ((SHORT, SHORT), "expected a different name for each class"),
         ((SHORT, RequestClass(name="x", share=0.5, input=(1, 2), output=(1, 2))), "add up to 1.3"),
         (

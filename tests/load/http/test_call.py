@@ -111,7 +111,7 @@ BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
         None,
         "longer",
     ),
-    "interim heads without an end": (says(*[INTERIM * 1_000] * 12), ERROR, None, None, "too many interim"),
+    "interim heads without an end": (says(*[INTERIM * 1_000] * 12), ERROR, None, None, "over 64 interim"),
 }
 
 

@@ -327,10 +327,10 @@ async def leaves(request: web.Request) -> web.Response:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (says("", 503), "status 503"),
+        (says("", 503), "status 503, expected 200"),
         (says("<html>"), "the page has no metric of vLLM, SGLang, TGI or llm-d"),
         (says("vllm:num_requests_running {{{"), "not Prometheus' text"),
-        (says(VLLM * 40), "the answer is longer than 0 MiB"),
+        (says(VLLM * 40), "the answer is longer than 0 MiB, the maximum: check the URL"),
         (hangs, "no answer in time"),
         (leaves, "server disconnected"),
     ],

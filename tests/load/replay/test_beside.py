@@ -75,7 +75,7 @@ async def test_what_is_no_load_has_a_name_and_asks_once_where_there_are_no_metri
     assert asked["POST", "/v1/chat/completions", "load/1"] == asked.total() - 2 == N
     scrape = result["system"]["summary"]["scrape"]
     assert (scrape["url"], scrape["gave_up"]) == (f"{url}/metrics", True)
-    assert scrape["failures"] == {"status 404": 1}
+    assert scrape["failures"] == {"status 404, expected 200": 1}
     assert result["outcomes"] == {"complete": N}
 
 

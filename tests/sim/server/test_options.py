@@ -39,7 +39,9 @@ def test_every_key_has_its_help_and_can_be_set_to_its_default() -> None:
 
 def test_what_fits_alone_and_not_together_is_named_with_all_of_it() -> None:
     values = {"faults.stall_rate": "0.6", "ttft": "1s", "faults.slow_rate": "0.6"}
-    with pytest.raises(ConfigError, match=r"faults.stall_rate, faults.slow_rate: the sum of the rates"):
+    with pytest.raises(
+        ConfigError, match=r"faults.stall_rate, faults.slow_rate: the rates of all faults add up to"
+    ):
         load_options(values)
 
 

@@ -110,10 +110,13 @@ def test_an_error_is_what_came_of_a_job() -> None:
     failed = attempt(impossible, TRACE, lambda: next(ticks))
     assert failed.summary is None
     assert failed.error is not None
-    assert "measuring is off" in failed.error
+    assert "measuring.enabled: expected true" in failed.error
     assert (failed.id, failed.seconds) == (impossible.id, 3.0)
     other = attempt(replace(JOB, version="9.9.9"), TRACE, lambda: 0)
-    assert other.error == f"the job needs llmtap 9.9.9, but this process has llmtap {llmtap.__version__}"
+    assert (
+        other.error
+        == f"the job needs llmtap 9.9.9, but this process has {llmtap.__version__}: install one version"
+    )
     broken = attempt(replace(JOB, scheduler="none"), TRACE, lambda: 0)
     assert broken.error == "KeyError: 'none'"
 

@@ -155,8 +155,8 @@ ERRORS: list[tuple[str, str | bytes, str]] = [
     ("azure", f"{HEADER}\n9999-02-03 18:15:46,1,1\n", "line 2: TIMESTAMP: expected a date"),
     ("burstgpt", f"{V1}\n-5,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
     ("burstgpt", f"{V1}\n9999999999,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
-    ("mooncake", MOON % (b"1", b"") + MOON % (b"-1", b""), "line 2: timestamp: is negative"),
-    ("mooncake", MOON % (b"10000000000000", b""), "line 1: timestamp: is not a finite number"),
+    ("mooncake", MOON % (b"1", b"") + MOON % (b"-1", b""), "line 2: timestamp: expected 0 or more, got"),
+    ("mooncake", MOON % (b"10000000000000", b""), "line 1: timestamp: expected a finite number"),
     ("mooncake", MOON % (b"1", b', "hash_ids": [-9223372036854775809]'), "line 1: hash_ids[0]: "),
     (
         "mooncake",
@@ -170,7 +170,7 @@ ERRORS: list[tuple[str, str | bytes, str]] = [
         "line 1: input_length: expected int, got bool",
     ),
     ("burstgpt", f"{V1}\n5,GPT-4,1.5,2,3,API log\n", "line 2: Request tokens: expected a whole number"),
-    ("guidellm", MOON % (b"1", b', "duration": -1'), "line 1: duration: is negative"),
+    ("guidellm", MOON % (b"1", b', "duration": -1'), "line 1: duration: expected 0 or more, got"),
 ]
 
 

@@ -206,7 +206,7 @@ def test_the_folder_says_which_template(
     ("config", "problem"),
     [
         ({}, "has no chat template"),
-        ("{", "cannot be read"),
+        ("{", "is not valid JSON"),
         ("[]", "is not a JSON object"),
         ({"chat_template": [{"name": "rag", "template": "r"}]}, "has no chat template"),
     ],

@@ -270,7 +270,8 @@ def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
         ),
     ):
         if n > limit:
-            yield ConfigError(place, f"the table has {n} {key}, and at most {limit} are allowed")
+            problem = f"the table has {n} {key}, and at most {limit} are allowed"
+            yield ConfigError(place, problem, "remove the ones that are not needed")
     if not (rules or table.plain_text):
         yield ConfigError(place, "the table has no rules", "add [[rules]], or set plain_text")
     if table.end == "done" and "done" not in marks and not any(rule.done for rule in rules):

@@ -51,7 +51,7 @@ class Sample(msgspec.Struct, gc=False):
         holder[self.key] = None
         try:
             values = self.read_members(root)
-        except KeyError:  # The event lacks a member of the sample.
+        except KeyError:  # The event has another structure than the sample.
             values = ()
         if values == self.values and (self.types is None or list(map(type, values)) == self.types):
             return text
@@ -64,7 +64,7 @@ def take_sample(
 ) -> Sample | None:
     """Return the sample of an event that was read as `delta`; None if its text has no certain place. The
     caller must not use `root` afterwards, because its text is removed."""
-    # The text is searched by identity, but in CPython, equal texts of one character are one object.
+    # `_path_to` finds the text by identity, so refuse texts of one character: CPython shares such objects.
     if not event.data or len(event.data) > SAMPLE_BYTES_MAX or len(delta.text) < 2:
         return None
     path = _path_to(delta.text, root)
