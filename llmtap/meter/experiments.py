@@ -101,18 +101,25 @@ Send = Callable[[int], None]
 class _Arm:
     sample: ArmSample
     assigned_requests: int = 0
+    """Number of requests that a relay assigned to the arm."""
     own_headers: int = 0
     """Number of requests of this arm whose client itself sent a header field of another arm."""
     single_requests: int = 0
     """Number of requests that are a unit of their own, since they belong to no conversation."""
     units: int = 0
+    """Number of conversations or tenants (`Experiment.unit`) that were assigned to the arm."""
     exclusions: Counter[str] = field(default_factory=Counter)
     """By reason: number of requests that were sent without the change of their arm."""
     outcomes: Counter[str] = field(default_factory=Counter)
+    """By outcome: number of finished exchanges."""
     refusals: Counter[str] = field(default_factory=Counter)
+    """By kind of refusal: number of requests that the server's answer refused."""
     labels: Counter[str] = field(default_factory=Counter)
+    """By label that the client gave a request, and its result (`label_key`): number of requests."""
     chunking: Counter[str] = field(default_factory=Counter)
+    """Sums of events, reads and chunks, which show whether a server sends several tokens in one chunk."""
     uncertainty_ns: int = 0
+    """Largest uncertainty of a timestamp in the arm's exchanges."""
     figures: dict[str, Figure] = field(default_factory=dict)
     """By metric: copy of the sample's figure. Only `copy` sets them; otherwise they are in the sample."""
     forgotten_units: int = 0
@@ -170,20 +177,26 @@ class _SavedExperiment(Struct, array_like=True):
     """Name of the experiment; empty if none was configured."""
     is_on: bool
     switched_by: str
+    """What switched the experiment last: `config`, or for example `api`."""
     since_ns: int
     """Wall time of the latest switch."""
     ratio_p: float
+    """Smallest p-value so far of the test that units are split as configured (sample ratio)."""
     stop_report: dict[str, object] | None
+    """Why `stop_worse` switched the experiment off; None if it did not."""
     units: list[int]
+    """Numbers of the units known so far, so that the next meter does not count them twice."""
     arms: dict[str, _SavedArm]
     stage_since_ns: int
     """Wall time of the start of the stage."""
     between_stages: int
     """Number of requests that do not count, because they arrived within SETTLE_NS of the stage's start."""
     earlier_stages: list[dict[str, object]]
+    """JSON of the results of the stages before this one."""
     stage_age_ns: int
     """Time for which the stage has run."""
     figures_wall_ns: tuple[int, int] | None = None
+    """Wall times of the first and last exchange in the figures."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -196,14 +209,18 @@ class Experiments:
         in a capture), the sample ratio is not tested, and differences of shares have no p."""
         self._clock = clock
         self._shares_known = shares_known
+        """False for a capture whose shares of the arms are unknown, so the sample ratio is not tested."""
         self._word_senders: list[Send] = []
+        """One function for each connected relay; it sends a word that switches the experiment."""
         self._switched_by = "config"
         self._switch_ns = clock.wall_ns()
         self._is_on = experiment is not None and experiment.enabled
         self._stop_report: dict[str, object] | None = None
+        """Why `stop_worse` switched the experiment off; None if it did not."""
         self._base_experiment = experiment
         """Experiment as configured, without a stage; `experiment` has the shares of the present stage."""
         self._earlier_stages: list[dict[str, object]] = []
+        """JSON of the results of the stages before this one."""
         self._begin_stage(0)
 
     def _begin_stage(self, stage: int) -> None:
@@ -215,8 +232,9 @@ class Experiments:
         experiment = None if self._base_experiment is None else self._base_experiment.at_stage(stage)
         self.experiment = experiment
         self._stage_index = stage
-        self._note_stage_start()
+        self._set_stage_start()
         self._settled_ns = self._stage_mono_ns + SETTLE_NS if stage else 0
+        """Time from which requests count: those shortly after a change of the shares are left out."""
         self._left_out_requests = 0
         self._unjudged_figures = [] if experiment is None else experiment.stop_worse
         """Figures of `stop_worse` that could not be judged at the latest check."""
@@ -234,7 +252,7 @@ class Experiments:
         self._units_are_exported = False
         """Whether an export has contained the units, so that later exports contain only new figures."""
 
-    def _note_stage_start(self) -> None:
+    def _set_stage_start(self) -> None:
         self._stage_mono_ns, self._stage_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
 
     @property
@@ -347,10 +365,10 @@ class Experiments:
         if self._stop_report is None and not self._is_on:
             self._stop_report = saved.stop_report
         if saved.figures_wall_ns is not None:
-            self._extend_figures(*saved.figures_wall_ns)
+            self._extend_figures_period(*saved.figures_wall_ns)
         return []
 
-    def _extend_figures(self, first_wall_ns: int, last_wall_ns: int) -> None:
+    def _extend_figures_period(self, first_wall_ns: int, last_wall_ns: int) -> None:
         first_ns, last_ns = self._figures_wall_ns or (first_wall_ns, last_wall_ns)
         self._figures_wall_ns = min(first_ns, first_wall_ns), max(last_ns, last_wall_ns)
 
@@ -387,7 +405,7 @@ class Experiments:
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         if on and not self._is_on:
-            self._note_stage_start()
+            self._set_stage_start()
             self._stop_report = None
         self._is_on, self._switched_by, self._switch_ns = on, by, self._clock.wall_ns()
         self._send_switch_word()
@@ -477,7 +495,7 @@ class Experiments:
         if x.excluded is not None and x.excluded != OWN_HEADER:
             arm.exclusions[x.excluded] += 1
         arm.uncertainty_ns = max(arm.uncertainty_ns, x.uncertainty_ns)
-        self._extend_figures(x.arrival_wall_ns, x.arrival_wall_ns)
+        self._extend_figures_period(x.arrival_wall_ns, x.arrival_wall_ns)
         values = dict(_metric_values(x, m))
         values["refused"] = (int(refused),)
         values["failed"] = (int(x.outcome in _FAILED),)

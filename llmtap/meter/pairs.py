@@ -80,7 +80,9 @@ class _EndedExchange:
     exchange: Exchange
     measured: Measured
     key: SeriesKey
+    """Labels of the series in which the exchange is counted."""
     met: bool | None
+    """Whether the exchange met its objectives; None if it has none."""
 
 
 class PairBook:
@@ -112,6 +114,7 @@ class PairBook:
         """Sinks that get each exchange as soon as it is known whether the exchange has a pair."""
         key = secrets.token_bytes(16)
         self._text_key = key
+        """Random key of the hashes by which texts of partners are compared."""
         self._hasher = BlockHasher(key, block_size=PROMPT_BLOCK_BYTES, unit="bytes")
         self._requests: dict[str, _Request] = {}
         """By id of an exchange under way: its request."""
@@ -122,9 +125,11 @@ class PairBook:
             leftovers=Counter({_leftover_label(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
         )
         self._undelivered_tokens = 0.0
+        """Tokens of the engine that the gateway did not pass on, for a metric."""
         self._recent_pairs: deque[MeasuredPair] = deque()
         self._delay_count = 0
-        self._cells: dict[tuple[str, str], Buckets] = {}
+        """Number of token delays kept in `_recent_pairs`, for the limit DELAYS_MAX."""
+        self._histograms: dict[tuple[str, str], Buckets] = {}
         """By name of a figure of pairs, and model: histogram of the figure."""
 
     def observe_request(self, x: Exchange, body: bytes, *, text_is_captured: bool) -> None:
@@ -269,9 +274,9 @@ class PairBook:
             )
             if not values:
                 continue
-            cell = self._cells.get((name, model))
+            cell = self._histograms.get((name, model))
             if cell is None:
-                cell = self._cells[name, model] = Buckets(PAIRS[name].edges)
+                cell = self._histograms[name, model] = Buckets(PAIRS[name].edges)
             cell.record_many([max(0, round(value)) for value in values])
         self._undelivered_tokens += sum(one.value for one in figures.values.get("tokens_undelivered", ()))
 
@@ -308,7 +313,9 @@ class PairBook:
     def histograms(self) -> Iterator[tuple[HistogramFamily, list[Cell]]]:
         """Yield each family of histograms with a copy of its histograms, one for each model."""
         for name, family in PAIRS.items():
-            cells = [(model, buckets) for (figure, model), buckets in self._cells.items() if figure == name]
+            cells = [
+                (model, buckets) for (figure, model), buckets in self._histograms.items() if figure == name
+            ]
             yield family, [((model,), *buckets.read()) for model, buckets in cells]
 
     def summarise(self, limit: int) -> Callable[[], LivePairs]:

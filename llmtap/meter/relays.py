@@ -46,6 +46,7 @@ class RelayState:
     connected: bool
     status: RelayStatus | None
     implementation: str = ""
+    """Name of the relay's transport: compiled or Python."""
     vantage: str = ""
     measured_elsewhere: bool = False
     """Whether another meter measures the relay, so that this meter's capture has none of its exchanges."""
@@ -70,10 +71,14 @@ class Reckoning:
 
     def __init__(self) -> None:
         self.running = 0
+        """Number of exchanges under way."""
         self._latest_status: RelayStatus | None = None
         self._seq_max = 0
+        """Latest sequence number; one that is missing below it shows a request that was dropped."""
         self._opened_count = 0
+        """Number of requests opened since the latest status."""
         self._dropped_count = 0
+        """Number of requests dropped since the latest status."""
 
     def count_opened(self, seq: int) -> None:
         self.running += 1
@@ -116,9 +121,12 @@ class _Relay:
     connected: bool = True
     status: RelayStatus | None = None
     status_received_ns: int = 0
+    """Time at which the latest status arrived."""
     disconnect_ns: int = 0
     open_at_disconnect: int = 0
+    """Number of exchanges that were under way when the connection ended, so are lost."""
     skipped: int = 0
+    """Number of requests that the relay forwarded but did not report, so far."""
     measured_elsewhere: bool = False
     """Whether the relay is measured by the meter that this one replaces, until the relay has drained."""
 
@@ -129,6 +137,7 @@ class RelayBook:
     def __init__(self) -> None:
         self._relays: dict[str, _Relay] = {}
         self._epoch = 0
+        """Number of connections so far; a relay's latest one shows whether it has reconnected."""
 
     def join(self, hello: Hello) -> int:
         """Register a relay that connected with this hello. Return its connection's number, for `leave`."""

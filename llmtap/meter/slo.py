@@ -71,6 +71,7 @@ class _SavedSlos(Struct, array_like=True):
     terms: dict[str, str]
     """Text of the options of each class."""
     begin_ns: int
+    """Monotonic time from which exchanges are counted."""
     slices: list[tuple[int, int, list[_SavedCount]]]
     """For each slice: its start (monotonic time), its level, and its counts."""
     since_ns: dict[str, int]
@@ -88,12 +89,14 @@ class SloBook:
         self._clock = clock
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
         self._terms = {name: repr(slo) for name, slo in options.items()}
+        """By class: text of its options; counts of other options are not continued after a restart."""
         self._since_ns = dict.fromkeys(self.classes, clock.mono_ns())
         """By class: monotonic time since which it is counted. If a reload changes a class, it begins anew."""
         self._tenant_classes = TenantClasses(self.classes.values())
         self.class_of_tenant = self._tenant_classes.of
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
         self._total_counts: _Counts = {}
+        """Counts since the meter's start, for the metrics."""
         for slo in self.classes.values():
             for alarm in slo.unreachable_alarms:
                 log.warning(

@@ -37,7 +37,9 @@ class Labels:
         self._tenants = {OTHER, DEFAULT, *reserved}
         self._models = {OTHER}
         self._series: set[tuple[str, str, str]] = set()
+        """Tenant, model and arm of each series so far."""
         self._free_tenant_places = tenants_max - (len(self._tenants) - 2)
+        """Number of tenants that can still get a series of their own."""
         self._models_max = models_max
         self._series_max = series_max
         self.overflow = {"tenant": 0, "model": 0, "series": 0}
@@ -111,8 +113,10 @@ Finder = Callable[[RequestHead, str, ReadBody], str | None]
 class Tenants:
     def __init__(self, options: TenantOptions, salt: str) -> None:
         self._names = options.names
+        """Display names, by value that a rule found."""
         self._salt = blake2b(salt.encode(), digest_size=32).digest()
         self._finders = [self._compile_rule(rule) for rule in options.rules]
+        """One function for each rule, in order: returns the tenant of a request, or None."""
 
     def identify(self, head: RequestHead, path: str, body: ReadBody) -> str:
         """Return the tenant of a request. Never raises."""

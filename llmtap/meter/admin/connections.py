@@ -45,11 +45,13 @@ class AdminConnection(asyncio.Protocol):
         self.protocol = protocol
         self._owner = owner
         self._opening_task: asyncio.Task[None] | None = None
+        """Task of the TLS handshake; kept so that the garbage collector does not end it."""
         self.transport: asyncio.Transport | None = None
         """None before the TLS handshake has ended, and after the connection has ended."""
         self.wait_start_s = owner.now()
         """Start of the present wait: for the end of the handshake, a request, or the rest of its head."""
         self.head_has_begun = False
+        """Whether a part of a request's head has arrived, and its answer has not begun."""
         self.open_requests = 0
         """Number of requests that are being answered."""
 
@@ -138,6 +140,7 @@ class AdminConnections:
     def __init__(self, limit_counts: Counter[str]) -> None:
         """`limit_counts`: counts how often each limit was reached, by its name."""
         self.limit_counts = limit_counts
+        """By name of a limit: how often it was reached."""
         self._open_connections: dict[object, AdminConnection] = {}
         """By object of aiohttp that handles a connection: the connection."""
         self._unsent_answers: dict[_UnsentAnswer, None] = {}
@@ -216,7 +219,7 @@ class AdminConnections:
         response = web.StreamResponse(status=status, headers=headers)
         response.content_length = size
         one = _UnsentAnswer(body, len(body), request.transport)
-        self._limit_memory(one)
+        self._disconnect_until_memory_suffices(one)
         try:
             async with asyncio.timeout(SEND_S):
                 await response.prepare(request)
@@ -229,12 +232,12 @@ class AdminConnections:
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # the client disconnected, or `_limit_memory` aborted the connection
+            pass  # the client disconnected, or `_disconnect_until_memory_suffices` aborted the connection
         finally:
             self._unsent_answers.pop(one, None)
         return response
 
-    def _limit_memory(self, one: _UnsentAnswer) -> None:
+    def _disconnect_until_memory_suffices(self, one: _UnsentAnswer) -> None:
         self._unsent_answers[one] = None
         while len(self._unsent_answers) > 1 and self._unsent_bytes() > ANSWERS_BYTES_MAX:
             oldest = next(iter(self._unsent_answers))
@@ -318,6 +321,8 @@ class SharedWork:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
+        """By key of a piece of work: its task, until the work begins, so that concurrent requests share
+        it."""
 
     async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
         """Return the result of the work for `key`, which concurrent calls share. `begin` is called on the

@@ -62,14 +62,18 @@ class _Subscriber:
         self.wants_summaries = summaries
         self.wants_exchanges = exchanges
         self.queue: deque[tuple[Exchange, Measured, int]] = deque()
+        """Exchanges that are to be sent, with their metrics and estimated sizes in bytes."""
         self.weight_bytes = 0
+        """Estimated size of the queue as JSON, in bytes, for the limit QUEUE_BYTES_MAX."""
         self.missed_count = 0
         """Number of exchanges that did not fit in the queue since the latest `missed` event."""
         self.missed_total = 0
+        """Number of exchanges that did not fit in the queue since the stream began."""
         self.wake_event = asyncio.Event()
         self.is_closed = False
         self.start_s = asyncio.get_running_loop().time()
         self.task = asyncio.current_task()
+        """Task that answers the request; it is cancelled if the stream does not end in time."""
 
     def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
         full = len(self.queue) >= QUEUE_MAX
@@ -100,7 +104,9 @@ class LiveFeed:
         self._subscribers: set[_Subscriber] = set()
         self._is_closing = False
         self._summary_event = b""
+        """Encoded `summary` event, which all subscribers share until the next one is due."""
         self._summary_due_s = 0.0
+        """Time of the event loop from which the next request makes a new summary."""
         self._summary_lock = asyncio.Lock()
 
     def __len__(self) -> int:

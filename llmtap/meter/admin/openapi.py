@@ -249,7 +249,7 @@ ROUTES: Final = (
 )  # fmt: skip
 
 
-def document(*, token: bool = False) -> dict[str, Any]:
+def openapi_document(*, token: bool = False) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = _operation_schema(route, token=token)
@@ -295,7 +295,7 @@ def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
 
 
 def add_openapi_route(app: web.Application, *, token: bool) -> None:
-    body = msgspec.json.encode(document(token=token))
+    body = msgspec.json.encode(openapi_document(token=token))
 
     async def openapi(request: web.Request) -> web.Response:
         return web.Response(body=body, content_type=JSON)

@@ -97,15 +97,21 @@ class Assembler:
         self._open_exchanges: dict[int, Observer] = {}
         first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
         self._anchors = deque([first], ANCHORS_MAX)
+        """Latest readings of both clocks, to convert monotonic times of frames to wall time."""
         self._steps: dict[int, int] = {}
         """By exchange: number of clock steps (`Exchange.anchor`), if it is not that of the first anchor."""
         self._cpu_ns: dict[int, int] = {}
         """By open exchange: CPU time above the allowance for its bytes (CPU_PER_BYTE_NS)."""
         self._arms: dict[int, Assigned] = {}
+        """By open exchange: the arm of the experiment that the relay assigned."""
         self._heads: dict[int, bytes] = {}
+        """By open exchange: head of its request, which an upgrade to a WebSocket session needs."""
         self._sessions: dict[int, Session] = {}
+        """By exchange that was upgraded: session in its tunnel, whose answers are exchanges of their own."""
         self._lag = make_lag_meter(LAG_FLOOR_NS)
+        """Largest delays of the relay's event loop lately; they bound the uncertainty of timestamps."""
         self.reckoning = Reckoning()
+        """Number of requests that the relay has opened and dropped, in case it dies without a last status."""
 
     def __len__(self) -> int:
         """Number of open exchanges, including tunnels and the responses in them."""
@@ -152,9 +158,9 @@ class Assembler:
                         if slices:
                             yield from self._slice(slices, frame, turns)
                 elif kind == _OPEN:
-                    self._open(seq, t_ns, extra_ns, data)
+                    self._open_exchange(seq, t_ns, extra_ns, data)
                 elif kind == _SENT:
-                    self._open(seq, t_ns, t_ns, data)
+                    self._open_exchange(seq, t_ns, t_ns, data)
                     live[seq].on_submit(extra_ns, extra_ns - t_ns)
                 elif kind == _STATUS:
                     self._take_status(_status_decoder.decode(data))
@@ -186,7 +192,7 @@ class Assembler:
             done = next(steps, _END) is _END
             used_ns += turns.cpu_ns() - since_ns
             if used_ns > allowed_ns + charged_ns:
-                self._charge(frame, used_ns - allowed_ns - charged_ns)
+                self._charge_cpu_time(frame, used_ns - allowed_ns - charged_ns)
                 charged_ns = used_ns - allowed_ns
             turns.pause()
             if turns.loop_is_due:
@@ -198,9 +204,9 @@ class Assembler:
 
         No input should take more than linear time; this limits the damage if one does.
         """
-        self._charge(frame, cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(frame[4]))
+        self._charge_cpu_time(frame, cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(frame[4]))
 
-    def _charge(self, frame: Frame, over_ns: int) -> None:
+    def _charge_cpu_time(self, frame: Frame, over_ns: int) -> None:
         _, seq, t_ns, _, _ = frame
         observer = self._open_exchanges.get(seq)
         if over_ns <= 0 or observer is None:
@@ -267,11 +273,11 @@ class Assembler:
         """Return the newest anchor that is valid at `t_ns`, or the oldest anchor if none is."""
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
-    def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
+    def _open_exchange(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
         head, body = _split_message(data) if whole_ns else (data, b"")
         self.reckoning.count_opened(seq)
         self._forget(seq)
-        observer, steps = self._observe(seq, t_ns, head)
+        observer, steps = self._make_observer(seq, t_ns, head)
         self._open_exchanges[seq] = observer
         if steps:
             self._steps[seq] = steps
@@ -282,7 +288,7 @@ class Assembler:
                 observer.request_data(body, whole_ns)
             observer.request_end(whole_ns)
 
-    def _observe(self, seq: int, t_ns: int, head: bytes) -> tuple[Observer, int]:
+    def _make_observer(self, seq: int, t_ns: int, head: bytes) -> tuple[Observer, int]:
         hello = self._hello
         anchor = self._anchors[-1]
         if t_ns <= anchor.since_ns:
@@ -305,7 +311,7 @@ class Assembler:
 
         def observe(began_ns: int) -> Observer:
             nonlocal part
-            response, steps = self._observe(seq, began_ns, head)
+            response, steps = self._make_observer(seq, began_ns, head)
             x = response.exchange
             part += 1
             x.part, x.anchor = part, steps

@@ -173,6 +173,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     events_start: int = 0
     """Index of the first event to return of the exchange `before` - 1; an earlier answer had the others."""
     filters: dict[str, object] = {}
+    """By name of a field of the exchange: value that it must have."""
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> "Query":
@@ -215,12 +216,14 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 class RecentExchanges:
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
         self._trace_url = trace_url
+        """Template of the address of a trace; None: exchanges have no link."""
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
         """Entries: number, size in bytes when added, exchange, and settings of the reader (for benefits)."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
         self._next_number = 1
+        """Number of the next exchange, by which the cursor `next` continues."""
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -345,13 +348,16 @@ class StreamsQuery:
 class _StreamCopy:
     """Copy of a running stream: its JSON without the timeline, and its events since `since_ns`."""
 
-    about: dict[str, object]
+    document: dict[str, object]
+    """JSON of the exchange without its timeline."""
     arrival_ns: int
     since_ns: int
     now_ns: int
     t_ns: "array[int]"
     tokens: "array[int]"
+    """Number of tokens of each event; negative if unknown."""
     flags: bytearray
+    """Kinds of the events (content, reasoning and so on), one byte for each."""
 
     def to_dict(self) -> dict[str, object]:
         carries = [flags & OUTPUT for flags in self.flags]
@@ -360,8 +366,8 @@ class _StreamCopy:
             (t, n if n >= 0 else 1) for t, n in compress(zip(self.t_ns, self.tokens, strict=True), carries)
         ]
         points = thin_out(points, self.since_ns, self.now_ns)
-        self.about["timeline"] = [(_seconds(t - self.arrival_ns), n) for t, n in points]
-        return self.about
+        self.document["timeline"] = [(_seconds(t - self.arrival_ns), n) for t, n in points]
+        return self.document
 
 
 class Streams:

@@ -44,7 +44,9 @@ _SUM_FIELDS: Final = ("n", "counted", "met", "benefit_n", "benefit")
 
 class _SavedStep(Struct, array_like=True):
     ttft: bytes
+    """Histogram of times to first token."""
     itl: bytes
+    """Histogram of times between tokens."""
     sums: list[float]
     """Values of `_SUM_FIELDS`, in their order."""
 
@@ -53,6 +55,7 @@ class _SavedLevel(Struct, array_like=True):
     end_ns: int
     """Monotonic time of the end of the latest complete step."""
     points: list[_Point]
+    """Figures of the complete steps, the oldest first."""
     open: _SavedStep
     """Sums of the present step, which is not complete yet."""
 

@@ -130,6 +130,7 @@ class ExchangePipeline:
         """Number of frames received from all relays."""
         self.open_exchanges = 0
         self.errors: dict[str, int] = {}
+        """By kind of error: how often it occurred."""
         self.subscribers = 0
         """Number of subscribers of the live feed."""
         self.admin_limits: Counter[str] = Counter()
@@ -141,9 +142,11 @@ class ExchangePipeline:
         self.crashes = 0
         """Number of earlier meters that ended without writing their state."""
         self._count_tokens = count_tokens
+        """Counts the tokens of an answer without usage; None without a tokenizer."""
         self._dialects = dialects
         self._refusal_signs = options.refusal_signs
         self._body_budget = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
+        """Memory limit for the bodies of all exchanges under way."""
 
     def pair_with(self, pairs: "PairBook") -> None:
         """Pair the exchanges of both sides of a gateway. Call this before `last_sinks` gets any sink."""

@@ -61,19 +61,25 @@ class _Connection(asyncio.Protocol):
     def __init__(self, pipeline: ExchangePipeline, connections: "set[_Connection]") -> None:
         self._pipeline = pipeline
         self._all_connections = connections
+        """The receiver's set of connections, to which this one adds itself."""
         self._batches = BatchReader()
         self._transport: asyncio.Transport | None = None
         self._assembler: Assembler | None = None
         self._relay = ""
         self._epoch = 0
+        """Number of this connection of the relay, by which RelayBook knows whether the relay has
+        reconnected."""
         self._acks = bytearray()
+        """Encoded confirmations of batches that are not sent yet."""
         self._closed_by_meter = self._connection_lost = self._reading_paused = False
         self._unread_data: deque[bytes] = deque()
+        """Received bytes that are not processed yet, for the next turns."""
         self._work: Iterator[None] | None = None
         """Iterator that processes the bytes read so far; None if all are processed."""
         self.guest = False
         """Whether this vantage is an app or another meter's relay: the meter's end does not wait for it."""
         self.lost_event = asyncio.Event()
+        """Set when the connection has ended and its data are processed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, since uvloop's transports are not subclasses of asyncio's.
@@ -133,6 +139,7 @@ class _Connection(asyncio.Protocol):
     def _pause_reading(self) -> None:
         if self._transport is not None and not self._reading_paused:
             self._reading_paused = True
+            """Whether reading is paused because unread data wait."""
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:

@@ -78,6 +78,7 @@ class _RequestData:
         """Keys by which the conversation of the request is found."""
         self._memory = memory
         self._counted_bytes = 0
+        """Bytes of this request that `_memory` has counted, to be subtracted by `release`."""
 
     def count_memory(self, x: Exchange) -> None:
         """Count the body, the shape of the request and the keys of its conversation."""
@@ -119,6 +120,7 @@ class Recorder:
         self._clock = clock
         self._info = info
         self._salt = salt
+        """Secret key of all hashes of the capture, so that a text cannot be guessed from its hash."""
         self._store = Store(options, info, clock)
         self._hasher: BlockHasher | None = None
         if options.level != "none":
@@ -140,14 +142,19 @@ class Recorder:
         # session header fields, body, counted bytes). Entry of a finished exchange: (exchange, None, b"",
         # counted bytes).
         self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
+        """For the thread: ended exchanges, or requests with head and body; and their sizes in bytes."""
         self._appended_bytes = 0  # total of bytes appended, counted by the loop
         self._removed_bytes = 0  # total of bytes removed, counted by the thread
         self._request_memory = _RequestMemory()
         self._rows: list[Exchange] = []
+        """Exchanges that are to be encoded as the next batch."""
         self._row_bytes = 0
         self._oldest_row_ns = 0
+        """Time at which the oldest of `_rows` was added: rows are written after `flush` at the latest."""
         self._empty_batch = to_batch([], capture=info.capture, level=options.level)[0]
+        """Batch without rows, with which counts are written when there is no row."""
         self._batches: deque[Any] = deque()
+        """Encoded batches that are not written yet."""
         self._batch_bytes = 0
         self._batch_rows = 0
         self._captured_rows = 0
@@ -156,15 +163,25 @@ class Recorder:
         self._unread_requests = 0  # requests not read because the memory was full; counted by the loop
         self._cut_prompts = 0  # prompts too large to be read as a whole; counted by the thread
         self._errors: dict[str, int] = {}
+        """By type of exception: number of failures in the thread."""
         self._relays: dict[str, RelayCount] = {}
+        """By name: counts of a relay, for the balance of requests and rows in the capture."""
         self._left_relays: dict[str, None] = {}
+        """Names of disconnected relays whose counts are kept, the oldest first; used as an ordered set."""
         self._owes_counts = False  # whether to write counts again: the latest include running exchanges
         self._after_relay = after
+        """Relays up to this number were started before the capture, so their earlier counts are
+        subtracted."""
         self._meter_id = secrets.token_hex(4)
+        """Random identifier of this meter, by which a reader tells its counts from those of others."""
         self._is_complete = False
+        """Whether all relays reported their final counts, so readers expect no more rows."""
         self._is_open = False
+        """Whether `_store` could open its folder."""
         self._next_open_ns = 0
+        """Earliest time of the next attempt to open the folder."""
         self._waits_for_folder = waits
+        """Whether another meter still has the folder, so that failures to open it are no errors."""
         self._must_step_aside = False
         self._flushes_requested = 0  # number since the start, counted by the loop
         self._flushes_done = 0  # number since the start, counted by the thread

@@ -48,7 +48,9 @@ class SilentStream:
     group: SilenceGroup
     arm: str | None
     age_ns: int
+    """Time since the request arrived."""
     silent_ns: int
+    """Time since the latest token or, before the first, since the request was sent."""
     since_read_ns: int
     """Time since the last bytes of any kind; shorter than `silent_ns` if keep-alives arrive."""
     tokens: int
