@@ -45,8 +45,10 @@ class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     streams: int = 32
     itl: Duration = Duration(20_000_000)
+    """Time between the tokens of a stream."""
     duration: Duration = Duration(3 * NS_PER_S)
     processes: int = 1
+    """Number of processes of the load generator."""
 
 
 class TimeErrors(msgspec.Struct, frozen=True):
@@ -63,9 +65,11 @@ class SelftestDensity(msgspec.Struct, frozen=True):
 
     streams: int
     itl: float
+    """Time between the tokens of a stream, in seconds."""
     processes: int
     tokens_per_second: float | None
     duration: float
+    """Time in which the load was sent, in seconds."""
 
 
 class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):

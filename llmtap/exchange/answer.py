@@ -111,9 +111,11 @@ class AnswerReader:
         dialects: Dialects = BUILT_IN,
     ) -> None:
         self.kind = BodyKind.UNDECIDED
+        """Kind of the body, which the first bytes decide unless the content type did."""
         self.dialect = DialectChooser(path, dialects)
         self._path = path
         self._is_error = failed
+        """Whether the answer has an error status, so its body is an error report."""
         self._content_type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self.repetition_finder = RepetitionFinder()
@@ -121,9 +123,12 @@ class AnswerReader:
         log repetitions of this event without feeding them, because the parser is between two events before
         and after each of them."""
         self._lines: _Lines | None = None
+        """Parser of a body whose events are lines; None: another kind of body."""
         self._messages: MessageParser | None = None
+        """Parser of a body of binary messages; None: another kind of body."""
         self._held_bytes = b""  # bytes read while the kind of the body is undecided
         self._share = Share() if share is None else share
+        """Memory limit for the body, shared by all exchanges."""
         self._taken_bytes = 0  # memory from `_share` for events that wait until the dialect is known
         self.late: list[tuple[int, Delta]] = []
         """Events of earlier reads whose meaning is known only now, with the time of their read, in order.
@@ -200,7 +205,7 @@ class AnswerReader:
             parser, dialect = self._parser, self.dialect
             for event in parser.feed(payload):
                 if dialect.open:
-                    self._offer(event, t_ns, out)
+                    self._offer_to_dialects(event, t_ns, out)
                     continue
                 delta = dialect.read_event(event)
                 delta.size = event.end - event.start
@@ -287,7 +292,7 @@ class AnswerReader:
         self._parser.drop()
         self._release_body()
 
-    def _offer(self, event: SseEvent, t_ns: int, out: list[Delta]) -> None:
+    def _offer_to_dialects(self, event: SseEvent, t_ns: int, out: list[Delta]) -> None:
         """Pass an event to the chooser of the dialect; called while the dialect is unknown."""
         self._release(self.dialect.offer(event, event.end - event.start, t_ns), t_ns, out)
 
@@ -378,7 +383,7 @@ class AnswerReader:
         out: list[Delta] = []
         for event in events:
             if self.dialect.open:
-                self._offer(event, t_ns, out)
+                self._offer_to_dialects(event, t_ns, out)
                 continue
             delta = self.dialect.read_event(event)
             delta.size = event.end - event.start
@@ -402,7 +407,7 @@ class AnswerReader:
         if message.opcode is Opcode.TEXT and payload is not None:
             event = SseEvent(0, message.size, payload)
             if self.dialect.open:
-                self._offer(event, t_ns, out)
+                self._offer_to_dialects(event, t_ns, out)
                 return out
             delta = self.dialect.read_event(event)
             if delta.text and self.padded is None:

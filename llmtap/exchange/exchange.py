@@ -49,6 +49,7 @@ class RequestShape:
     """Chained hashes of the prompt's blocks. If the first n hashes of two prompts are equal, so are their
     first n blocks."""
     block_size: int | None = None
+    """Size of a block of `blocks`, in tokens or bytes."""
     block_unit: Annotated[str | None, Bound(16, "llmtap")] = None
     """Unit of `block_size`: `tokens` or `bytes`."""
     tokens: int | None = None
@@ -60,10 +61,12 @@ class Turn:
     """Place of an exchange in its conversation."""
 
     session: Annotated[str, Bound(64, "llmtap")]
+    """Identifier of the conversation."""
     source: Annotated[str, Bound(16, "llmtap")]
     """`explicit`: the request named its conversation or the previous answer. `prefix`: its messages begin
     with those of an earlier request."""
     number: int
+    """Position of the request in the conversation."""
     parent: Annotated[str | None, Bound(128, "llmtap")] = None
     """Id of the previous exchange of the conversation."""
     think_ns: int | None = None
@@ -79,6 +82,7 @@ class CapturedText:
     request_body: Annotated[str | None, Bound(8 << 20, "client")] = None
     response_text: Annotated[str | None, Bound(4 << 20, "upstream")] = None
     redactions: int = 0
+    """Number of places at which personal data or secrets were replaced."""
 
 
 @dataclass(slots=True)
@@ -143,6 +147,7 @@ class EventLog:
     t_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Timestamp of the read that completed the event."""
     classes: bytearray = field(default_factory=bytearray)
+    """Code of each event's EventClass."""
     sizes: "array[int]" = field(default_factory=lambda: array("l"))
     """Size of the event in the decoded body, in bytes."""
     tokens: "array[int]" = field(default_factory=lambda: array("l"))
@@ -230,7 +235,9 @@ class Added:
     """Time from the read of the request's last byte until that byte was written, including the connection
     setup."""
     first_chunk_ns: int | None = None
+    """Latency added to the first bytes of the body."""
     chunk_max_ns: int | None = None
+    """Largest latency added to one read."""
     chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Added latency of each read of the response."""
     connect_ns: int | None = None
@@ -266,6 +273,7 @@ class Exchange:
     tenant: Annotated[str, Bound(64, "client")] = "default"
     """Tenant of the request: a name, or the hash of an API key (`meter/tenants.py`)."""
     route: Annotated[str | None, Bound(256, "operator")] = None
+    """Name of the configured route that chose the upstream."""
     arm: Annotated[str | None, Bound(64, "operator")] = None
     """Arm of the running experiment; None: not part of an experiment."""
     unit: Annotated[str | None, Bound(64, "llmtap")] = None
@@ -310,6 +318,7 @@ class Exchange:
     and for an answer that is not a stream."""
     tokens: Tokens = field(default_factory=Tokens)
     usage: Annotated[dict[str, object] | None, Bound(WORD_CHARS_MAX, "upstream", clean_name, 256)] = None
+    """The usage object as the provider sent it."""
     server_timing: Annotated[list[dict[str, object]] | None, Bound(64, "llmtap", members=2_048)] = None
     """Durations that the server reports: `name`, `ms`, `where`. Impossible ones are removed."""
     server_gaps_ns: "array[int] | None" = None
@@ -336,6 +345,7 @@ class Exchange:
     shape: RequestShape | None = None
     """Set only during a capture, like `turn` and `text`."""
     turn: Turn | None = None
+    """Place in a conversation; None if no conversation could be recognised."""
     text: CapturedText | None = None
     text_blocks: "array[int] | None" = None
     """Chained hashes of the content of the first choice; None unless the capture has `capture.pair_key`."""

@@ -85,43 +85,43 @@ class Interventions:
     compared with the patterns."""
 
     __slots__ = (
-        "_acted_signal",
+        "_blocking_signal",
         "_error_types",
-        "_flagged_signal",
         "_opening_text",
+        "_passing_signal",
         "_patterns",
         "_refusal_phrase",
         "_refusal_signal",
-        "applied",
-        "reading",
+        "applied_guardrails",
+        "needs_text",
     )
 
     def __init__(self, signs: RefusalSigns = BUILT_IN_SIGNS) -> None:
-        self.applied: bytes | None = None  # value of the header field APPLIED_GUARDRAILS
-        self.reading = bool(signs.patterns)  # whether `read` still needs texts of the answer
+        self.applied_guardrails: bytes | None = None  # value of the header field APPLIED_GUARDRAILS
+        self.needs_text = bool(signs.patterns)  # whether `read` still needs texts of the answer
         self._patterns, self._error_types = signs
         self._opening_text = ""
         self._refusal_phrase: str | None = None  # phrase or pattern that the opening of the answer matches
         self._refusal_signal: _Signal | None = None  # refusal by the model
-        self._acted_signal: _Signal | None = None  # verdict of a guardrail that blocked or replaced text
-        self._flagged_signal: _Signal | None = None  # verdict of a guardrail that passed the text on
+        self._blocking_signal: _Signal | None = None  # verdict of a guardrail that blocked or replaced text
+        self._passing_signal: _Signal | None = None  # verdict of a guardrail that passed the text on
 
     def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
         """Add the verdict of the event with this index; `tokens_before`: number of tokens before it."""
         if verdict.kind == MODEL_REFUSAL:
             self._refusal_signal = self._refusal_signal or _Signal(verdict, event, tokens_before)
         elif verdict.action in PASSED_ON:
-            self._flagged_signal = self._flagged_signal or _Signal(verdict, event, tokens_before)
-            acted = self._acted_signal
+            self._passing_signal = self._passing_signal or _Signal(verdict, event, tokens_before)
+            acted = self._blocking_signal
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
                 # In Bedrock, the stop reason names the guardrail, but the trace shows that the guardrail only
                 # masked text. So it blocked nothing.
-                self._acted_signal = None
+                self._blocking_signal = None
         else:
-            acted = self._acted_signal
+            acted = self._blocking_signal
             # A later trace has more details than a stop reason, so it replaces the verdict of a stop reason.
             if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
-                self._acted_signal = _Signal(verdict, event, tokens_before)
+                self._blocking_signal = _Signal(verdict, event, tokens_before)
 
     def add_error(self, error_type: str, event: int, tokens_before: int) -> None:
         """Add an error of the event with this index: a verdict, if the operator named its type or code."""
@@ -136,11 +136,11 @@ class Interventions:
     def read_all(self, texts: Iterable[str]) -> None:
         self._opening_text = (self._opening_text + "".join(texts)).lstrip()
         if len(self._opening_text) >= _OPENING_CHARS:
-            self._judge_opening()
+            self._search_opening_for_refusal()
 
-    def _judge_opening(self) -> None:
+    def _search_opening_for_refusal(self) -> None:
         opening, self._opening_text = self._opening_text[:_OPENING_CHARS], ""
-        self.reading = False
+        self.needs_text = False
         for pattern in self._patterns:
             m = pattern.search(opening)
             if m is not None:
@@ -150,9 +150,9 @@ class Interventions:
 
     def judge(self, x: Exchange) -> None:
         """Set `refusal` and `guardrail` of the finished exchange."""
-        if self.reading:
-            self._judge_opening()
-        acted, flagged = self._acted_signal, self._flagged_signal
+        if self.needs_text:
+            self._search_opening_for_refusal()
+        acted, flagged = self._blocking_signal, self._passing_signal
         if acted is None and x.status == _STATUS_DENIED:
             acted = _Signal(Verdict("error.type", None, "blocked"), 0, 0)
         if x.status == _STATUS_FLAGGED:
@@ -209,9 +209,12 @@ class Interventions:
             self._name_error(verdict, status, streamed=x.stream)
 
     def _phase_of_header(self) -> str | None:
-        if self.applied is None:
+        if self.applied_guardrails is None:
             return None
-        before, after = _INPUT_WORDS.search(self.applied), _OUTPUT_WORDS.search(self.applied)
+        before, after = (
+            _INPUT_WORDS.search(self.applied_guardrails),
+            _OUTPUT_WORDS.search(self.applied_guardrails),
+        )
         if (before is None) == (after is None):
             return None
         return "output" if before is None else "input"
@@ -227,7 +230,7 @@ class Interventions:
             verdict.signal = "http_status"
         elif part != "message":
             verdict.signal = f"http_status+{part}"
-        elif not is_decisive and self.applied is not None:
+        elif not is_decisive and self.applied_guardrails is not None:
             verdict.signal, verdict.detail = "header+error.message", None
         elif not is_decisive:
             verdict.signal = "http_status+message"
@@ -241,7 +244,7 @@ class Interventions:
             detail["path"] = verdict.path
         words = {"value": verdict.value, "category": verdict.category}
         detail |= {name: clean_word(word) for name, word in words.items() if word is not None}
-        if self.applied is not None and "error" in verdict.signal:
+        if self.applied_guardrails is not None and "error" in verdict.signal:
             detail["header"] = APPLIED_GUARDRAILS.decode()
         if verdict.substituted:
             detail["substituted"] = True

@@ -139,6 +139,7 @@ class Observer:
             clock=bounded("clock", clock),
         )
         self._bodies = bodies
+        """Memory limit for the bodies of all exchanges."""
         self._share = Share(bodies)
         """Memory of the request, of a JSON body, of `_taken_bytes` and of `_run_bytes`."""
         self._kept_bytes = 0
@@ -150,6 +151,7 @@ class Observer:
         self._dialects = dialects
         self._request = RequestReader(self._x, head, identify, on_request, self._share)
         self._repetition: Repetition | None = None
+        """Fixed bytes around the text of repeated events; None: no repetition was found."""
         self._run: TokenRun | None = None
         self.token_run: TokenRun | None = None
         """`_run` while the next read is possibly a repeated event: `FrameBatch` adds events to it, too."""
@@ -157,13 +159,18 @@ class Observer:
         """Whether the tunnel can carry compressed messages: both sides named permessage-deflate."""
         # Parsers of the response's body, in the order in which bytes pass through them.
         self._dechunk: ChunkedDecoder | None = None
+        """Decoder of a chunked body; None: the body is not chunked."""
         self._decoder: Decoder | None = None
         self._answer: AnswerReader | None = None
         self._lines_left = LINES_FREE
+        """Lines that may still be parsed; spent by lines, increased by bytes, to limit CPU time."""
         self._loss_reason: str | None = None
+        """Why later bytes of the answer are not parsed; None: all are parsed."""
         self._has_lost_holds = False
+        """Whether there were more pauses by a slow client than the timeline keeps."""
         self._is_closed = False
         self._longest_wait = longest_wait
+        """Returns the longest time that bytes waited unread between two times; None: unknown."""
         self._shared_ns = 0
         """Upper bound, over all reads, of the time between the arrival of an output event and its timestamp.
         The events of a read share one timestamp, that of the read's last byte."""
@@ -178,6 +185,7 @@ class Observer:
         """Whether a read has possibly left bytes in the socket, which then waited for more than one round of
         the event loop."""
         self._last_read_ns = arrival_ns
+        """Time of the latest read of the answer."""
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
         self._interventions = Interventions(refusal_signs)
@@ -185,7 +193,9 @@ class Observer:
         self._error_type: str | None = None
         self._has_end_marker = False
         self._is_end_certain = False
+        """Whether a complete answer of this dialect always has an end marker."""
         self._texts: list[str] | None = None
+        """Parts of the answer's text; None: the recorder does not need it."""
         self._texts_taken = 0
         """Number of texts whose memory was taken."""
         self._text_chars = self._usage_bytes = 0
@@ -239,7 +249,7 @@ class Observer:
             if x.request_id is None:
                 x.request_id = bounded("request_id", response_id.decode("latin-1"))
         applied = header_value(head.headers, APPLIED_GUARDRAILS)
-        self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
+        self._interventions.applied_guardrails = None if applied is None else applied[:_HEADER_BYTES_MAX]
         self._server.read_head(head.headers)
         content_type = header_value(head.headers, b"content-type")
         if content_type is not None:
@@ -719,7 +729,7 @@ class Observer:
             if delta.text:
                 self._tokens.chunks += len(delta.choices)
                 # Use the text of the first choice only: texts of several choices are interleaved.
-                reading = self._interventions.reading
+                reading = self._interventions.needs_text
                 if (reading or self._texts is not None) and _has_first_text(delta):
                     if reading:
                         self._interventions.read(delta.text)
@@ -740,6 +750,7 @@ class Observer:
             self._x.usage = delta.usage
             self._texts_bytes -= self._usage_bytes
             self._usage_bytes = 0
+            """Memory of the latest usage, which is subtracted when another one replaces it."""
             if delta.usage is not None and delta.size > _USAGE_BYTES_MAX:
                 self._x.usage = figures_of(delta.usage)
                 self._usage_bytes = memory_bytes(self._x.usage)
@@ -790,7 +801,7 @@ class Observer:
     def _set_keeps_texts(self) -> None:
         """Set whether the run keeps the texts of events. Call it only while the run is empty."""
         if self._run is not None and self._repetition is not None:
-            read = self._interventions.reading or self._texts is not None
+            read = self._interventions.needs_text or self._texts is not None
             self._run.keeps_texts = self._tokens.tokenizes or (
                 read and _is_first_content(self._repetition.delta)
             )
@@ -820,7 +831,7 @@ class Observer:
             t.events.chars.extend(array("l", chars)[:room])
         x.unlogged_events += max(0, n - room)
         if texts and _is_first_content(delta):
-            if self._interventions.reading:
+            if self._interventions.needs_text:
                 self._interventions.read_all(texts)
             if self._texts is not None:
                 self._keep_text("".join(texts))

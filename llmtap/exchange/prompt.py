@@ -77,6 +77,7 @@ class PromptMessage:
 class PromptShape:
     messages: list[PromptMessage]
     shape: RequestShape
+    """Numbers, sizes and parameters of the request, without text."""
     value: JsonObject
     """The request's body, as a JSON object."""
     chat: bool
@@ -174,7 +175,7 @@ class _Reader:
             PromptMessage("prompt", self._ids_or_text(one)) for one in (content if several else [content])
         ]
         images = _as_list(value.get("images")) or _as_list(value.get("image_data"))
-        messages[-1].parts += self._media_marks(images)
+        messages[-1].parts += self._hashes_of_media(images)
         if isinstance(value.get("suffix"), str) and value["suffix"]:
             messages.append(PromptMessage("suffix", [value["suffix"]]))
         return messages
@@ -184,7 +185,7 @@ class _Reader:
             return [value] if value else []
         if isinstance(value, dict):  # llama.cpp: a prompt with pictures
             parts = self._ids_or_text(value.get("prompt_string") or value.get("prompt_token_ids"))
-            return [*parts, *self._media_marks(_as_list(value.get("multimodal_data")))]
+            return [*parts, *self._hashes_of_media(_as_list(value.get("multimodal_data")))]
         if isinstance(value, list) and value:
             try:
                 return [array("I", value)]
@@ -206,7 +207,7 @@ class _Reader:
         builder.add_content(content)
         if isinstance(message.get("refusal"), str):
             builder.add_text(message["refusal"])
-        builder.parts += self._media_marks(_as_list(message.get("images")))  # in Ollama's messages
+        builder.parts += self._hashes_of_media(_as_list(message.get("images")))  # in Ollama's messages
         if isinstance(message.get("audio"), dict):
             builder.add_media(message["audio"])
         calls = _as_list(message.get("tool_calls"))
@@ -250,12 +251,12 @@ class _Reader:
         builder.add_content(content)
         return builder.build(role)
 
-    def _media_marks(self, values: list[Any]) -> list[Part]:
+    def _hashes_of_media(self, values: list[Any]) -> list[Part]:
         if not self.count_parts(len(values)):
             return [b"value" + _digest(values)]
-        return [*map(self.media_mark, values)]
+        return [*map(self.hash_of_media, values)]
 
-    def media_mark(self, value: Any) -> bytes:
+    def hash_of_media(self, value: Any) -> bytes:
         """Count a picture, sound or file, and return its mark."""
         self.media_count += 1
         return b"media" + _digest(value)
@@ -267,6 +268,7 @@ class _MessageBuilder:
     def __init__(self, reader: _Reader) -> None:
         self._reader = reader
         self._thinking: list[str] = []
+        """Texts of earlier reasoning, which the prompt has in a separate place."""
         self.parts: list[Part] = []
 
     def build(self, role: str, *, result: bool = False) -> PromptMessage:
@@ -292,7 +294,7 @@ class _MessageBuilder:
         # stay the same.
         if isinstance(value, dict) and "cache_control" in value:
             value = {k: v for k, v in value.items() if k != "cache_control"}
-        self.parts.append(self._reader.media_mark(value))
+        self.parts.append(self._reader.hash_of_media(value))
 
     def add_thinking(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):

@@ -70,6 +70,7 @@ class Saved:
     totals: dict[str, float] = field(default_factory=dict)
     """Times of a HAR entry in seconds: `total`, `send`, `wait`, `receive`, ..."""
     notes: list[str] = field(default_factory=list)
+    """Problems of the file that a user should know, for example that its body was cut off."""
 
     @property
     def path(self) -> str:
@@ -83,6 +84,7 @@ class SavedEvent:
     start: int
     end: int
     delta: Delta
+    """What the event adds to the answer: text, tokens, usage and so on."""
 
 
 @dataclass(slots=True)
@@ -144,6 +146,7 @@ class _EventRecorder(DialectChooser):
     def __init__(self) -> None:
         super().__init__("")
         self.open = False
+        """Always False, so the reader does not search for a dialect."""
         self.events: list[SseEvent] = []
 
     def read_event(self, event: SseEvent) -> Delta:

@@ -46,12 +46,15 @@ class _Response:
 
     observer: Observer
     stream_id: str
+    """Stream of the session to which the response belongs; empty if there is one stream."""
     event_id: str
     """Event id of the client's message that requested the response; an error can name this id."""
     request_bytes: int
     response_bytes: int = 0
     id: str = ""
+    """The server's id of the response; empty until it is known."""
     began: bool = False
+    """Whether the server has sent its first event."""
 
 
 class Session:
@@ -63,8 +66,8 @@ class Session:
         "_causes",
         "_client_parser",
         "_is_realtime",
+        "_make_observer",
         "_model",
-        "_observe",
         "_on_discard",
         "_on_end",
         "_open_responses",
@@ -87,7 +90,8 @@ class Session:
         self.began = False
         """Whether the session had a response. If so, the tunnel is not an exchange of its own."""
         self._is_realtime = endpoint == "realtime"
-        self._observe = observe
+        """Whether the session is of OpenAI's Realtime API, which also responds without a request."""
+        self._make_observer = observe
         self._on_end = on_end
         self._on_discard = on_discard
         self._share = Share() if share is None else share
@@ -193,7 +197,7 @@ class Session:
         self._causes.pop(stream, None)
         if len(self._open_responses) >= RESPONSES_MAX:
             return None
-        observer = self._observe(t_ns)
+        observer = self._make_observer(t_ns)
         observer.begin_response(payload, t_ns, added_ns)
         response = _Response(observer, stream, event_id, size)
         self._open_responses.append(response)

@@ -17,6 +17,7 @@ class TraceParent:
 
     trace_id: str
     span_id: str
+    """Id of the span in which the client sent the request."""
     flags: int
 
     @property

@@ -216,9 +216,12 @@ class TokenLadder:
             TokenSource.LOGPROBS: 0,
             TokenSource.RUNNING_USAGE: 0,
         }
+        """By source: number of output tokens that the events declared."""
         self._declared_sum = 0
+        """Sum of the tokens that events declared, for the limit TOKENS_MAX."""
         self._tokenizer = tokenizer
         self._tokenized_count = 0
+        """Number of tokens that the configured tokenizer counted."""
 
     @property
     def tokenizes(self) -> bool:
@@ -294,9 +297,11 @@ class ServerTiming:
     def __init__(self) -> None:
         self._head_times: list[ServerTime] = []
         self._event_times: dict[tuple[str, str], tuple[int, ServerTime]] = {}
+        """By name and place of a duration: index of the latest event that has it, and its value."""
         self._trailer_times: list[ServerTime] = []
         self._clock_ns = -1  # the server's clock at the previous event that reports it; -1: none
         self._gaps_ns: array[int] = array("q")
+        """Times between tokens by the server's own clock."""
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._head_times = header_times(headers)

@@ -70,6 +70,7 @@ class MeasuredGrid:
 
     cells: Sequence[GridCell]
     fit: BatchFit | None
+    """Model of batch times; None if too few cells are valid."""
     problem: str | None
     """Why there is no fit; None if there is one."""
 

@@ -74,11 +74,13 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     tg: list[int]
     """Response lengths in tokens (exo-bench: token generation)."""
     concurrency: list[int] = msgspec.field(default_factory=lambda: [1])
+    """Numbers of requests in a batch."""
     repeat: int = 1
     """Number of batches of each cell of the grid."""
     warmup: int = 0
     """Number of unmeasured requests with the first `pp` and `tg`, sent one at a time before all batches."""
     use_prefix_cache: bool = False
+    """Whether the server may answer a prompt from its prefix cache."""
     distinct_prompts: bool = False
     """Give each request of a batch its own prompt, even if a request field switches the prefix cache off.
     False: if the server has such a field, requests of a batch share one prompt (exo-bench, "Concurrency").
@@ -132,13 +134,18 @@ class Prompts:
         self.is_shared = is_shared
         self._counter = counter
         self._numbers = NumberedBytes(seed)
+        """Texts by which prompts differ, so that none is in the server's cache."""
         self._prompts_made = 0
+        """Number of prompts so far; each gets the next number as its text."""
         self._overhead = sum(counter.overhead(Prompt()))
+        """Number of tokens that the chat template adds to a prompt."""
         atom_is_a_token = counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_ATOM_TEST_COUNT - 1)]) == [
             _ATOM_TEST_COUNT
         ]
         self._atom = ATOM if atom_is_a_token else counter.words.separator + counter.words.table[0]
+        """Text that is repeated to reach the length of a prompt."""
         self._by_length: dict[int, SizedPrompt] = {}
+        """By number of tokens: the shared prompt."""
 
     def smallest_tokens(self) -> int:
         """Return the number of tokens of the shortest possible prompt: one word with the chat template."""
@@ -191,9 +198,12 @@ class ExoBench:
         self._watcher = watcher
         self._clock = SystemClock()
         self._nvml = nvml
+        """Reads memory and power of Nvidia GPUs; None: the library is absent."""
         self._replay: Replay | None = None
         self._placement: asyncio.Task[PlacedInstance] | None = None
+        """Task that places the model on exo's nodes; `stop` cancels it."""
         self._sent_pp: set[int] = set()
+        """Prompt lengths that were sent already: the server has such a shared prompt in its cache."""
         self.stopped = False
 
     def stop(self) -> None:

@@ -62,8 +62,11 @@ class Placement(msgspec.Struct, frozen=True):
     """Distribution of a model over the nodes of an exo cluster; for other servers, all fields are None."""
 
     sharding: str | None = None
+    """How the model is split among the nodes: by layers or by tensors."""
     instance_meta: str | None = None
+    """Transport between the nodes."""
     nodes: int | None = None
+    """Number of nodes that share the model."""
 
 
 class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,10 +263,12 @@ class Power:
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         self._local = local
         self._known_series = [] if local is None else local.known_series()
+        """Names of the series that this host can sample."""
         # Use the power of this host's GPUs only if no node reports power: a node's power includes its GPUs.
         self._sources = [(one, "power") for one in nodes.values() if "power" in one.known_series()] or [
             (local, name) for name in self._known_series if local is not None and name.endswith("_power")
         ]
+        """Columns of samples, and the name of the power in them, of each source of energy."""
 
     def energy(self, from_ns: int, to_ns: int) -> Energy | None:
         """Return the energy of all sources in a time window; None if a source has too few samples."""

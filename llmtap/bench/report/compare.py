@@ -101,6 +101,7 @@ class ComparedRun:
 
     report: Mapping[str, Any]
     steps: Mapping[str, Measurement]
+    """By name of a load: its measurement."""
 
 
 @dataclass(frozen=True, slots=True)

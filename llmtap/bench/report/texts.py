@@ -61,6 +61,7 @@ class Rate(NamedTuple):
 
     tps: float
     mark: str
+    """Text that is shown after the rate if it is doubtful; else empty."""
 
 
 def minimum_text(document: Mapping[str, Any]) -> str:

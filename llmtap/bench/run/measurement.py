@@ -65,6 +65,7 @@ class Measurement:
     name: str
     """Name of the load, unique within a test: `search/0012-16rps`."""
     arm: str
+    """Configuration of the target to which the load was sent."""
     result: dict[str, Any]
     """Result as in `llmtap replay --json`: summary, plan, dispatch lateness, verdict, warm-up."""
     table: pa.Table
@@ -137,7 +138,9 @@ class MeasurementRecorder:
     """Function that returns the request class of a row of the plan."""
     objectives: Objectives | None = None
     reader: Benefit = DEFAULT_BENEFIT
+    """Reading speed of the assumed user, for smooth goodput."""
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    """By name of a column: its values so far."""
 
     def add(self, row: int, x: Exchange) -> None:
         """Add an exchange to the table. `row`: index of its request in the load's plan."""

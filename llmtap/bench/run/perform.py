@@ -112,8 +112,10 @@ class Bench:
     watcher: SessionWatcher
     seed: int = 42
     quick: bool = False
+    """Whether all tests are shortened by `--quick`."""
     warmup: str = "auto"
     reader: Benefit = DEFAULT_BENEFIT
+    """Reading speed of the assumed user, for smooth goodput."""
     runs: int = 1
     """Number of independent runs of each test. Each has its own warm-up, and a seed derived from `seed`."""
     first_run: int = 1
@@ -128,6 +130,7 @@ class Bench:
     on_report: Callable[[BenchDocument], None] = lambda document: None
     """Function called with the document after each test."""
     _session: BenchSession | None = None
+    """Session of the running test; `stop` stops it."""
     _model_load: ModelLoad | None = None
     _stopped: bool = False
     pace: Pace = field(default_factory=Pace)

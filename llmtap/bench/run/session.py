@@ -145,6 +145,7 @@ class Load:
     """Requests of a load, and the times at which they are sent."""
 
     plan: ReplayPlan
+    """Requests and the times at which they are sent."""
     slots: int | None = None
     """Number of concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
     rate_rps: float | None = None
@@ -322,10 +323,13 @@ class BenchSession:
     folder: Folder
     target: BenchTarget
     watcher: SessionWatcher
+    """Gets the progress, to show it."""
     sut: Sut = field(default_factory=Sut)
     arms: Mapping[str, TargetArm] = field(default_factory=dict)
+    """By name: configuration of the target, to which loads can be sent."""
     seed: int = 42
     quick: bool = False
+    """Whether the test is shortened by `--quick`."""
     run: int = 1
     """Number of this run of the test; each run has its own seed."""
     reader: Benefit = DEFAULT_BENEFIT
@@ -334,7 +338,9 @@ class BenchSession:
     """Warm-up, as in `llmtap replay --warmup`: `auto` (IETF 4.5), `none` (cold start), or
     a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
+    """Measurements of the loads so far."""
     warmups: list[Mapping[str, Any]] = field(default_factory=list)
+    """JSON of each warm-up so far, for the report."""
     refused: int = 0
     """Number of requests that guardrails refused, in all loads."""
     model_load: ModelLoad | None = None
@@ -354,6 +360,7 @@ class BenchSession:
     _active_arm: str | None = None
     """Arm to which a command (`apply`) switched the server; None: no command was run yet."""
     _replay: Replay | None = None
+    """Load that is being sent; `stop` stops it."""
     _stopped: bool = False
 
     @property

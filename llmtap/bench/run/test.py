@@ -36,6 +36,7 @@ class ReportTable(msgspec.Struct, frozen=True):
     caption: str
     """Title above the table. For a table of the draft, it begins with its number: `Table 1: TTFT Results`."""
     heads: list[str]
+    """Heads of the columns."""
     rows: list[list[str]]
 
 
@@ -65,7 +66,9 @@ class ChartSpec(msgspec.Struct, frozen=True):
     y_title: str
     series: list[ChartSeries]
     marks: list[ChartMark] = []
+    """Labelled positions on the x axis, such as the knee."""
     log_x: bool = False
+    """Whether the x axis is logarithmic."""
     log_y: bool = False
 
 

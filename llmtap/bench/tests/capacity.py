@@ -65,6 +65,7 @@ class CapacityLevel(LevelFigures, frozen=True, kw_only=True):
     """Figures of a level; latencies and counts are of all its requests, including the ramp-up."""
 
     concurrency: int
+    """Number of concurrent requests."""
     completion: figures.IntervalFigure | None
     """Share of the requests that completed."""
     failed: int
@@ -72,6 +73,7 @@ class CapacityLevel(LevelFigures, frozen=True, kw_only=True):
     endings: dict[str, int]
     """Number of incomplete responses by outcome."""
     memory_errors: int
+    """Number of answers that report a lack of memory."""
 
 
 class CapacityCriteria(msgspec.Struct, frozen=True):
@@ -79,6 +81,7 @@ class CapacityCriteria(msgspec.Struct, frozen=True):
 
     ttft_p99: float
     completion: float
+    """Smallest allowed share of completed requests."""
     memory_errors: int
 
 
@@ -89,10 +92,12 @@ class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Lowest concurrency that was found not to meet the criteria; None if all met them."""
     workload: str
     output_tokens: int | None
+    """Length of all responses; None: the lengths of the workload."""
     criteria: CapacityCriteria
     output_tps: float | None
     request_rps: float | None
     tokens_in_flight: float | None
+    """Mean number of tokens in the server's memory at the maximum."""
     levels: list[CapacityLevel]
 
 

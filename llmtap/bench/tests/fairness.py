@@ -92,9 +92,11 @@ class StarvationFigure(figures.IntervalFigure, frozen=True, kw_only=True):
     starved: int
     """Number of requests whose wait exceeds `threshold`."""
     median: float
+    """Median wait of all requests."""
     threshold: float
     """Wait above which a request counts as starved: `medians` x `median`."""
     medians: float
+    """Factor by which a wait must exceed the median."""
 
 
 class LatencyInflation(msgspec.Struct, frozen=True):
@@ -110,16 +112,21 @@ class ClassAlone(Latencies, frozen=True, kw_only=True):
     """Figures of a class in a load without the other classes."""
 
     rate_rps: float
+    """Rate at which the requests were sent."""
     sent: int
+    """Number of requests of the class that were sent."""
 
 
 class ClassFigures(Latencies, frozen=True, kw_only=True):
     """Figures of a class in the mix with other classes, and of the same class alone."""
 
     sent: int
+    """Number of requests of the class in the mix."""
     alone: ClassAlone
     inflation: LatencyInflation
+    """How much longer than alone the requests of the class wait in the mix."""
     starvation: StarvationFigure | None
+    """Requests that wait much longer than the median; None without TTFT."""
 
 
 class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,15 +145,18 @@ class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: dict[str, float]
     """By class: mean TTFT in the mix / median TTFT of the class alone."""
     unfair_below: float
+    """Index below which the server is called unfair."""
 
 
 class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     rate_rps: float
+    """Rate of the mix."""
     capacity: Capacity | None
     """Saturation rate of the mix; None if the user set the rate."""
     load_share: float | None
     """Rate of the mix as a share of the saturation rate."""
     tokens_per_second: float
+    """Rate of input and output tokens in the mix."""
     isolation: str
     """Quantity whose rate is the same in the load of a class alone as in the mix: always `tokens`."""
     classes: dict[str, ClassFigures]
@@ -167,6 +177,7 @@ class _Class:
     mixed: Measurement
     alone: Measurement
     alone_rps: float
+    """Rate of the load with this class alone."""
 
 
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:

@@ -80,6 +80,7 @@ class OverheadFigures(msgspec.Struct, frozen=True, kw_only=True):
     shift: dict[str, object] | None
     """Comparison over all pairs (`compare_paired`)."""
     p50: figures.IntervalFigure | None
+    """Difference of the medians."""
     p95: figures.IntervalFigure | None
     p99: figures.IntervalFigure | None
 
@@ -94,7 +95,9 @@ class ArmFigures(Latencies, frozen=True, kw_only=True):
 
     sent: int
     complete: int
+    """Number of requests with a complete response."""
     refused: int
+    """Number of requests that the guardrail refused."""
     overhead: dict[str, OverheadFigures] | None
     """By metric: overhead compared with the baseline; None for the baseline itself."""
     overload: list[float]
@@ -106,6 +109,7 @@ class GuardrailLevel(msgspec.Struct, frozen=True):
     """Load in % of the capacity."""
     rate_rps: float
     arms: dict[str, ArmFigures]
+    """By configuration: its figures at this load."""
 
 
 class PeakThroughput(Capacity, frozen=True, kw_only=True):
@@ -115,8 +119,10 @@ class PeakThroughput(Capacity, frozen=True, kw_only=True):
 
 class GuardrailMeasurements(msgspec.Struct, frozen=True):
     capacity: Capacity
+    """Capacity of the baseline, from which the loads are computed."""
     levels: list[GuardrailLevel]
     max_throughput: dict[str, PeakThroughput] | None
+    """By configuration: its highest throughput; None if not measured."""
     labels: dict[str, Any] | UnsetType = UNSET
     """By configuration: refusals compared with the labels; absent if no labelled trace was sent."""
 

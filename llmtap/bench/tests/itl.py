@@ -80,10 +80,12 @@ class Modality(msgspec.Struct, frozen=True):
 
     unimodal: bool
     modes: list[float]
+    """Positions of the peaks."""
 
 
 class ChunkSizes(msgspec.Struct, frozen=True):
     single_token_share: float | None
+    """Share of the chunks with exactly one token."""
     tokens_per_chunk_mean: float | None
     tokens_per_chunk_max: float | None
 
@@ -94,12 +96,14 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
     level: float
     """Load in % of the saturation rate."""
     rate_rps: float
+    """Planned rate."""
     requests: int
     answers: int
     """Number of responses with at least `OUTPUT_MIN` tokens, which the figures include."""
     too_short: int
     """Number of responses with fewer tokens, which no figure includes."""
     offered_rps: float | None
+    """Rate at which requests were sent."""
     option: str
     """ITL option (IETF 4.6.3) by which the gaps were measured."""
     term: str
@@ -116,7 +120,9 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
     modality: Modality | None
     """Shape of the distribution of gaps; None without gaps."""
     tail: Tail
+    """Shape of the longest gaps."""
     chunking: ChunkSizes
+    """Numbers of tokens per chunk."""
 
     @property
     def name(self) -> str:
@@ -125,7 +131,9 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 class ItlMeasurements(msgspec.Struct, frozen=True):
     max_rate_rps: float
+    """Saturation rate, from which the loads are computed."""
     max_rate_from: str
+    """Source of the saturation rate, as text."""
     levels: list[ItlLevel]
 
 

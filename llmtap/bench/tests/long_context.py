@@ -63,6 +63,7 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one context length."""
 
     length: int
+    """Planned number of input tokens."""
     context: float
     """Mean number of input tokens, as the server counts."""
     requests: int
@@ -70,7 +71,9 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
     ttft_mean: figures.IntervalFigure
     e2e: figures.LatencyRow
     seconds_per_1000_tokens: float
+    """Mean TTFT per 1,000 input tokens."""
     throughput: list[LengthThroughput]
+    """Rates at each concurrency."""
     throughput_max: LengthThroughput
     throughput_saturated: bool
     """Whether the throughput no longer grew at the highest concurrency."""
@@ -79,7 +82,9 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
 class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     lengths: list[LengthFigures]
     scaling_exponent: figures.IntervalFigure | None
+    """Power of the prompt length with which TTFT grows."""
     best_fit: str | None
+    """Name of the function that fits TTFT best."""
     fits: dict[str, dict[str, object]]
     """By name of a fit: its coefficients, R^2 and BIC."""
 
@@ -268,6 +273,7 @@ class _Fit:
 
     name: str
     formula: str
+    """Formula for reports."""
     parameters: int
     """Number of parameters."""
     r2: float

@@ -90,12 +90,18 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     """Number of concurrent requests in % of the capacity."""
     concurrency: int
     step: str
+    """Name of the load."""
     requests: int
     completion: IntervalFigure | None
+    """Share of the requests that completed."""
     fail_rate: float
+    """Share of the requests that did not complete."""
     memory_errors: int
+    """Number of answers that report a lack of memory."""
     preemption_events: int | None
+    """How often the server interrupted a request to free memory."""
     preempted_requests: float | None
+    """Number of requests that the server interrupted to free memory."""
     preemption_rate_max: float | None
     """Largest possible share of preempted requests. If the server counts preemptions instead of requests, the
     real share is smaller whenever it preempted a request several times."""
@@ -104,6 +110,7 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     preemption_loss_tokens: float | None
     """Number of tokens that the server had to compute again, per preemption."""
     swapped_tokens: float | None
+    """Number of tokens whose cache was moved out of the GPU."""
     swapped_mean: float | None
     """Mean number of requests that were swapped out."""
     completed_rps: float
@@ -120,7 +127,9 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
 
 class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
+    """Number of concurrent requests that the server can hold: 100 %."""
     capacity_source: str
+    """Source of the capacity, as text."""
     workload: str
     levels: list[PressureLevel]
     preemption_is_told: bool
@@ -130,12 +139,16 @@ class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     recovered: bool
     """Whether single requests complete after the last level, nearly as fast as before the first level."""
     ttft_p50_before: float | None
+    """Median TTFT of single requests before the first level."""
     ttft_p50_after: float | None
+    """Median TTFT of single requests after the last level."""
 
 
 class _Level(NamedTuple):
     percent: int
+    """Number of concurrent requests in % of the capacity."""
     slots: int
+    """Number of concurrent requests."""
     measurement: Measurement
     steady_part: SteadyPart
 
@@ -146,6 +159,7 @@ class _PressureRun:
 
     capacity: int
     source: str
+    """Source of the capacity, as text."""
     workload: str
     """Workload with which the capacity was measured."""
     probe_before: Measurement

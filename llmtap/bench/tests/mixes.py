@@ -108,6 +108,7 @@ class ClassMix(PlannedWorkload):
 
     classes: tuple[RequestClass, ...]
     content: ProseWords | RandomIds = field(default_factory=ProseWords)
+    """Generator of the texts of prompts."""
     name: str = "request-classes"
 
     def only_class(self, name: str) -> "ClassMix":
@@ -330,6 +331,7 @@ class Prefixes:
 
     workload: ComposedWorkload
     counting: TokenCounting = WORDS
+    """How the tokens of prompts are counted."""
     output_tokens: int | None = None
     """Length of all responses; None: the lengths of the workload."""
 

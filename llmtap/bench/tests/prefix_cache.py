@@ -47,8 +47,11 @@ class StateRows(msgspec.Struct, frozen=True):
     """TTFT in each state of the cache."""
 
     off: figures.LatencyRow
+    """Cache switched off."""
     cold: figures.LatencyRow
+    """Cache on, but without the prefixes of the requests."""
     warm: figures.LatencyRow
+    """Cache on, with the prefixes of the requests."""
 
 
 class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +69,9 @@ class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reductions(msgspec.Struct, frozen=True):
     cold: TtftReduction
+    """Reduction with a cache that has none of the prefixes."""
     warm: TtftReduction
+    """Reduction with a cache that has all prefixes."""
 
 
 class HitRate(msgspec.Struct, frozen=True):
@@ -92,6 +97,7 @@ class StateRate(msgspec.Struct, frozen=True):
 
     mean: float | None
     runs: list[float]
+    """Rate in each repeat."""
 
 
 class CacheThroughput(msgspec.Struct, frozen=True):
@@ -100,7 +106,9 @@ class CacheThroughput(msgspec.Struct, frozen=True):
     unit: str
     off: StateRate
     on: StateRate
+    """Rates with a warm cache."""
     improvement: figures.IntervalFigure
+    """Increase of the rate by the cache, as a share of the rate without."""
 
 
 class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +116,10 @@ class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
     rate_rps: float
     capacity: levels.Capacity | None
+    """Capacity from which the rate was computed; None if the user set the rate."""
     ttft: StateRows
     reduction: Reductions
+    """How much the cache shortens TTFT."""
     hit_rate: HitRates
     throughput: CacheThroughput | None
 
@@ -163,6 +173,7 @@ class PrefixRun:
     lengths: Sequence[int]
     """Number of tokens of each prefix, by index."""
     states: dict[str, Measurement] = field(default_factory=dict)
+    """By state of the cache: measurement of the load."""
 
     def prefix_tokens(self, row: int) -> int:
         """Return the number of tokens of a row's shared prefix."""
@@ -265,7 +276,9 @@ class _TextSeeds:
         self._folder = session.folder
         self._first_seed = first_seed
         self._seeds: dict[str, int] = self._folder.read_json(TEXTS_FILE) or {}
+        """By load of an earlier command: its seed."""
         self.seed_by_step: dict[str, int] = {}
+        """By load of this command: its seed, for the report."""
 
     def seed_for(self, step: str, shape: Load) -> int:
         """Return the seed of a load. An interrupted load gets a new one: a cache can have its prompts.

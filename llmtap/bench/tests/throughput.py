@@ -210,13 +210,16 @@ class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Maxima over all sustained levels, and figures of the highest level; None if no level is sustained."""
 
     load_model: str
+    """`open` (requests by time) or `closed` (a fixed number in flight)."""
     constraint: BoundsReport | None
     """Bounds of the SLO."""
     limit: float | None
     """Load of the lowest level that is not sustained, as rate or concurrency."""
     levels: list[ThroughputLevel]
     sustainable_load_rps: float | None = None
+    """Arrival rate of the highest sustained level."""
     planned_rps: float | None = None
+    """Planned rate of the highest sustained level; absent in a closed loop."""
     sustainable_concurrency: int | None = None
     max_output_tps: float | None = None
     max_request_rps: float | None = None
@@ -227,7 +230,9 @@ class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     sent: int | None = None
     """Number of requests that were sent in the steady part of the highest sustained level."""
     completed_rps: float | None = None
+    """Completion rate of the highest sustained level."""
     completed: int | None = None
+    """Number of complete responses of the highest sustained level."""
 
 
 class _LevelRow(NamedTuple):

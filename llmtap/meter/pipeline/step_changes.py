@@ -44,6 +44,7 @@ class StepBook:
         self._clock = clock
         self._wall_anchor = WallAnchor.sample(clock)
         self._detectors: dict[str, StepDetector] = {}
+        """By model: detector of lasting changes of the time to first token."""
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         first_ns = x.timeline.first_content_ns
