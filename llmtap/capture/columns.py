@@ -48,6 +48,7 @@ class Column:
     path: str = ""
     """Path of the attribute of the Exchange that is written to the column and restored from it."""
     conversion: Conversion = Conversion.SAME
+    """How the attribute becomes the value in the column."""
     level: str = "none"
     """Lowest privacy level that stores the column: none, shape or full. The level
     `coarse` stores the same columns as `shape`."""

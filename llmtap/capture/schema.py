@@ -107,6 +107,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     began_ns: int = 0
     """Time of the wall clock when the file was begun."""
     ledger: CaptureLedger = CaptureLedger()
+    """Counts at the end of the file."""
     damaged: dict[str, int] = {}
     """Lost `batches` and `bytes` of the spool from which the file was made."""
 
@@ -132,6 +133,7 @@ class CaptureVersionError(ConfigError):
             "read it with the llmtap that wrote it, or a newer one",
         )
         self.where = where
+        """Name of the file."""
         self.version = version
 
 

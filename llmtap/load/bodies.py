@@ -90,13 +90,16 @@ class BodyMaker:
         self.options = options
         self.endpoint = options.endpoint
         self._decode = decode
+        """Returns the text of token ids; None: the tokenizer cannot."""
         endpoint, server = options.endpoint, options.server
         self._limit_field = {
             "chat.completions": "max_completion_tokens" if server == "openai" else "max_tokens",
             "completions": "max_tokens",
             "responses": "max_output_tokens",
         }[endpoint]
+        """Field that limits the number of output tokens at this endpoint."""
         self._sends_min_tokens = options.min_tokens and endpoint in _MIN_TOKENS_ENDPOINTS.get(server, ())
+        """Whether bodies demand a minimum number of output tokens."""
         self._constant_fields: JsonObject = {}
         """Fields that are the same in every generated body; model, prompt and lengths differ."""
         if options.temperature is not None:
@@ -294,11 +297,13 @@ class PromptLengths:
     """Comparison of the lengths of fitted prompts with the wanted lengths, in tokens."""
 
     n: int = 0
+    """Number of prompts."""
     exact: int = 0
     """Number of prompts of exactly the wanted length, out of `n` prompts."""
     missed_min: int = 0
     """Largest number of missing tokens of a prompt, as a negative number; `missed_max`: of excess tokens."""
     missed_max: int = 0
+    """Largest difference above the wanted length."""
     ways: dict[str, int] = field(default_factory=dict)
     """Number of prompts by the method of counting their tokens (`FittedPrompt.method`)."""
 
@@ -327,6 +332,7 @@ class PreparedBodies:
         self.kinds: Counter[str] = Counter()
         """Number of bodies by origin: `made` (generated), `recorded`, or from a `data_set`."""
         self.lengths = PromptLengths()
+        """How well the prompts have the wanted lengths."""
 
     def add(self, body: bytes, tokens: int) -> None:
         self.begins.append(self.ends[-1] if self.ends else 0)

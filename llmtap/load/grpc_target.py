@@ -62,10 +62,13 @@ class GrpcTarget:
         """
         address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
+        """Header fields that are sent with each call."""
         self.model = bodies.model
         self._exact_output = exact_output
+        """Whether to request exactly the planned number of tokens."""
         self._timeout_ns = options.timeout
         self._name = name
+        """Name of the sending process, a part of the exchanges' ids."""
         self._request_count = 0
         self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
         channel_options = (
@@ -82,6 +85,7 @@ class GrpcTarget:
         # only such a call reports when gRPC has accepted the message.
         self._call = self._channel.stream_stream(METHOD)
         self._calls: dict[str, tuple[Any, _Answer]] = {}
+        """By id of a request under way: its call and its answer."""
         self.connects = 0
         """Number of connections, at most 1: gRPC reconnects without a report."""
         self.reuses = 0
@@ -192,7 +196,9 @@ class _Answer:
         self.error: str | None = None
         self._usage: GrpcUsage | None = None
         self._declared_tokens = 0
+        """Number of output tokens that the chunks declared so far."""
         self._write_task: asyncio.Task[Any] | None = None
+        """Task that writes the request; `cancel` ends it."""
         self._is_cancelled = False
         self._submit_width_ns = 0
         """Uncertainty of `submit_ns`: gRPC accepted the message at most this time earlier."""

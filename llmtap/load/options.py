@@ -44,6 +44,7 @@ class Window(NamedTuple):
 
     from_ns: int = 0
     for_ns: int | None = None
+    """Length; None: to the end of the trace."""
 
     @property
     def is_part(self) -> bool:

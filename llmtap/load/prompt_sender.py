@@ -52,6 +52,7 @@ class PromptMaker:
         self._model = model
         self._decode = decode
         self.output_exact = exact_output
+        """Whether requests demand exactly the planned number of tokens."""
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
         """Return the fields of the requests as JSON, like `BodyMaker.describe`.
@@ -106,6 +107,7 @@ class PromptCall:
     def __init__(self, row: int, cancel: Callable[[], object]) -> None:
         self.row = row
         self._cancel = cancel
+        """Function that cancels the request."""
 
     def cancel(self, reason: str) -> None:
         self._cancel()
@@ -128,11 +130,14 @@ class PromptSender:
         self.loop = loop
         self.lateness = target.lateness
         self.deferred = DeferredWork(loop)
+        """Work that is delayed while requests are due."""
         self._target = target
         self._name = name
+        """Name of the sending process, a part of the requests' ids."""
         self._connect_timeout_s = connect_timeout_ns / NS_PER_S
         self.calls: dict[PromptCall, asyncio.Task[None]] = {}
         self.sent = 0
+        """Number of requests so far."""
         self.retries: Counter[str] = Counter()
 
     @property

@@ -47,7 +47,9 @@ class Schedule:
         after = requests.after
         self._arrival_ns = requests.arrival_ns
         self._think_ns = requests.think_ns
+        """Pause of each row after the previous turn of its conversation."""
         self._first_turns = deque(row for row in rows if not after or after[row] < 0)
+        """Rows that wait for no other row, in order of their times."""
         self._free_slots = slots
         """None in an open loop; negative while more turns are in progress than slots exist."""
         self._followers: dict[int, list[int]] = {}
@@ -57,6 +59,7 @@ class Schedule:
         self._awaited_ends: dict[int, tuple[int, int]] = {}
         """By row that waits for several rows: number of rows that have not ended, and latest end so far."""
         self._due_turns: list[tuple[int, int]] = []
+        """Heap of send times and rows of later turns whose previous turn has ended."""
         self._rows_left = len(rows)
         self.dropped = 0
         """Number of turns that were not sent because an earlier turn failed."""
@@ -172,22 +175,27 @@ class LoadRun:
         self._sender = sender
         self._schedule = schedule
         self._read_request = request
+        """Function that returns the request of a row."""
         self._keep_exchange = keep
+        """Function that stores a row's finished exchange."""
         self.start_ns = start_ns
         duration_ns, drain_ns = load.schedule.duration, load.schedule.drain
         self._sending_end_ns = NEVER if duration_ns is None else start_ns + duration_ns
         self._drain_ns = NEVER if drain_ns is None else drain_ns
         self._error_rate_max = load.sending.stop_when.error_rate
         self._latest_failures: deque[bool] = deque(maxlen=LATEST)
+        """Whether each of the latest requests failed, for the limit on errors."""
         self._check_count = min(FIRST, schedule.rows_left) if check_endpoint else 0
         """Number of first requests that are checked: if all fail, the run stops. 0 after one succeeded."""
         self._check_results: dict[int, bool] = {}
         """For the row of each checked request: whether the answer shows that the endpoint is unusable."""
         self._pacer = Pacer(SystemClock(), pause_ns=0)
+        """Makes requests punctual by waiting for the last microseconds in a loop."""
         self._waker = Waker(self._pacer, self._send_due_rows)
         self._end_future = sender.loop.create_future()
         self._drain_timer: asyncio.TimerHandle | None = None
         self._drain_end_ns = NEVER
+        """Time at which open requests are cancelled."""
         self._freed_rows: set[int] = set()
         """Rows whose end was reported to the schedule before their answer was parsed."""
         self.gave_up: str | None = None

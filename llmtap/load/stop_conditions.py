@@ -65,7 +65,9 @@ class QueueTurn(NamedTuple):
     t_ns: int
     sent: int
     served: int
+    """Number of requests with a first token."""
     queue: int
+    """Number of requests that wait for their first token."""
 
 
 class QueueGrowth:
@@ -75,6 +77,7 @@ class QueueGrowth:
         self._first_turn: QueueTurn | None = None
         """Turn at which the growth began."""
         self._latest_turn: QueueTurn | None = None
+        """Counts at the end of the latest turn; None: the queue does not grow."""
         self._turn_count = 0
         """Number of turns since `_first_turn`."""
 

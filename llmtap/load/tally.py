@@ -44,14 +44,19 @@ class LoadTally:
         self.summary = Summary(objectives, reader)
         self._reader = reader
         self.lateness = Histogram()
+        """Delay of each request after its scheduled time."""
         self.ttft_uncertainties = Histogram()
+        """Largest possible error of each TTFT."""
         self.corrected = {name: Histogram() for name in CORRECTED}
+        """By metric: latencies from the scheduled time instead of the submission."""
         self.sent_ns = array("q")
         """Dispatch times, in the order in which the exchanges ended."""
         self.planned = 0
+        """Number of requests in the plan."""
         self.dropped = 0
         """Number of turns that were not sent because an earlier turn failed."""
         self.retries: Counter[str] = Counter()
+        """By reason: number of retries."""
 
     def add(self, x: Exchange) -> Measured:
         m = measure(x, self._reader)

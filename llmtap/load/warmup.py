@@ -45,6 +45,7 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 100
     """Minimum number of answers that end well. Together they must have at least `tokens` output tokens."""
     tokens: int = 10_000
+    """Minimum number of output tokens of all answers together."""
     slots: int = 8
     """Number of requests in flight."""
     requests_max: int = 20_000
@@ -52,7 +53,9 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     variation: float = 0.10
     """The latency is stable if three consecutive probes vary by less than this value."""
     probes_max: int = 30
+    """Maximum number of probes."""
     probe: bool = True
+    """Whether to send single requests until the latency is stable."""
     cold: bool = False
     """Whether to send nothing, so that a cold start is measured."""
 
@@ -75,6 +78,7 @@ class WarmUp:
     """Number of answers that ended well; probes are not counted."""
     failed: int = 0
     tokens: int = 0
+    """Number of output tokens of all answers."""
     duration_ns: int = 0
     enough: bool = False
     """Whether the minimum numbers of answers and tokens were reached."""
@@ -84,8 +88,11 @@ class WarmUp:
     variation_ttft: float | None = None
     """Variation of the TTFT of the latest three probes; None if one of them has no TTFT."""
     variation_e2e: float | None = None
+    """Variation of E2E, as `variation_ttft`."""
     stable: bool = False
+    """Whether three consecutive probes had nearly the same latency."""
     problem: str | None = None
+    """What was not reached; None: the server is warm."""
 
     def to_dict(self) -> dict[str, object]:
         names = ("skipped", "requests", "failed", "tokens", "enough", "stable", "problem")

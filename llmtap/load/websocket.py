@@ -64,6 +64,7 @@ class _Error(msgspec.Struct):
     type: Any = None
     code: Any = None
     event_id: Any = None
+    """Id of the request that the error concerns."""
 
 
 class _Event(msgspec.Struct):
@@ -81,12 +82,14 @@ class ResponseWait:
         self.observer = observer
         self.request_id = request_id
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the answer has ended or failed."""
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self.refused: str | None = None
         """Type of an error that the server sent in place of a response; the session stays open."""
         self.status: int | None = 101
         self.submit_ns: int | None = None
+        """Time at which the last byte of the request was sent."""
         self.submit_width_ns = 0
         """Uncertainty of `submit_ns` in ns: the submission was at most this time later."""
         self.is_created = False
@@ -119,13 +122,17 @@ class WebSocketSession:
         session removes itself. `realtime`: the Realtime API is used, in which the server sends a greeting and
         a response continues after an error."""
         self._realtime = realtime
+        """Whether the server speaks OpenAI's Realtime API."""
         self.upgrade = upgrade
+        """Head of the opening request."""
         self._pool = pool
         self._key = key
+        """Key of the opening request, from which the server computes its answer."""
         self._sessions = sessions
         self._connect_attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the session is open or could not be opened."""
         self._head: bytes | None = b""
         """Part of the response head that has arrived; None after the head was parsed."""
         self._parser = MessageParser("the server", masked=False)
@@ -133,9 +140,11 @@ class WebSocketSession:
         """Bytes given to the parser. Between messages it equals `_whole_bytes`: bytes of whole messages."""
         self._whole_bytes = 0
         self._answer: ResponseWait | None = None
+        """Answer that is awaited; None: the session is idle."""
         self._send_began_ns = 0
         self._submit_ns: int | None = None
         self._break_reason: str | None = None
+        """Why the request could not be written; None: it was."""
         self._last_activity_ns = 0
 
     @property
@@ -189,7 +198,7 @@ class WebSocketSession:
     def cancel_opening(self) -> None:
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run ended before the answer")
 
-    def look_again(self, now_ns: int) -> None:
+    def check_connection(self, now_ns: int) -> None:
         if self._stream is not None and now_ns - self._last_activity_ns > QUIET_NS:
             self._last_activity_ns = now_ns
             self._stream.look_again()
@@ -380,14 +389,17 @@ class WebSocketTarget:
         kernel = options.clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         self._realtime = protocol_of(url) == "realtime"
+        """Whether the server speaks OpenAI's Realtime API."""
         query = f"?{urlencode({'model': self.model})}" if self.model and self._realtime else ""
         self._path = (path + query).encode()
         self._authority = origin.authority
         self._headers = list(headers)
         self._exact_output = exact_output
+        """Whether to request exactly the planned number of tokens."""
         self._count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
         self._timeout_ns = options.timeout
         self._name = name
+        """Name of the sending process, a part of the requests' ids."""
         self._request_count = 0
         loop = asyncio.get_running_loop()
         self.lateness = Lateness(loop, kernel=kernel)
@@ -489,7 +501,7 @@ class WebSocketTarget:
     def _sweep(self) -> None:
         now_ns = mono_ns()
         for session in list(self._sessions):
-            session.look_again(now_ns)
+            session.check_connection(now_ns)
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def _finish_exchange(self, answer: ResponseWait, began_ns: int, request_bytes: int) -> Exchange:

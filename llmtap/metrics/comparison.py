@@ -131,6 +131,7 @@ class _PairSums:
         self._x, self._y, self._counts_pairs_once = x, y, once
         n = len(x)
         self.total = n * (n + 1) // 2 if once else n * len(y)
+        """Number of sums."""
 
     def median(self) -> float:
         upper = self.kth(self.total // 2 + 1)
@@ -205,7 +206,9 @@ class Comparison:
     effect: float
     """Effect size without a unit, above 0 if b is greater; `effect_name` is the name of the statistic."""
     effect_name: str
+    """Name of the measure of the difference without unit."""
     paired: bool
+    """Whether values were compared pair by pair."""
     method: str
 
     def to_dict(self) -> dict[str, object]:

@@ -36,7 +36,9 @@ class Cost:
 
     currency: str
     spent: float
+    """Cost of all answers."""
     gpu_seconds: float
+    """Number of GPUs x seconds of the window."""
     per_output_token: float | None
     per_good_token: float | None
     """Whole cost / number of output tokens of answers that met their objectives."""
@@ -88,6 +90,7 @@ class Energy:
 
     joules: float
     known_ns: int
+    """Time for which the power is known."""
     missing_ns: int = 0
 
 

@@ -100,6 +100,7 @@ class _Buckets:
     half_exponent: int
     """Binary logarithm of the number of buckets in an octave."""
     highest: int
+    """Largest value that has a bucket."""
 
     @classmethod
     def of(cls, lowest: int, highest: int, digits: int) -> "_Buckets":

@@ -160,9 +160,12 @@ class _Pool:
         order = np.argsort(values, kind="stable")
         self.values: Values = values[order]
         self._groups = np.repeat(np.arange(k), [len(part) for part in parts])[order]
+        """By rank of a value: index of its group."""
         self._edges = np.linspace(0, len(values), CHECKPOINTS + 1).astype(int)
+        """Ranks at which the pool is cut into pieces."""
         counts = [np.bincount(self._groups[a:b], minlength=k) for a, b in pairwise(self._edges)]
         self._counts_below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
+        """By edge and group: number of values below the edge."""
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
         """Return the p-th quantile (as `percentile`) of the sample that has group i `times[i]` times."""

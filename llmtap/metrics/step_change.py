@@ -127,6 +127,7 @@ class StepChange:
     log_ratio_sum: float = 0.0
     """Sum of log(TTFT / TTFT before the step) over the streams; `log_ttft_sum`: sum of log(TTFT)."""
     log_ttft_sum: float = 0.0
+    """Sum of the logarithms of TTFT."""
     variance: float = 0.0
     """Long-run variance of a residual, per UNIT_NS."""
     slow_variance: float = 0.0
@@ -238,18 +239,22 @@ class SavedDetector(Struct, array_like=True):
     """State of a `StepDetector`, to continue it in another meter."""
 
     step: StepChange | None
+    """Latest step; None: none was found yet."""
     start_ns: int
     """Start of the history; `day_ns`: start of its newest day."""
     day_ns: int
+    """Start of the present day."""
     days: list[_Day]
     places: list[tuple[int, int, int]]
     """For each cell: its prompt length, its load, and its index in `_Day.cells`."""
     level: float
+    """Current level of the logarithm of TTFT, compared with the history."""
     reference: float
     """Level at the time when S was 0 for the last time; `level`: current level."""
     sum: float
     """The statistic S of the test."""
     candidate: StepChange
+    """Step that is not certain yet."""
     state: StepState
     block_ns: int
     """Start of the open block."""

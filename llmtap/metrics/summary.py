@@ -213,7 +213,9 @@ class Summary:
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.objectives = objectives
         self._reader = reader
+        """Assumed reader, for smooth goodput and user idle latency."""
         self.n = 0
+        """Number of exchanges."""
         self.opened: int | None = None
         """Number of exchanges that have begun, ended or not: the offered load. None if not counted."""
         self.goodput = Goodput()
@@ -227,22 +229,33 @@ class Summary:
         self._inferred_metrics: dict[str, Histogram] = {}
         """Metrics of streams whose readings were inferred from their structure."""
         self._added_latency: dict[str, Histogram] = {}
+        """By part of an exchange: histogram of the latency that llmtap added."""
         self._clock_differences: dict[str, Histogram] = {}
         """llmtap's duration minus the server's, by name (`clock_disagreement`)."""
         self._chunk_tokens = Histogram()
+        """Histogram of the number of tokens in a chunk."""
         self._counts: Counter[str] = Counter()
+        """Sums by name: events, reads, tokens after a disconnect, and so on."""
         self._itl_policies: Counter[str] = Counter()
+        """By way to distribute the time of a chunk over its tokens: number of answers."""
         self._itl_samples: Counter[str] = Counter()
+        """By ITL option (A, B or C): number of gaps between tokens."""
         self._labels: Counter[str] = Counter()
+        """By label of a request and result of its answer: number of exchanges."""
         self._no_token: Counter[str] = Counter()
+        """By reason: number of answers without a token."""
         self._outcomes: Counter[str] = Counter()
         self._readings: Counter[str] = Counter()
+        """By way the answer was read (dialect or inferred): number of exchanges."""
         self._without_dialect = AnswersWithoutDialect()
         self._refusals: Counter[str] = Counter()
         self._token_sources: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
+        """By kind (input, output and so on): number of tokens."""
         self._burst_hold_max_ns: int | None = None
+        """Longest time that a server held text before a burst."""
         self._uncertainty_ns = 0
+        """Largest uncertainty of a timestamp."""
 
     def add(self, x: Exchange, measured: Measured | None = None) -> None:
         """Add an exchange. `measured`: its figures, if they are already computed."""

@@ -42,8 +42,10 @@ class SurvivalCounts:
 
     def __init__(self, edges: Sequence[int]) -> None:
         self.edges = edges
+        """Lower edges of the cells, ascending."""
         self.ended = array("q", bytes(8 * len(edges)))
         self.censored = array("q", bytes(8 * len(edges)))
+        """Durations of which only a lower bound is known, because the observation ended."""
 
     def add(self, duration: int, *, ended: bool) -> None:
         """Count a duration. `ended`: whether the event of interest ended it; otherwise it is censored."""

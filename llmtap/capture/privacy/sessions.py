@@ -86,6 +86,7 @@ class BlockHasher:
         self.skipped_prompts = 0
         """Number of prompts without blocks, because the tokenizer failed or a text was too long for it."""
         self._salt = salt
+        """Secret key of all hashes."""
         self._tokenize = tokenize if unit == "tokens" else None
         self._block_bytes = block_size * (1 if unit == "bytes" else ID_BYTES)
 
@@ -213,6 +214,7 @@ class _PastExchange:
     """Keys by which a later request finds this exchange."""
     session: str
     turn: int
+    """Number of the exchange in its session."""
     id: str
     relay: str
     ended_ns: int | None
@@ -239,8 +241,15 @@ class Sessions:
     """
 
     __slots__ = (
-        "_by_key", "_exchanges_max", "_fields", "_hash_names", "_headers", "_idle_ns", "_order", "_parents",
+        "_by_key",
+        "_exchanges_max",
+        "_hash_names",
+        "_idle_ns",
+        "_order",
+        "_parent_headers",
         "_salt",
+        "_session_fields",
+        "_session_headers",
     )  # fmt: skip
 
     def __init__(
@@ -255,13 +264,20 @@ class Sessions:
         idle_ns: int = _IDLE_NS,
     ) -> None:
         self._salt = salt
+        """Secret key of all digests."""
         self._hash_names = hash_names
-        self._headers = [name.lower().encode() for name in headers]
-        self._parents = [name.lower().encode() for name in parents]
-        self._fields = [path.split(".") for path in fields]
+        """Whether names of conversations are stored as hashes."""
+        self._session_headers = [name.lower().encode() for name in headers]
+        """Header fields that name a conversation."""
+        self._parent_headers = [name.lower().encode() for name in parents]
+        """Header fields that name the previous exchange."""
+        self._session_fields = [path.split(".") for path in fields]
+        """Fields of the body that name a conversation, as steps of a path."""
         self._exchanges_max = exchanges_max
         self._idle_ns = idle_ns
+        """Time after its end at which an exchange is forgotten."""
         self._by_key: dict[bytes, list[_PastExchange]] = {}
+        """By digest of a conversation or of its messages: exchanges that can be parents."""
         self._order: deque[_PastExchange] = deque()
         """All exchanges that are remembered, in the order in which they ended."""
 
@@ -271,7 +287,7 @@ class Sessions:
     def request_keys(self, headers: Headers, prompt: PromptShape | None) -> ConversationKeys:
         """Return the digests of a complete request; call this before the text of the request is discarded."""
         keys = ConversationKeys(
-            self._name_digest(headers, prompt), self._field_digest(headers, self._parents)
+            self._name_digest(headers, prompt), self._field_digest(headers, self._parent_headers)
         )
         if prompt is not None and prompt.chat:
             previous_id = prompt.value.get("previous_response_id")
@@ -371,9 +387,9 @@ class Sessions:
 
     def _name_digest(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
         """Return the digest of the id by which the request names its conversation."""
-        if (name := self._field_digest(headers, self._headers)) is not None:
+        if (name := self._field_digest(headers, self._session_headers)) is not None:
             return name
-        for steps in self._fields if prompt is not None else ():
+        for steps in self._session_fields if prompt is not None else ():
             value: Any = prompt.value if prompt is not None else None
             for step in steps:
                 value = value.get(step) if isinstance(value, dict) else None

@@ -40,15 +40,23 @@ class CapturedWorkload:
         """`wall`: arrivals are times of the wall clock, and not offsets from the beginning of a trace."""
         self.rows = 0
         self._is_wall_time = wall
+        """Whether the times are dates; False for a simulation, which begins at 0."""
         self._arrivals: list[pa.Array] = []
+        """Arrival times, one array for each batch."""
         self._last_end_ns: int | None = None
+        """Latest end of an exchange."""
         self._tokens: dict[str, list[pa.Array]] = {"input": [], "output": []}
         self._counts: dict[str, dict[str, int]] = {}
+        """By column: number of exchanges with each value."""
         self._scheduled_rows = 0
+        """Number of exchanges with a planned send time, which shows a replay."""
         self._ended_rows = 0
+        """Number of exchanges whose end is known."""
         self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
+        """By capture, unit and size of blocks: number of blocks, and ids of all different ones."""
         self._sessions: list[pa.Table] = []
         self._think_times: list[pa.Table] = []
+        """Times that users took before a request, with their kind."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count the rows of a batch that has all columns of a capture."""

@@ -117,7 +117,9 @@ class Capture:
         self.broken = list(broken)
         """Files that could not be read to their end: name and reason."""
         self._places = places
+        """Names of files, folders or URLs, as the user gave them."""
         self._skip_broken = skip_broken
+        """Whether to leave out broken files instead of raising."""
 
     def __len__(self) -> int:
         return sum(file.rows for file in self.files)

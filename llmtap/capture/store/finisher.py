@@ -58,6 +58,7 @@ class FinisherCounts:
     recovered_rows: int = 0
     """Rows of spools that an earlier process left."""
     damaged_batches: int = 0
+    """Number of batches that could not be read from spools."""
     lost_rows: int = 0
     """Rows of spools that another program removed before they became files."""
 
@@ -77,10 +78,13 @@ class Finisher:
         self._place = place
         self._folder = place.folder or spool_folder
         self._on_delivered = on_delivered
+        """Function that is called with the name and size of each delivered file."""
         self._queue: deque[ClosedSpool] = deque()
+        """Closed spools, the oldest first."""
         self._faulty_spools: list[ClosedSpool] = []
         """Faulty spools, which stay in their folder."""
         self._wake = threading.Condition()
+        """Notified when there is a spool, a reason to retry, or the end."""
         self._is_stopping = self._is_abandoned = self._must_retry = False
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
@@ -110,6 +114,7 @@ class Finisher:
         """End the pause before the next attempt, because the reason of the failure is possibly gone."""
         with self._wake:
             self._must_retry = True
+            """Whether to try again now, without waiting after a failure."""
             self._wake.notify()
 
     def forget_removed(self) -> None:
@@ -126,6 +131,7 @@ class Finisher:
             self._thread.join(timeout_s)
         with self._wake:
             self._is_abandoned = True
+            """Whether to end without converting the remaining spools."""
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -272,7 +278,9 @@ class LocalFiles:
         """Number of rows in deleted files of this capture."""
         self._folder = folder
         self._tag = f"-{tag}-"
+        """Part of the names of this capture's files, by which its deleted rows are counted."""
         self._sizes: dict[str, int] = {}
+        """By name: size of each file in bytes."""
         self._new_files: dict[str, int] = {}
         """By name: size of each file added while `list_folder` runs, because the listing can lack it."""
         self._lock = threading.Lock()

@@ -145,11 +145,17 @@ class Store:
         self._files = LocalFiles(self._place.folder, parquet.capture_tag(info.capture))
         self._finisher = Finisher(self._place, self._folder, self._files.add)
         self._lock_fd: int | None = None
+        """Descriptor of the lock file of the folder; None: the store is not open."""
         self._writer: SpoolWriter | None = None
+        """Open spool; None before the first row."""
         self._spool_began_ns = 0
+        """Time at which the open spool was created."""
         self._folders_measured_ns = 0
+        """Time of the latest listing of the folders."""
         self._written_ledger: CaptureLedger | None = None
+        """Latest counts in the open spool, to write only changes."""
         self._spool_number = 0
+        """Number of spools so far, a part of the next one's name."""
         self._rows_written = self._bytes_written = 0
         self._packing_ratio = 0.5
         """Estimated size of a batch in the spool, divided by its size in memory."""

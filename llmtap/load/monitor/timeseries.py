@@ -29,6 +29,7 @@ SAMPLES_MAX: Final = 100_000
 class SampledProcess(Struct, frozen=True):
     pid: int
     name: str
+    """Name of the program."""
 
 
 class SampledGpus(Struct, frozen=True):
@@ -49,6 +50,7 @@ class ScrapeReport(Struct, frozen=True):
     """Number of scrapes that were due while the previous scrape was in progress."""
     failed: int = 0
     failures: dict[str, int] = {}
+    """By reason: number of failed scrapes."""
     missing: list[str] = []
     """Series that the server does not have."""
 
@@ -75,6 +77,7 @@ _UNKNOWN_SAMPLING: Final = SamplingReport()
 class SampledSeries(Struct, frozen=True):
     unit: str
     kind: str
+    """`gauge` (a state) or `counter` (a growing sum)."""
     values: list[float | None]
 
 
@@ -102,7 +105,9 @@ class GaugeFigures(Struct, frozen=True):
 
     unit: str
     kind: str
+    """`gauge`, or `mean` over each interval between samples."""
     n: int
+    """Number of samples."""
     mean: float | None
     p50: float | None
     p95: float | None
@@ -115,9 +120,11 @@ class CounterFigures(Struct, frozen=True):
     unit: str
     kind: str
     n: int
+    """Number of samples."""
     total: float | None
     per_second: float | None
     restarts: int
+    """How often the counter began again at 0."""
 
 
 class RatioFigure(Struct, frozen=True, kw_only=True):
@@ -126,6 +133,7 @@ class RatioFigure(Struct, frozen=True, kw_only=True):
     unit: str
     kind: str = "ratio"
     total: float
+    """Quotient over the whole window."""
 
 
 SeriesFigures = GaugeFigures | CounterFigures | RatioFigure
@@ -143,9 +151,11 @@ class GpuEnergy(Struct, frozen=True):
     """Time for which the power is known; `seconds_missing`: time for which it is unknown."""
     seconds_missing: float
     power: float
+    """Mean power of all GPUs, in watts."""
     joules_per_token: float | None
     tokens: int | None
     devices: dict[str, DeviceEnergy]
+    """By name of a GPU: its energy."""
 
 
 class SamplesSummary(SamplingReport, frozen=True, kw_only=True):
@@ -164,6 +174,7 @@ class Ticks:
     start_ns: int
     period_ns: int
     number: int = 0
+    """Number of periods since `start_ns`."""
 
     def next_wait(self, now_ns: int) -> tuple[float, int]:
         """Return the seconds until the next time, and the number of skipped times."""
@@ -178,9 +189,12 @@ class Columns:
     def __init__(self, series: Mapping[str, MonitorSeries]) -> None:
         self.series = dict(series)
         self.dropped = 0
+        """Number of samples that did not fit."""
         self._closed = False
         self._t_ns = array("q")
+        """Time of each sample."""
         self._took_ns = array("q")
+        """Time that each sample took to read."""
         # An unknown value is stored as NaN.
         self._values: dict[str, array[float]] = {name: array("d") for name in series}
         self._lock = Lock()
@@ -245,6 +259,7 @@ class TimeSeries:
     system: Columns
     server: Columns | None = None
     sampling: SamplingReport = _UNKNOWN_SAMPLING
+    """How the samples were taken."""
 
     def samples(self) -> Samples:
         return Samples(

@@ -60,10 +60,13 @@ class ServerScraper:
         self._headers = {**ACCEPT, **(headers or {})}
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._is_optional = optional
+        """Whether to give up without a finding if the server has no metrics."""
         self._is_answered = False
+        """Whether the server answered the latest scrape, in any way."""
         self._has_given_up = False
         self._skipped_scrapes = 0
         self._failures: Counter[str] = Counter()
+        """By reason: number of failed scrapes."""
         self._scrape_task: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
         self.columns = Columns(SERIES)

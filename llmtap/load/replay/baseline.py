@@ -87,16 +87,22 @@ class Baseline:
         n = len(recorded.source_rows)
         self._replayed_values = {name: array("q", [_NONE]) * n for name in _COMPARED}
         self._row_states = bytearray(n)
+        """By row: flags whether its request was sent and ended well; 0: not sent."""
         self.found_count = 0
         """Number of sent rows that were found in the source when it was read again."""
         self._repeat_count = self._unknown_outcomes = 0
         self._has_times = False
         self._ended_by_side = {"both": 0, "then": 0, "now": 0, "neither": 0}
+        """Number of requests that ended well in the recording (`then`), the replay (`now`) or both."""
         self._histograms = {side: {name: Histogram() for name in FIGURES} for side in _SIDES}
+        """By side and figure: values of the compared requests."""
         self._slower_counts: Counter[str] = Counter()
+        """By figure: number of requests that took longer in the replay."""
         self._uncertainty = Histogram()
         self._lengths = {"n": 0, "equal": 0, "near": 0}
+        """Numbers of answers that are compared, equally long, and nearly equally long."""
         self._models: dict[str, set[str]] = {"then": set(), "now": set()}
+        """Names of the models in the recording (`then`) and in the replay (`now`)."""
 
     def add_replayed(self, row: int, x: Exchange) -> None:
         if row >= len(self._row_states):

@@ -122,14 +122,20 @@ class _FigureOfPair:
     """A figure to compare: its name, and its values, counts and intervals in both results."""
 
     key: str
+    """Name of the figure in public JSON."""
     name: str
     figure: str
+    """Statistic of the metric `name`, such as `p50`."""
     unit: str
     counts: Sequence[int]
+    """Number of samples in each result."""
     sides: Sequence[float | None]
+    """Value of each result; None: unknown."""
     intervals: Sequence[Interval | None] = (None, None)
     option: str | None = None
+    """ITL option of the values; None for other metrics."""
     is_compared: bool = True
+    """Whether the values may be compared; they are shown anyway."""
 
 
 def _figures(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -> Iterator[ComparedFigure]:

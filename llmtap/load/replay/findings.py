@@ -88,6 +88,7 @@ class Finding:
     """A problem or fact that limits the validity of figures."""
 
     kind: str
+    """Code of the problem, such as `lost`."""
     figure: float
     """Measured value, which is beyond `limit`."""
     limit: float
@@ -101,6 +102,7 @@ class Finding:
     share: float | None = None
     """Share of the requests or exchanges that have a timestamp or dispatch beyond the limit."""
     failed: bool = False
+    """Whether the load failed, so that no figure counts."""
     partial: bool = False
     """Whether only a part of the requested load was sent."""
 
@@ -116,10 +118,13 @@ class JudgedFinding(Struct, frozen=True):
     """A `Finding` as public JSON of a verdict."""
 
     kind: str = field(name="what")
+    """Code of the problem, such as `lost`."""
     figure: float
+    """Measured value, which is beyond `limit`."""
     limit: float
     text: str = field(name="says")
     invalid_figures: tuple[str, ...] = field(name="spoils")
+    """Names of the figures that this finding makes invalid."""
     doubtful_figures: tuple[str, ...] = field(name="doubts")
     error: float | None
     share: float | None

@@ -102,12 +102,15 @@ class Replay:
     load: LoadPlan
     listener: ProgressListener
     notes: list[str] = field(default_factory=list)
+    """Sentences about the plan and the target, for reports."""
     on_prepared: Callable[[PreparedBodies], None] | None = None
     """Function called with all bodies, in the order of the rows, before anything is sent."""
     start_recording: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
     """Function called after the load; it returns a function that is called with each row and exchange."""
     stage: ReplayStage = ReplayStage.PREPARING
+    """Present stage, which decides what `stop` does."""
     _pool: WorkerPool | None = None
+    """Sending processes of the measured load; None outside of it."""
     _warmup_task: asyncio.Task[dict[str, object]] | None = None
     _is_stopped: bool = False
 

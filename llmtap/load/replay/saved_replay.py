@@ -19,6 +19,7 @@ class SavedWindow(Struct, frozen=True):
 
 class SavedLoad(Struct, frozen=True, kw_only=True):
     stopped: str | None
+    """Why the load ended early; None: it ended as planned."""
     offered_rps: float | None = None
     achieved_rps: float | None = None
 
@@ -31,6 +32,7 @@ class SavedGoodput(Struct, frozen=True):
     objectives: str | None = None
     met: int = 0
     counted: int = 0
+    """Number of requests that the objectives judged."""
     not_judged: int | None = None
     requests_per_second: float | None = None
 
@@ -51,7 +53,9 @@ class SavedSender(Struct, frozen=True):
     llmtap: str
     """Version of llmtap."""
     clock: str
+    """Source of timestamps: `kernel` or `mono`."""
     clocks: list[SavedClock]
+    """Hosts of the sending processes."""
     processes: list[object]
 
 
@@ -61,6 +65,7 @@ class SavedWarmup(Struct, frozen=True):
 
 class SavedReplay(Struct, frozen=True, kw_only=True):
     n: int
+    """Number of requests."""
     plan: dict[str, Any]
     """Settings by name, some of them nested."""
     load: SavedLoad
@@ -74,7 +79,9 @@ class SavedReplay(Struct, frozen=True, kw_only=True):
     goodput: SavedGoodput = SavedGoodput()
     chunking: dict[str, float | dict[str, float | None] | None] = {}
     hdr_histograms: dict[str, str] = {}
+    """By metric: its values as an HdrHistogram in base64."""
     system: dict[str, Any] = {}
+    """Samples of the host and of the server."""
 
     @classmethod
     def of(cls, result: Mapping[str, Any], place: str) -> "SavedReplay":

@@ -24,9 +24,11 @@ class FigureState(StrEnum):
 class FigureVerdict(Struct, frozen=True):
     state: FigureState
     requested: bool
+    """Whether the user asked for the figure, so that a problem makes the result invalid."""
     error: float | None
     """Largest possible error in seconds, if known."""
     share: float | None
+    """Share of the requests that the findings concern."""
     findings: list[str]
     """Kinds of the findings that make the figure invalid or doubtful."""
 
@@ -38,6 +40,7 @@ class LoadVerdict(Struct, frozen=True):
     """Whether the load did not fail, and every requested figure is valid or doubtful."""
     failed: bool
     partial: bool
+    """Whether only a part of the requested load was sent."""
     invalid_figures: list[str] = field(name="not_valid")
     """Names of the requested figures that are not valid."""
     sentence: str = field(name="says")
@@ -45,6 +48,7 @@ class LoadVerdict(Struct, frozen=True):
     figures: dict[str, FigureVerdict]
     findings: list[JudgedFinding]
     unchecked: list[str]
+    """Checks that were not possible, as texts."""
 
 
 def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> LoadVerdict:

@@ -194,6 +194,7 @@ class _Commands:
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         """Start time of the run; None if the run was cancelled before its start."""
         self.run: LoadRun | None = None
+        """Load that the commands control; None before `go`."""
         self.stop_reason: str | None = None
 
     def read(self) -> None:
@@ -225,9 +226,11 @@ class _ExchangeStore:
         self._tenants, self._labels = requests.tenants, requests.labels
         self._fd = spill_fd
         self._buffer = bytearray()
+        """Encoded exchanges that are not written yet."""
         self._failed_count = 0
         self._token_count = 0
         self._latest_times = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
+        """Latest latencies by name, for the percentiles of the progress."""
         self.spill_error: str | None = None
 
     def add(self, row: int, x: Exchange) -> None:

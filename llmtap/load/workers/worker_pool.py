@@ -107,9 +107,11 @@ class WorkerPool:
         self._paths = list(paths)
         begins, ends = bodies
         self._bodies = (begins.tobytes(), ends.tobytes())
+        """Begin and end of each row's body in the file of bodies, packed."""
         # Use at most one process per slot: a process without a slot would never send.
         processes_used = min(processes, setup.load.schedule.closed or processes)
         self._assigned_rows = [rows for rows in assign_rows(requests, processes_used) if rows]
+        """Rows of each process."""
         self._members = [create_member() for _ in self._assigned_rows]
         self._clock = SystemClock() if clock is None else clock
         self._files = ExitStack()
@@ -118,11 +120,14 @@ class WorkerPool:
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
             for _ in (self._assigned_rows if keep else ())
         ]
+        """Files with the finished exchanges, one of each process."""
         self._started_members: list[Member] = []
         self._commands: list[str] = []
+        """Commands so far, which a process that starts later also gets."""
         self._stop_reason: str | None = None
         """Reason of the first `stop`; None if it was not called. A second call sets `_cut_event`."""
         self._cut_event = asyncio.Event()
+        """Set when the processes must end at once."""
         self._met_condition: str | None = None
         """Condition because of which the pool itself called `stop`."""
 
