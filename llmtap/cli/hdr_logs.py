@@ -40,8 +40,10 @@ class LogFigure(Struct, frozen=True):
     """One percentile in the logs `a` and `b`, in seconds, with the interval of b - a and the counts."""
 
     tag: str
+    """Tag of the histograms in the log; empty without tags."""
     figure: str
     n_a: int
+    """Number of values in the log `a`."""
     n_b: int
     a: float
     b: float

@@ -35,6 +35,7 @@ class ProgressLines:
         self._under_way = 0
         """Number of requests in flight."""
         self._stop_signals = 0
+        """Number of signals that asked to stop."""
         self._load_ns = 0
         """Start of the current load in monotonic ns; 0 before its first report."""
         self._load_s: float | None = None
@@ -54,6 +55,7 @@ class ProgressLines:
         if of is None:
             how = f"{WARM_UP_AUTO} (shorter: --warmup 8)" if how == "auto" else f"{how} requests"
             self._printed_ns = SystemClock.mono_ns()
+            """Time of the latest line, because one is printed at intervals only."""
             self._print(f"warming the server up: {how}")
         elif self._is_due():
             limit = "at most " * (what == "probes")
@@ -158,6 +160,7 @@ class ProgressBar(ProgressLines):
         super().__init__()
         self._bar = bar
         self._activity = ""
+        """Name of the step that the bar shows; empty: there is no bar."""
 
     def _show(self, activity: str, done: int, of: int | None, text: str = "") -> None:
         if activity != self._activity:
@@ -246,6 +249,7 @@ class ReplaySignals:
         self._listener = listener
         self._loop = loop
         self._has_warned = False
+        """Whether the user was warned that the next signal discards the report."""
 
     def __call__(self) -> bool:
         """Handle a signal. Return False if the caller must interrupt the replay at once."""

@@ -53,7 +53,9 @@ class AxesReader:
 
     def __init__(self) -> None:
         self._axes: dict[str, tuple[Any, ...]] = {}
+        """By axis: its values."""
         self._options: dict[str, str] = {}
+        """By axis: option that set it, for error messages."""
 
     def set_schedulers(self, text: str | None) -> None:
         if text is not None:
@@ -324,6 +326,7 @@ class SweepPlan:
     source_format: str | None
     axes: dict[str, tuple[Any, ...]]
     preset: Preset | None
+    """Preset from which axes and options come; None: none."""
     common_options: JobOptions
 
 

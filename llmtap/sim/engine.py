@@ -46,6 +46,7 @@ class Batch:
     """Requests (`members`) that one server processes together, until the longest one ends."""
 
     members: Sequence[int]
+    """Requests in the batch."""
     duration_ns: int
     first_ns: int
     """Time from the start of the batch to the first token of each request: alpha (multi-bin paper, 4.3)."""
@@ -125,20 +126,25 @@ class IterationState:
     running: int = 0
     """Number of running requests; `waiting`: number of waiting requests."""
     waiting: int = 0
+    """Number of requests in the queue."""
     kv_used: float = 0.0
     """Share of the KV memory in use; `kv_peak`: its maximum since the start."""
     kv_peak: float = 0.0
+    """Largest share of the KV memory in use since the start."""
     preemptions: int = 0
     """Number of preemptions: a request can be preempted several times."""
     preempted: int = 0
     """Number of requests preempted at least once; `recovered`: number of these served to the end."""
     recovered: int = 0
+    """Number of preempted requests that were served to the end."""
     preempted_tokens: int = 0
     """Number of tokens whose KV was discarded by preemption; `swapped_tokens`: swapped out by preemption."""
     swapped_tokens: int = 0
+    """Number of tokens whose KV was swapped out by preemption."""
     prefix_queries: int = 0
     """Number of prompt tokens searched in the prefix cache; `prefix_hits`: number of tokens found."""
     prefix_hits: int = 0
+    """Number of prompt tokens that were found in the prefix cache."""
 
 
 class Iterating(Scheduler, Protocol):
@@ -152,7 +158,9 @@ class EngineRun:
     """Work of one server (a `Batch` or an `Iteration`), with its start and end."""
 
     server: int
+    """Index of the server."""
     work: Any
+    """The `Batch` or `Iteration` that the server processes."""
     start_ns: int
     end_ns: int
 
@@ -162,8 +170,10 @@ class Step:
     """Result of an event: the runs that start, the output of a run that ended, the requests given up."""
 
     started: Sequence[EngineRun] = ()
+    """Runs that begin now."""
     output: EngineOutput = EngineOutput()
     given_up: Mapping[int, GivenUp] = field(default_factory=dict)
+    """By request: why it will not be served."""
 
 
 _NOTHING: Final = Step()
@@ -285,10 +295,12 @@ class _Recorder:
         """Heap of the current runs, each with its end and its number; the run that ends first is first."""
         self._record = record
         self._outputs = requests.output
+        """By request: number of its output tokens."""
         self._watcher = watcher
         self._token_times: dict[int, list[int]] = {}
         """Times at which the tokens of each open request left, for schedulers that iterate."""
         self._runs_started = 0
+        """Number of runs so far, which orders runs that end at the same time."""
 
     def record_step(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
         if run is not None:

@@ -62,6 +62,7 @@ class PrefixAware:
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
         self._requests = requests
         self._blocks_max = kv_tokens // requests.block_tokens if requests.block_tokens else 0
+        """Number of blocks that a server's memory holds; 0: the requests have no blocks."""
         self._sent_blocks: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(servers)]
         """Blocks sent to each server; the least recently sent block is first, and is removed first."""
 
@@ -116,6 +117,7 @@ class RoutedEngine:
         self._engines = [Engine(scheduler, first=server) for server, scheduler in enumerate(schedulers)]
         self._schedulers = schedulers
         self._router = router
+        """Chooses the server of each request."""
         self._open_requests = [0] * len(schedulers)
         """Number of open requests of each server."""
         self._server_of: dict[int, int] = {}

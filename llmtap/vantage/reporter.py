@@ -105,9 +105,11 @@ class Reporter:
         self.timebase = Timebase(clock, lag)
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._new_anchor_frame)
         self.arrivals: dict[Any, int] = {}
+        """By exchange under way: its arrival time."""
         self.counts = RelayStatus()
         """Counters since the start. `status` adds the other fields of a report to them."""
         self.draining = False
+        """Whether the process accepts no more requests."""
         self.side = ""
         """Side of the gateway, as in `Hello.side`."""
         self.switch = 0
@@ -116,14 +118,19 @@ class Reporter:
         """Rounds of the event loop, counted by probes while exchanges run."""
         self._loop = loop
         self._sample_due_ns = 0
+        """Time of the next comparison of the monotonic clock with the clock of kernel timestamps."""
         self._clock_name = clock_name
         self._vantage = vantage
         self._listen = listen
         self._guest = guest
+        """Whether the process is an application with the middleware, not part of llmtap."""
         self._live_counts = live_counts
+        """Returns counts that the status reports, such as open connections."""
         self._reported_anchor = self.timebase.anchor
+        """Latest reading of both clocks that the meter has."""
         self._probe: asyncio.TimerHandle | None = None
         self._probe_due_ns = 0
+        """Time at which the probe of the event loop should run; later: the loop was busy."""
 
     def skip(self, rule: str) -> None:
         """Count a request that is not measured because it meets a rule."""

@@ -27,8 +27,11 @@ class BatchFormer:
         self._requests = requests
         self._model = model
         self._counts_output = readings.length == "prompt+output"
+        """Whether a request's length includes its output, not only its prompt."""
         self._kv_tokens = readings.safe_gb / readings.kv_gb_per_token
+        """Number of tokens that the memory holds."""
         self._checks_memory = readings.memory_check == "hard"
+        """Whether a batch that does not fit in memory is made smaller."""
         self._steps_ns = [0.0] + [model.step_ns(b) for b in range(1, readings.b_max + 1)]
         """Time between two tokens, by batch size."""
 
@@ -62,11 +65,14 @@ class BatchSize:
         """`limit`: largest batch of the queue."""
         self._readings = readings
         self._limit = limit
+        """Largest size that this queue's batches may have."""
         b_max = limit if readings.controller_limit == "bin" else readings.b_max
         self._b_max = b_max
+        """Largest size of any batch (B_max of the paper)."""
         self._b_min = b_min = min(readings.b_min, limit)
         self._alpha_step, self._delta_step = readings.alpha_step, readings.delta_step
         self._newest_weight = readings.alpha_ema
+        """Weight of the newest batch in all moving averages."""
         self.low: float = b_min
         self.high: float = b_max
         """`low` and `high`: ends of the interval of batch sizes; the token SLA allows its middle."""
@@ -78,13 +84,20 @@ class BatchSize:
         """Moving average of the time between two tokens."""
         self._inputs_mean, self._outputs_mean = 300.0, 200.0
         self._updates = 0
+        """Number of batches from which the controller has learned."""
         tokens = readings.free_gb / readings.kv_gb_per_token
         self._capacity_tokens = tokens - readings.rho * tokens
+        """Tokens that fit in memory, less a reserve."""
         self._moves_per_batch = readings.sla_step == "batch"
+        """Whether the interval moves after each batch, instead of before the next one."""
         self._slow_ns = readings.token_sla + readings.eps
+        """Time per token above which batches become smaller."""
         self._fast_ns = readings.token_sla - readings.eps
+        """Time per token below which batches become larger."""
         self._half_band = (self._alpha_step if readings.band == "alpha" else self._delta_step) / 2
+        """Half of the interval's width when the latency is as wanted."""
         self._has_guards = readings.guards == "authors"
+        """Whether to use the checks of the authors' program, which the paper does not have."""
 
     def next_size(self) -> int:
         """Return the maximum size of the next batch: the smaller of the sizes by memory and by token SLA."""
@@ -231,6 +244,7 @@ class StaticFifo(_WholeBatches):
         super().__init__(requests, model, readings)
         self._size = readings.static_batch
         self._waits_for_full = readings.partial == "wait"
+        """Whether only full batches are formed, except at the end."""
 
     def on_close(self, now_ns: int) -> None:
         """Allow a final batch that is not full."""
@@ -252,10 +266,13 @@ class DynamicNoBins(_WholeBatches):
         """`limits`: maximum batch size of each queue; empty: one queue with `b_max`. Each queue has its own
         controller, unless `readings.controllers` is global."""
         self.limits = list(limits) or [readings.b_max]
+        """Largest batch size of each queue."""
         super().__init__(requests, model, readings, len(self.limits))
         self._candidates = readings.candidates
+        """Largest number of requests that are considered for a batch."""
         if readings.controllers == "global":
             self._sizes = [BatchSize(model, readings, max(self.limits))] * len(self.limits)
+            """Controller of each queue's batch size."""
         else:
             self._sizes = [BatchSize(model, readings, limit) for limit in self.limits]
 
@@ -289,6 +306,7 @@ class MultiBinDynamic(DynamicNoBins):
         )
         super().__init__(requests, model, readings, batch_limits(self.bins, readings))
         self._bin_choice = readings.bin_choice
+        """Rule by which the next bin is chosen."""
         self._next_bin = 0
 
     def _queue_of(self, request: int) -> "deque[int]":

@@ -91,6 +91,7 @@ class DecodePrepone(ContinuousBatching):
     def __init__(self, requests: Requests, setup: ServingSetup) -> None:
         super().__init__(requests, setup)
         self._tokens_ahead = setup.serving.prepone
+        """Number of tokens made before a prefill, which are released during it."""
         self._prompts: list[tuple[int, int]] = []
         """Prompts of the planned prefill."""
         self._tokens_made_ahead = 0
@@ -100,6 +101,7 @@ class DecodePrepone(ContinuousBatching):
         self._common_departure_ns = 0
         """Time at which the last token of each running request without an entry in `_departures_ns` left."""
         self._departures_ns: dict[int, int] = {}
+        """By request: time at which its last token leaves the server."""
         self._from_ns: dict[int, int] = {}
         """For each request that ran when the prefill was planned: time at which its newest token left."""
 
@@ -162,6 +164,7 @@ class OutputDelay:
     def __init__(self, scheduler: Iterating, gap_ns: int) -> None:
         self._scheduler = scheduler
         self._gap_ns = gap_ns
+        """Smallest time between two tokens of a request."""
         self._next_ns: dict[int, int] = {}
         """Earliest time at which the next token of each open request can leave."""
         self.state = scheduler.state

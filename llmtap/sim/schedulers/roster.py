@@ -38,7 +38,9 @@ class Memory:
         """`named_tokens`: number of tokens in a named block; 0 without a prefix cache."""
         self.total_blocks = tokens // block_tokens
         self.held_blocks = 0
+        """Number of blocks in use by running requests."""
         self.named_tokens = named_tokens
+        """Number of tokens in a named block; 0 without a prefix cache."""
         self._block_tokens = block_tokens
         self._blocks_per_name = self.blocks_for(named_tokens)
         self._holders: dict[int, int] = {}
@@ -120,8 +122,11 @@ class Deadlines:
     def __init__(self, ttft_ns: int, tbt_ns: int) -> None:
         self._ttft_ns = ttft_ns
         self._tbt_ns = tbt_ns
+        """Longest allowed time between tokens."""
         self._next_ns: dict[int, int] = {}
+        """By request: deadline of its next token."""
         self._missed_requests: set[int] = set()
+        """Requests with a token that came too late."""
 
     def on_arrival(self, now_ns: int, request: int) -> None:
         self._next_ns[request] = now_ns + self._ttft_ns
@@ -155,7 +160,9 @@ class WaitingQueue:
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
         """`ranks`: rank of each request, 0 or more; None: all ranks are equal."""
         self._ranks = ranks
+        """By request: rank, which decides the order; None: order of arrival."""
         self._heap: list[tuple[int, int]] = []
+        """Rank and number of each waiting request, and of some that were removed."""
         self._waiting_requests: set[int] = set()
         """Requests that wait. A removed request stays in `_heap` until it would be the next one."""
 
@@ -207,8 +214,11 @@ class Roster:
         self._requests = requests
         self._model = setup.iterations
         self._seats_max = serving.seqs_max
+        """Largest number of requests that run at a time."""
         self._uses_swap = serving.preemption == "swap"
+        """Whether preempted requests are swapped out, instead of being computed again."""
         self._swap_token_ns = serving.swap_token
+        """Time to swap one token out or in."""
         self._attention_ns = serving.attention / 1_000**2
         """Attention time of a prompt of one token; it grows with the square of the length."""
         self._has_cache = serving.prefix_cache and requests.block_tokens > 0
@@ -238,6 +248,7 @@ class Roster:
         """Number of tokens in memory of all running requests."""
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
         self._given_up: dict[int, GivenUp] = {}
+        """Requests given up since the latest call of `take_given_up`."""
 
     def on_arrival(self, now_ns: int, request: int) -> None:
         """Queue a request, or reject it if it is larger than the memory."""

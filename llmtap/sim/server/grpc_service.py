@@ -112,6 +112,7 @@ class _MessagePipe:
         self._messages: deque[bytes] = deque()
         self._buffered_bytes = 0
         self._news_event = asyncio.Event()
+        """Set when a message was written or the answer has ended."""
         self._has_ended = False
 
     # Methods of asyncio.Transport, which the sender calls:

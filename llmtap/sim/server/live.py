@@ -122,12 +122,15 @@ class LiveEngine:
         self._scheduler = build(cast(Requests, self._served_requests))
         self._engine = Engine(self._scheduler, servers)
         self._alarm = alarm
+        """Function that requests a call of `advance` at a time."""
         self._predict = PREDICTORS[predictor]
+        """Predictor of the output lengths, for schedulers that need them."""
         self._seed = seed
         self._has_prefix_cache = block_tokens > 0
         self._order = count()
         """Numbers for heap entries, so that entries with equal times keep their order."""
         self._runs_started = 0
+        """Number of runs so far, which orders runs that end at the same time."""
         self._arrivals: list[tuple[int, int, Ticket]] = []
         """Heap of the requests that will arrive at the engine later, because the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
@@ -135,6 +138,7 @@ class LiveEngine:
         self._later_calls: list[tuple[int, int, Callable[[], None]]] = []
         """Heap of functions that report tokens and ends later, with the times at which to call them."""
         self._open_tickets: dict[int, Ticket] = {}
+        """By number of a request: its ticket."""
         self._ended_requests: dict[int, list[int]] = {}
         """For each run (by number): ended requests to remove when it ends, because it can refer to them."""
         self.next_ns = NEVER

@@ -128,6 +128,7 @@ class OpenAIChatShape(shape.Shape):
             "created": shape.CREATED,
             "model": self._request.model,
         }
+        """Fields that all chunks of the answer have."""
 
     def _delta_fields(self, choice: shape.Choice, text: str) -> JsonObject:
         """Return the fields of a choice in a chunk, with a piece of its text."""
@@ -292,6 +293,7 @@ class OpenAIResponsesShape(shape.Shape):
         self._item_id = f"msg_sim{answer.number}"
         self._next_sequence_number = 0
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        """Fields that say to which part of the answer an event belongs."""
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         kind = kind if kind == "error" else f"response.{kind}"

@@ -51,9 +51,11 @@ class ServerJob:
     faults: RequestFaults
     delivery: Delivery
     source: PlanSource
+    """Source of the answer's tokens."""
     outcome: str
     """Planned outcome for the truth log, unless the client or the engine ends the request earlier."""
     truth: Truth
+    """Log entry of the request with its exact times."""
     send_times: list[int]
     """Send time of each token, of all choices (`TruthLog.send_times`)."""
 
@@ -91,14 +93,19 @@ class ResponseSender:
         self._delivery = job.delivery
         self._source = job.source
         self._truth = job.truth
+        """Log entry of the request, to which the exact send times are added."""
         self._gauges = gauges
         self._mono_ns = clock.mono_ns
         self._waker = Waker(pacer, self._send_due)
         self._transport: Any = None
         self._is_framed = True
+        """Whether writes have HTTP chunk framing."""
         self._has_opening = False
+        """Whether the first bytes of the stream were sent."""
         self._last_ns = 0
+        """Time of the latest token."""
         self._first_ns: int | None = None
+        """Time of the first token; None before it."""
         loop = asyncio.get_running_loop()
         self.begins: asyncio.Future[None] = loop.create_future()
         """Done when the first write is due, or when the engine gives the request up."""

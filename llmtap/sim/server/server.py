@@ -81,6 +81,7 @@ class SimServer:
         self.gauges = self.reception.gauges
         self._truths = self.reception.truths
         self.grpc_port: int | None = None
+        """Port of the gRPC service; None: there is none."""
         self._sessions: set[SimulatedSession] = set()
         self._sessions_begun = 0
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)

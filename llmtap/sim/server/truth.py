@@ -40,6 +40,7 @@ class Submitted(msgspec.Struct, kw_only=True):
     output: int
     """Number of tokens that the engine had to make; `predicted` is their predicted number."""
     predicted: int
+    """Predicted number of output tokens."""
     cached: int | None = None
     """Number of prompt tokens found in the prefix cache; None: no cache, or no token was made."""
 
@@ -61,6 +62,7 @@ class Truth(msgspec.Struct, kw_only=True):
     due_ns: list[list[int]]
     """Scheduled send time of each token; `sent_ns`: actual send time."""
     sent_ns: list[list[int]]
+    """Send time of each token."""
     ended_ns: int = 0
     outcome: str = "client_left"
     """Way in which the request ended: complete, refused (by a guardrail or the model), blocked (by the output
@@ -81,6 +83,7 @@ class TruthAnchor(msgspec.Struct, frozen=True):
     mono_ns: int
     wall_ns: int
     width_ns: int
+    """Largest distance between the readings of both clocks."""
 
 
 class TruthPage(msgspec.Struct, frozen=True):
@@ -103,6 +106,7 @@ class TruthLog:
         self._tokens = 0
         """Number of tokens of the requests in `_truths`."""
         self._last_seq = 0
+        """Number of the newest entry, by which a reader continues."""
         self._file: BinaryIO | None = None
         if file is not None:
             self._file = file.open("ab")

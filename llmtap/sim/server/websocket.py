@@ -69,6 +69,7 @@ class SimulatedSession:
         self._reception = reception
         self._request = request
         self._number = number
+        """Number of the session in its server, a part of ids."""
         self._socket = web.WebSocketResponse(
             compress=False, protocols=self.protocols, max_msg_size=_MESSAGE_BYTES_MAX
         )
@@ -78,6 +79,7 @@ class SimulatedSession:
         self._running: dict[asyncio.Task[None], SessionTurn] = {}
         """Running responses by their tasks."""
         self._is_over = False
+        """Whether the session has ended, so that no response begins."""
 
     async def run(self) -> web.StreamResponse:
         socket = self._socket

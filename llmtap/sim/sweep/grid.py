@@ -48,6 +48,7 @@ class Preset:
     source: str
     """Section of a paper that describes the sweep."""
     axes: Mapping[str, tuple[Any, ...]]
+    """By name of an axis: its values."""
     variants: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({},))
     """Combinations of fixed values; each point of the axes is run with each of them."""
     best_preset: str = ""
@@ -317,7 +318,7 @@ class SweepGrid:
                 f"the router prefix-aware works as least-loaded: {self.source.name} has no data on equal"
                 " beginnings of prompts"
             )
-        readings, serving = _options_at({k: v for k, v in point.items() if k in reads})
+        readings, serving = _options_from_settings({k: v for k, v in point.items() if k in reads})
         fit = self.common.fit
         if (
             isinstance(fit, GridFitReport)
@@ -398,7 +399,7 @@ class SweepGrid:
         return [_summary_of(attempts[job.id])["throughput_rps"] for job in jobs]
 
 
-def _options_at(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
+def _options_from_settings(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
     try:
         return (
             read_model_options({k: v for k, v in settings.items() if k in READINGS}),

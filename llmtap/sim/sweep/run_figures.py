@@ -68,17 +68,23 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Preemption and prefix cache of an engine (IETF draft, 5.7.4, 5.8.4), from its `IterationState`."""
 
     preemptions: int
+    """How often a request was interrupted to free memory."""
     preempted: int
+    """Number of requests that were interrupted at least once."""
     preempted_share: float
     """Share of the requests that were preempted at least once."""
     recovery: float | None
     """Share of the preempted requests that were served to the end."""
     preempted_tokens: int
+    """Number of tokens that had to be computed again."""
     preemption_loss: float | None
     """Mean number of tokens whose KV a preemption discarded."""
     kv_peak: float
+    """Largest share of the KV memory in use."""
     prefix_queries: int
+    """Number of prompt tokens that were searched in the prefix cache."""
     prefix_hits: int
+    """Number of prompt tokens that were found in the prefix cache."""
     prefix_hit_rate: float | None
 
 
@@ -97,6 +103,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     scheduler: str
     n: int
+    """Number of requests."""
     window: SimulatedWindow
     load: SimulatedLoad
     metrics: dict[str, ExactFigures]
@@ -107,9 +114,11 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     throughput_rps: float | None
     throughput_tps: float | None
     latency: ExactFigures
+    """Times from arrival to end of all requests."""
     request_sla_violation: float
     """Share of the requests outside the request SLA; `token_sla_violation`: outside the token SLA."""
     token_sla_violation: float | None
+    """Share of the requests outside the token SLA."""
     utilization: float | None
     """Share of the time in which the servers worked."""
     batch_mean: float | None
@@ -122,6 +131,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     decode_tbt: ExactFigures | None
     """Time between tokens of each request; None, like `longest_output`, for a scheduler that iterates."""
     longest_output: LongestOutputs | None
+    """Longest answers of the batches; None for schedulers that iterate."""
     seconds_per_output_token: float | None
     """Time in which the servers worked / number of output tokens."""
     decode_step_mean: float | None
@@ -129,13 +139,19 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     bins: list[tuple[int, int | None]] | None
     """Lower and upper edge of each bin of output lengths; `bin_limits`: maximum batch size of each bin."""
     bin_limits: list[int] | None
+    """Largest batch size of each bin; None without bins."""
     servers: int
     router: str | None
     by_server: ServerShares | None
+    """Figures of each server; None without a router."""
     seed: int | None
     model: dict[str, float]
+    """Parameters of the latency model."""
     readings: dict[str, object]
+    """Values of `--reading` options, which decide open points of a paper."""
     serving: dict[str, object] | msgspec.UnsetType = msgspec.UNSET
+    """Values of `--serving` options."""
     engine: EngineFigures | msgspec.UnsetType | None = msgspec.UNSET
     """Absent, like `serving`, for schedulers of whole batches; null if the engine has no state."""
     followed: FollowedRequest | msgspec.UnsetType = msgspec.UNSET
+    """The request of `--follow`."""

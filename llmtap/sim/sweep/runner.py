@@ -309,9 +309,12 @@ class SweepRunner:
         self.attempts: dict[str, SweepAttempt] = {}
         """Results and errors of the jobs that were run so far, by the id of the job."""
         self._traces = traces
+        """By source: requests of its trace."""
         self._listener = listener
         self._results = results
+        """Results file, from which earlier results are read; None: without a file."""
         self._workers = workers
+        """Number of processes; None: as many as are useful."""
         self._ray = ray
 
     def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:

@@ -287,15 +287,21 @@ class ConnectionTable:
         self._sink = sink
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._hosts = hosts
+        """Addresses of the servers to watch; empty: all."""
         self._local = local
+        """Addresses of this host, which show whether it is the client or the server."""
         self._early_bytes = EarlyBytes()
         self._directions: dict[bytes, tuple[Connection, TcpDirection]] = {}
+        """By flow (addresses and ports): its connection, and the direction in it."""
         self._without_request: OrderedDict[bytes, Connection] = OrderedDict()
         """By flow from the client: connections without a request at their last check, the oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
+        """Whether the ring lost packets recently, so that missing bytes never come."""
         self._ring_lost_ns = 0
+        """Time of the latest lost packet; connections can have ended then unseen."""
         self._clock_steps = 0
+        """How often the clock of the packets was set."""
         self.now_ns = 0
         """Latest time of a packet since the latest step of the clock."""
 

@@ -65,6 +65,7 @@ class _Exchange:
         self.interims = 0  # number of 1xx responses so far
         self.request_bytes = self.response_bytes = 0
         self.paused_ns = 0  # total time in which the client's receive window was closed
+        """Time in which the client's receive window was closed."""
         self.error_ns = 0
         """Longest time by which a packet was stamped before its predecessor, so the error of all times."""
 

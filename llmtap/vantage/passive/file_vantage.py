@@ -61,6 +61,7 @@ class PacketFile:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.truncated = False
+        """Whether the file ends in the middle of a packet."""
         self.read_bytes = 0
         self.unit_ns = 1
         """Resolution of the latest packet's timestamp."""
@@ -189,11 +190,14 @@ class FileVantage:
         self.now_ns = 0  # time of the newest packet
         self._digest = digest
         self._ledger = Ledger()
+        """Counts of the exchanges, as a relay has them."""
         self._skip_rules = SkipRules(options.skip, "watch.skip")
         self._skip_counts: dict[str, int] = {}  # number of requests that are not measured, by rule
+        """By rule: number of requests that it excludes."""
         self._frames: list[Frame] = []
         self._table = ConnectionTable(self, options.ports, pack_addresses(options.upstream_hosts))
         self._unit_ns = 1
+        """Resolution of the timestamps in the file."""
 
     def read(self, file: BinaryIO) -> None:
         """Read packets until the end of the file, until damage, or until `stop` is called.

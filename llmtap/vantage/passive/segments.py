@@ -133,6 +133,7 @@ class EarlyBytes:
 
     bytes_max: int = 64 << 20
     bytes_now: int = 0
+    """Present size of all early segments."""
 
 
 class TcpDirection:
@@ -159,6 +160,7 @@ class TcpDirection:
         """Time when the first of the early segments was captured; 0: there are no early segments."""
         self._early = early
         self._early_bytes = 0
+        """Size of `_early_segments`."""
         self._early_segments: list[tuple[int, int, bytes, int]] = []  # heap: (position, t_ns, payload, flags)
         self._position = 0  # position of `next_seq` in the stream; unlike `next_seq`, it does not wrap
 

@@ -76,12 +76,16 @@ class Assignment:
     def __init__(self, router: "ExperimentRouter", head: RequestHead) -> None:
         self._router = router
         self._lost_memory = False
+        """Whether the held body was given up to make room for later requests."""
         self._client_set_field = False  # whether the client sent a header field of another arm
         self.on_memory_lost: Callable[[], None] | None = None
         self.head = head
         self._plan: _Plan | None = None
+        """Changes of the assigned arm; None while the arm is unknown."""
         self._unit = ""
+        """Identifier of the request's conversation or tenant."""
         self._held_bytes = 0
+        """Size of the body that waits for its end."""
         self.excluded: str | None = None
         self.holds_body = False
         self.arm_data: bytes | None = None
@@ -221,11 +225,13 @@ class ExperimentRouter:
         assert experiment.key is not None
         self.experiment = experiment
         self.is_on = False
+        """Whether requests are assigned to arms now."""
         self.held_budget = Budget(experiment.held_bytes, on_shortage)
         """Memory limit of all held bodies together."""
         self._on_shortage = on_shortage
         self._holders: dict[Assignment, None] = {}  # assignments with a held body, the oldest first
         self._has_ended = False
+        """Whether the experiment's end time has passed."""
         self._relay = relay
         stages = [experiment.at_stage(i) for i in range(max(1, len(experiment.stages)))]
         self._assigners = [
@@ -245,6 +251,7 @@ class ExperimentRouter:
         for plan in self.plans:
             plan.foreign_fields = frozenset(set_by_arms - {spelling_key(name) for name, _ in plan.headers})
         self.control = next(plan for plan in self.plans if plan.name == experiment.control)
+        """Arm that gets requests which are not assigned."""
         self.refused_trailers = NO_TRAILERS | set_by_arms
         """Fields that no request of the experiment can have as trailers, whatever its arm: a server that
         merges trailers into the head would use them in place of the arm's value."""

@@ -44,9 +44,12 @@ class PythonFlowState:
     def __init__(self) -> None:
         self.seq = 0
         self.tapped = False
+        """Whether reads of the answer's body are reported to the meter."""
         self.last_ns = 0
+        """Time of the latest read or write."""
         self.response_bytes = 0
         self.loan: Any = None
+        """Record of the sockets that the forwarding thread has; None: this thread has them."""
 
 
 if TYPE_CHECKING:
@@ -74,22 +77,29 @@ class Flow(FlowState):
         self._scanner: http1.BodyScanner | None = None
         self._dechunker: http1.ChunkedScanner | None = None  # removes chunks for an HTTP/1.0 client
         self._head_part = b""
+        """First bytes of the answer's head, whose rest has not arrived."""
         self._interims = 0
+        """Number of interim (1xx) responses so far."""
         self._method = b""
         self._tunnel: Tunnel | None = None
         self._answered = False  # whether a byte of a final answer has been sent to the client
         self.reads_on = False  # whether to read the rest of the request after a failure, for the meter
         self.finishing = False  # whether the answer is complete, but not yet taken by the client's socket
         self._keep_client = True
+        """Whether the client's connection can carry another request."""
         self._keep_upstream = False
+        """Whether the upstream's connection can carry another request."""
         self._paused_since_ns = 0
+        """Start of the present pause by a slow client; 0: no pause."""
         self._acked_bytes = 0  # bytes that slow sides have acknowledged, at the last check
         self._outcome = COMPLETE
         self._error: str | None = None
         self.over = False
+        """Whether the exchange has ended."""
         self.status: int | None = None
         self.arrival_ns = 0
         self.paused_ns = 0
+        """Total time in which a slow client paused the answer."""
 
     def start(self, head: http1.RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
         """Forward the request whose head ends at `head_end` of `data`; return the bytes behind its end."""

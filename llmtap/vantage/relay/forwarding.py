@@ -25,6 +25,7 @@ class ForwardingThread:
         self._timebase = timebase
         self.forwarder: Any = native.compiled.Forwarder(timebase.lag, HAND_OVER_READS)
         self._fd: int = self.forwarder.fileno()
+        """Descriptor that is readable when the thread has events."""
         self.forwarder.set_clock(timebase.offset_ns, timebase.since_ns)
         timebase.on_sample = self.forwarder.set_clock
         tap.source = self.forwarder

@@ -22,8 +22,11 @@ class _Direction:
         self._tunnel = tunnel
         self._kind = kind
         self.source = source
+        """Stream from which the bytes are read."""
         self.sink = sink
+        """Stream to which the bytes are written."""
         self.ended = False
+        """Whether the source has sent its end."""
         self.end_forwarded = False
         """Whether the sink has received all bytes and the end."""
 

@@ -66,6 +66,7 @@ class RelayContext:
         self.last_request_ns = 0
         """Time in ns for which an idle client connection can send one more request while the relay drains."""
         self._warned_ns: dict[str, int] = {}
+        """By kind of warning: time of the latest one, to limit their number."""
 
     def refuse(self, limit: str) -> None:
         """Count a request or connection that was refused because of a limit."""
@@ -179,7 +180,9 @@ class Upload:
         self._is_detached = False  # whether the exchange has ended
         self._maybe_sent = False  # whether the upstream has possibly received a part of the request
         self._target = b""
+        """Target of the request line, for a hint about a wrong path."""
         self._made_request_id = b""
+        """Request id that the relay added; empty: the client sent one."""
         self.upgrade = False
         self.upstream: Stream | None = None
         self.reused = False
@@ -193,6 +196,7 @@ class Upload:
         self.send_wait_ns = 0
         self.has_exact_stamps = False
         self._send_began_ns = 0
+        """Time at which the latest send to the upstream began."""
         self.retries = 0
 
     # ---------------------------------------------------------------- read the request from the client
