@@ -57,6 +57,7 @@ class Ledger:
     def __init__(self) -> None:
         self.opened = 0
         self.measured = 0
+        """Number of exchanges all of whose frames the meter has."""
         self.dropped: dict[str, int] = {}  # number of dropped exchanges by reason
         self.live: set[int] = set()
         """Numbers (seq) of the running exchanges whose frames are sent to the meter."""
@@ -169,7 +170,9 @@ class Tap:
         self._bytes_max = bytes_max
         self._make_hello = hello
         self._on_word = on_word
+        """Function that is called with each control word of the meter."""
         self._news = news
+        """Returns facts for the next batch, such as a clock that was set; None: there are none."""
         self.ledger = Ledger()
         self._sock: socket.socket | None = None
         self.rows = make_frame_rows()
@@ -177,15 +180,20 @@ class Tap:
         self.source: FrameSource | None = None
         """Thread that forwards streams; its frames are collected before each batch. None: no such thread."""
         self._batch_no = 0
+        """Number of the latest batch."""
         self._unsent: deque[memoryview] = deque()
+        """Batches that the socket has not taken."""
         self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
         self._outstanding_bytes = 0  # bytes of batches that are not sent or not acknowledged
         self._ack_part = b""  # first bytes of an acknowledgement whose rest has not arrived
         self._timer: asyncio.TimerHandle | None = None
         self._flush_s = FLUSH_CALM_S
+        """Time for which frames are collected into one batch."""
         self._is_writing = False  # whether batches wait until the socket takes more bytes
+        """Whether the loop watches until the socket takes more bytes."""
         self._is_closed = False
         self._all_settled = asyncio.Event()
+        """Set when the meter has acknowledged all batches, or the connection has ended."""
 
     @property
     def pending_bytes(self) -> int:

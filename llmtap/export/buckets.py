@@ -88,8 +88,10 @@ class Buckets:
 
     def __init__(self, edges: Sequence[int]) -> None:
         self._edges = edges
+        """Upper edges, ascending; the last bucket has none."""
         self._counts = array("Q", bytes(8 * (len(edges) + 1)))
         self._total = 0
+        """Sum of all values."""
 
     def record(self, value: int) -> None:
         self._counts[bisect_left(self._edges, value)] += 1

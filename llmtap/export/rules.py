@@ -42,10 +42,13 @@ class _Scope(NamedTuple):
     """Kind of owner of an error budget (a class, or a tenant in a class), as parts of PromQL expressions."""
 
     aggregation: str
+    """PromQL aggregation over all other labels."""
     matching: str
+    """PromQL modifier that joins series of the same owner."""
     events_rate: str
     """`events_rate`, `good_rate` and `error_ratio`: names of recording rules."""
     good_rate: str
+    """Name of the recording rule for the rate of good exchanges."""
     error_ratio: str
 
 

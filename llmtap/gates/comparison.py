@@ -38,14 +38,17 @@ class ComparedFigure(Struct, frozen=True):
     a: float | None
     """Value in the first result; None if only the other result has the figure."""
     n_b: int
+    """Number of samples in the other result."""
     b: float | None
     few_a: bool
     """Whether the first result has too few samples for this figure (IETF draft, 5.1.4.3)."""
     few_b: bool
+    """Whether the other result has too few samples for this figure."""
     difference: float | None
     low: float | None
     """Lower end of the interval of the difference; None if there are too few samples for it."""
     high: float | None
+    """Upper end of the interval of the difference."""
     level: float
     """Confidence level of the interval, such as 0.95."""
     share: float | None
@@ -59,6 +62,7 @@ class BurstCaution(Struct, frozen=True):
     metrics: tuple[str, ...]
     """Metrics that bursts make misleading, so the comparison has no difference for them."""
     events_per_read: float
+    """Number of events that arrive together, on average."""
 
 
 class SetUpDifference(Struct, frozen=True):
@@ -79,6 +83,7 @@ class PairComparison(Struct, frozen=True):
     figures: list[ComparedFigure]
     cautions: list[BurstCaution]
     set_up: list[SetUpDifference]
+    """Settings that differ."""
 
 
 class ReplayComparison(Struct, frozen=True):

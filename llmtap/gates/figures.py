@@ -219,6 +219,7 @@ class FigureValidity:
     state: str
     """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str = ""
+    """Why the figure is doubtful or not valid; empty if it is valid."""
 
 
 def validity_of(figure: FigureRow, result: _Json) -> FigureValidity:

@@ -30,7 +30,9 @@ class Pacer:
     def __init__(self, clock: Clock, *, pause_ns: int = PAUSE_NS) -> None:
         self._mono_ns = clock.mono_ns
         self._pause_ns = pause_ns
+        """Smallest time between two turns, to save CPU time."""
         self._heap: list[tuple[int, int, Waker]] = []  # (due time, order, waker)
+        """Due times and wakers, the earliest first."""
         self._order = count()  # decides between wakers with the same due time
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
@@ -126,6 +128,7 @@ class Waker:
         """`act` is called with the time, and returns the time of its next call, or `NEVER`."""
         self._pacer = pacer
         self.act = act
+        """Function that is called when the waker is due."""
         self.waiting_ns: list[int] = []
 
     def call_at(self, due_ns: int) -> None:

@@ -153,6 +153,7 @@ class Timebase:
     def __init__(self, clock: Clock, lag: PythonLagMeter) -> None:
         self._clock = clock
         self.lag = lag
+        """Meter of the event loop's delays."""
         self.anchor = WallAnchor.sample(clock)
         """Converts timestamps to dates; the same object until the wall clock is set or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
@@ -164,9 +165,13 @@ class Timebase:
         self.since_ns = 0
         """The wall clock was last set after this monotonic time; 0: it was not set since the start."""
         self._checked_ns = self.anchor.mono_ns
+        """Monotonic time of the latest check of the clocks."""
         self._noticed_ns = 0
+        """Time at which the latest step of the wall clock was noticed."""
         self._offset_before_ns = self.offset_ns
+        """Offset of the clocks before that step, for earlier stamps."""
         self._errors = PythonLagMeter(KERNEL_FLOOR_NS)
+        """Uncertainty of each comparison of the clocks."""
         self.on_sample: Callable[[int, int], None] | None = None
         """Called with `offset_ns` and `since_ns` after each sample of the clocks."""
 
@@ -257,11 +262,15 @@ class PlainStream:
         self._send = sock.send
         self._timebase = timebase
         self._out: deque[bytes] | None = None
+        """Bytes that the kernel has not taken; None: there were never any."""
         self.handler = handler
         self.pending = 0
+        """Size of `_out` in bytes."""
         self.closed = False
         self.resumed_ns = 0
+        """End of the latest pause."""
         self._reading = True
+        """Whether the loop watches for data; False during a pause."""
         self._watch()
 
     def fileno(self) -> int:
@@ -437,6 +446,7 @@ class KernelStream(PlainStream):
         super().__init__(loop, sock, handler, timebase)
         self._recvmsg = sock.recvmsg
         self._received = ReceivedSegments()
+        """Counts that show whether a read came in one TCP segment."""
         self._unstamped_ns = 0
         """Time of the last read without a timestamp of the kernel; 0: there was none."""
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -499,6 +509,7 @@ class CompiledStream(PlainStream):
         assert native.compiled is not None
         self._fd = sock.fileno()
         self.reader: Any = native.compiled.Reader(self, timebase, stamped)
+        """Compiled reader of the socket, which calls the handler."""
         if stamped:
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         super().__init__(loop, sock, handler, timebase)

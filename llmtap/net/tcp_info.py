@@ -88,6 +88,7 @@ class ReceivedSegments:
             return False  # More bytes have arrived since: their segments would be counted, too.
         grown = (segments - self._compared_segments) & 0xFFFF_FFFF
         self._at_once = not self._is_unsure and grown == self._reads - self._compared_reads
+        """Result of the latest comparison: each read had exactly one segment."""
         self._compared_segments, self._compared_reads, self._is_unsure = segments, self._reads, False
         return self._at_once
 

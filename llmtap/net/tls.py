@@ -31,6 +31,7 @@ class TlsStream(asyncio.Protocol):
         self.resumed_ns = 0
         self._is_full = False  # whether asyncio's buffer is above its high-water mark
         self._transport: asyncio.Transport | None = None
+        """asyncio's transport; None before the TLS handshake has ended."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's, but have the same methods.

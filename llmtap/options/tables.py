@@ -79,6 +79,7 @@ class OptionTables:
         self.values: dict[str, dict[str, Any]] = {}
         """By table (`relay`, `slo.gold`): the values that were set, by name of the key."""
         self._strict = strict
+        """Whether a value must have the type of its option, so that "1" is no number."""
         self._list_hint = list_hint
 
     def put(self, key: str, value: Any, place: str) -> None:

@@ -121,7 +121,9 @@ class MeasuredPair:
 
     pair: Pair
     attempts: list[GatewayAttempt]
+    """Requests that the gateway made for the request of the front."""
     text: TextRelation
+    """How the texts at the front and at the back differ."""
     values: dict[str, list[BoundedValue]] = field(default_factory=dict)
     """Values by name of the figure. Only `side_call` can have several values. The values of `token` are in
     `token_delays_ns`."""

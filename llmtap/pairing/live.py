@@ -51,6 +51,7 @@ class OpenExchange(NamedTuple):
 
     arrival_ns: int
     keys: frozenset[Key]
+    """Hashes and ids by which an exchange of the other side can fit."""
     complete: bool
     """Whether the whole request, and with it the key of the prompt, is known."""
 
@@ -70,6 +71,7 @@ class _Front:
     memory_bytes: int
     """Memory of the exchange and of its matches."""
     matches: list[Match] = field(default_factory=list)
+    """Exchanges of the back that belong to this one."""
     is_candidate: bool = False
     """Whether an ambiguous exchange of the back can belong to this exchange."""
 
@@ -78,6 +80,7 @@ class _Front:
 class _Back:
     exchange: Exchange
     keys: frozenset[Key]
+    """Hashes and ids by which an exchange of the front can fit."""
     memory_bytes: int
 
 
@@ -86,7 +89,9 @@ class _OpenFronts:
 
     def __init__(self, fronts: Iterable[OpenExchange]) -> None:
         self._first_ns: int | None = None
+        """Earliest arrival of all."""
         self._first_incomplete_ns: int | None = None
+        """Earliest arrival of a request that is not complete, so has no prompt hash."""
         self._first_by_key: dict[Key, int] = {}
         for front in fronts:
             arrival_ns = front.arrival_ns
@@ -128,6 +133,7 @@ class LiveMatcher:
         self._finder = Finder()
         self._backs: dict[int, _Back] = {}
         self._left_out: deque[Unpaired] = deque()
+        """Exchanges without a pair, because too many waited."""
 
     def __len__(self) -> int:
         return self._waiting_exchanges

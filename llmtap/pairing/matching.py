@@ -220,7 +220,9 @@ class Finder:
     ) -> None:
         self._clock = clock
         self._comparable = comparable
+        """Whether both sides made their hashes with the same key."""
         self._keys = [(kind, keys) for kind, keys in KEYS if comparable or kind not in _HASH_KINDS]
+        """By kind of evidence: function that returns the keys of an exchange."""
         self._by_key: dict[Key, _FrontsOfKey] = {}
         self._front_error_ns = 0
         """Largest uncertainty of an exchange of the front, in ns."""

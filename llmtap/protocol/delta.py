@@ -154,6 +154,7 @@ class Delta(msgspec.Struct, gc=False):
     blank: bool = False
     """The event carries content that is only white space."""
     reasoning: bool = False
+    """Whether the event has reasoning."""
     # The fast path of openai_chat.py sets the fields up to `also` by position: keep their order.
     text: str = ""
     """Text of the primary class; for an error or a guardrail, the text of the content in the event."""
@@ -165,12 +166,14 @@ class Delta(msgspec.Struct, gc=False):
     tokens: int = -1
     """Tokens that the event itself declares; -1 if it declares none."""
     token_source: TokenSource = TokenSource.NONE
+    """Source of `tokens`."""
     model: str | None = None
     """Name of the model, only in the first event that has it, and in each event that changes it."""
     finish_reason: str | None = None
     usage: JsonObject | None = None
     """The usage object as sent; None if there is none, or all its values are 0."""
     counts: UsageCounts | None = None
+    """Token counts of the event's usage."""
     usage_running: bool = False
     """`usage` counts the tokens so far, and was sent with output: it is not the total of the answer."""
     error_type: str | None = None
@@ -178,7 +181,9 @@ class Delta(msgspec.Struct, gc=False):
     tool_call: bool = False
     """The event carries the name or arguments of a call, even if TOOL_CALL is not its primary class."""
     refusal: bool = False
+    """Whether the event has the text of a refusal."""
     verdict: Verdict | None = None
+    """Sign of a guardrail or of a refusal."""
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1
     """Server's clock at the event's last token, in ns since an arbitrary moment; -1 if not reported."""

@@ -55,7 +55,9 @@ class DecodingBudget:
     def __init__(self, decoded_bytes_max: int = DECODED_BYTES_MAX, ratio_max: int = RATIO_MAX) -> None:
         self._decoded_bytes_max = decoded_bytes_max
         self._ratio_max = ratio_max
+        """Largest allowed decoded size per coded byte, against decompression bombs."""
         self._coded_bytes = 0
+        """Size of the coded body so far."""
         self.decoded_bytes = 0
         """Number of decoded bytes so far, including those of inner layers."""
 
@@ -107,6 +109,7 @@ class Decoder:
             )
         # RFC 9110 8.4: codings stand in the order in which they were applied, so decode the last one first.
         self._stages = [_stage_of(n) for n in reversed(names)]
+        """Decoders of the codings, the outermost first."""
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
         self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
 
@@ -177,7 +180,9 @@ class _Gzip:
     def __init__(self) -> None:
         self._inflater: zlib._Decompress | None = zlib.decompressobj(31)
         self._head = b""
+        """First bytes of a further gzip member, whose rest has not arrived."""
         self._has_ended = False
+        """Whether other bytes follow the last member, which are ignored."""
 
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         while data and not self._has_ended:
@@ -209,6 +214,7 @@ class _Deflate:
 
     def __init__(self) -> None:
         self._head = b""
+        """First bytes, until they show which of both formats the body has."""
         self._inflater: zlib._Decompress | None = None
 
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:

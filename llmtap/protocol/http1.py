@@ -234,6 +234,7 @@ class _HeadCollector:
         self.target = b""
         self.headers: Headers = []
         self.is_complete = False
+        """Whether the parser has reached the end of the head."""
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -470,6 +471,7 @@ class LengthScanner:
 
     def __init__(self, left: int) -> None:
         self.left = left
+        """Number of bytes of the body that have not arrived."""
 
     def feed(self, data: bytes) -> int:
         left = self.left - len(data)
@@ -517,10 +519,13 @@ class ChunkedScanner:
         refused_words: frozenset[bytes] = frozenset(),
     ) -> None:
         self._refused_names = refused
+        """Names that no trailer may have."""
         self._refused_words = refused_words
+        """Words that no trailer name may contain."""
         self._extension_excess_bytes = 0
         """Number of bytes by which the chunk extensions exceed the payload of their chunks."""
         self._trailer_bytes = 0
+        """Size of all trailers so far, for a limit."""
         self.trailers = trailers
         self.left = 0
         """Number of bytes that remain of the current chunk, including its CR LF."""

@@ -261,6 +261,7 @@ class RepetitionFinder:
         self._search_offset = 0
         """Offset in the body at which the previous search was made."""
         self._vain_searches_left = _VAIN_SEARCHES_MAX
+        """How many searches may still fail before the search ends."""
 
     def search(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
         """Set `repetition` to that of a block with one repeatable event. `offset`: end of the block."""
@@ -311,8 +312,11 @@ class PythonTokenRun:
 
     def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:
         self._chunked = chunked
+        """Whether each event comes as an HTTP chunk of its own."""
         self._text_in = repetition.text_in
+        """Returns the text of an event that repeats; empty: the bytes are another event."""
         self._events: list[tuple[int, int, int, str]] = []
+        """Time, added latency, size and text of each event."""
         self._texts_bytes = 0
         self.keeps_texts = keeps_texts
 

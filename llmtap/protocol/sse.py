@@ -72,6 +72,7 @@ class SseParser:
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
+        """Number of bytes read so far."""
         self.skipped = 0
         """Number of blocks that were skipped."""
         self.idle = True
@@ -81,6 +82,7 @@ class SseParser:
         """First bytes of the body, while they can still become a byte order mark."""
         # State of the line that is being read.
         self._tail = bytearray()
+        """Bytes of an unfinished line."""
         self._line_size = 0
         """Number of bytes of the line so far, including those that were dropped."""
         self._cr_waits = False
@@ -93,13 +95,18 @@ class SseParser:
         """Whether a single newline separates events (see the docstring of the module)."""
         # State of the block that is being read.
         self._start = -1
+        """Offset of the block's first byte; -1: no block has begun."""
         self._data: list[bytes] = []
+        """Values of the block's `data` lines."""
         self._data_bytes = 0
         self._event = b""
+        """Value of the block's `event` line."""
         self._has_comment = False
+        """Whether the block has a comment line."""
         self._has_other_field = False
         """Whether the block has a field other than `data`."""
         self._too_long = False
+        """Whether the block is longer than allowed, so its content is dropped."""
 
     @property
     def kept_bytes(self) -> int:
@@ -305,13 +312,18 @@ class LineParser:
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX, *, named: bool = False) -> None:
         self._has_names = named
+        """Whether each line begins with the name of its event."""
         self.offset = 0
+        """Number of bytes read so far."""
         self.skipped = 0
+        """Number of lines that were too long."""
         self._line_bytes_max = line_bytes_max
         self._tail = bytearray()
+        """Bytes of an unfinished line."""
         self._size = 0
         """Number of bytes of the unfinished line, including those that were dropped."""
         self._is_dropped = False
+        """Whether the unfinished line is ignored up to its end."""
 
     @property
     def kept_bytes(self) -> int:
@@ -382,6 +394,7 @@ class MessageStreamParser:
 
     def __init__(self) -> None:
         self.offset = 0
+        """Number of bytes of whole messages so far."""
         self._skipped = 0
         self._part_parser: SseParser | LineParser | None = None
         """Parser of the stream in the payloads of PayloadPart; None until its format is known."""
@@ -540,11 +553,14 @@ class ArrayParser:
 
     def __init__(self) -> None:
         self.offset = 0
+        """Offset of the first byte in `_buffer`."""
         self.skipped = 0
+        """Number of elements that were too long."""
         self._buffer = bytearray()
         self._element_start = -1
         """Offset in the buffer at which the element begins; -1 between elements."""
         self._depth = 0
+        """Number of open brackets: 1 between elements, 2 inside an element."""
         self._string_state = 0
         """0 outside a string, 1 inside a string, 2 after a backslash in a string."""
 

@@ -62,6 +62,7 @@ class GrpcUsage:
     output_tokens: int
     """Number of output tokens. vLLM possibly reports only those of the last chunk: then count all ids."""
     cached_tokens: int = 0
+    """Number of prompt tokens that the server had in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class Child:
         self.kind = kind
         self.name = name
         self.index = index
+        """Position among the processes of its kind, which a replacement takes over."""
         self.began_s = time.monotonic()
         self.is_ready = False  # whether the child has reported `ready`
         self.until_s: float | None = None  # monotonic time at which it is killed, as in `ChildState`
@@ -79,6 +80,7 @@ class Child:
         """Setup of a meter; None if an earlier supervisor started the meter."""
         self._process = process
         self._stdin = stdin
+        """Descriptor of the pipe to the process; -1: it is closed, so the process ends."""
         self._stdout: asyncio.StreamReader | None = None
 
     @classmethod
@@ -189,6 +191,7 @@ class _AdoptedProcess:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._status: int | None = None
+        """Exit code; None while the process runs."""
         self._check_exit()
 
     @property

@@ -103,6 +103,7 @@ class PortsState(msgspec.Struct, kw_only=True):
     """State of the sockets in a hot restart: their descriptors, and their configured addresses."""
 
     clients: list[int]
+    """Descriptors of the sockets for clients."""
     admin: int
     listen_at: str | None
     """Configured address of `clients`; None if systemd opened them."""
@@ -134,6 +135,7 @@ class Ports:
         self.listen_at = listen_at
         self.admin_at = admin_at
         self.back: list[socket.socket] = []
+        """Listening sockets of the second relay, behind the gateway."""
         self.back_at: str | None = None
 
     @classmethod

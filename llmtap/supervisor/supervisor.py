@@ -65,6 +65,7 @@ class _Plan(NamedTuple):
     settings: Settings
     ports: Ports
     run: ProxyRun
+    """State that outlives the processes, such as secret keys."""
 
 
 class _Generation(NamedTuple):
@@ -72,6 +73,7 @@ class _Generation(NamedTuple):
 
     meter: Child | None
     relays: dict[int, Child]
+    """By index: relay process."""
 
 
 class Supervisor:
@@ -88,12 +90,14 @@ class Supervisor:
         self._settings = settings
         self._reload_settings = reload
         self._announce = announce
+        """Function that reports the addresses to the user."""
         self._children: set[Child] = set()
         """All running children, including draining ones."""
         self._relays: dict[int, Child] = {}
         """Relays of the present generation, by index."""
         self._meter: Child | None = None
         self._meter_ready = asyncio.Event()
+        """Set when the meter accepts relays."""
         self._meter_keeper: asyncio.Task[None] | None = None
         """Task that restarts the present meter (`_keep_meter`)."""
         self._tap_path = ""
@@ -106,6 +110,7 @@ class Supervisor:
         self._change_event = asyncio.Event()
         """Set when a signal requests a reload or a hot restart."""
         self._wants_restart = False
+        """Whether a signal asked for a hot restart."""
         self._failed = False
         """Whether an internal task failed because of a bug; the exit status is then 1."""
         self._tasks: set[asyncio.Task[None]] = set()

@@ -103,9 +103,11 @@ class TextTable(DataTable[Text]):
         self.table = ViewTable(())
         self._titles: list[str] = []
         self.sort_column: str | None = None
+        """Key of the column that decides the order; None: order of the document."""
         self.largest_first = True
         self.filter_text = ""
         self.matching_count = 0
+        """Number of rows that match the filter, also those that are not shown."""
 
     def show(self, table: ViewTable) -> None:
         self.table = table
@@ -194,6 +196,7 @@ class EventScreen(Screen[None]):
         self._feed = feed
         self._exchange_id = id_
         self._token_reading_ns = v_ns
+        """Time that the assumed reader needs for a token."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="story", markup=False)
@@ -308,12 +311,15 @@ class TopApp(App[None]):
         self._loaded_view: View | None = None
         """View of the latest answer. While another view is open, that view's table can still be empty."""
         self._sort_orders: dict[str, tuple[str | None, bool]] = {}
+        """By view: column and direction of its order, which it gets again when it is opened."""
         self._admin: Admin | None = None
         self._feed: Feed | None = None
         self._poll_worker: Worker[None] | None = None
         self._head = Static(id="head", markup=False)
         self._notes = Static(id="notes", markup=False)
+        """Line below the table."""
         self.grid = TextTable("grid")
+        """Table of the open view."""
 
     def compose(self) -> ComposeResult:
         yield self._head

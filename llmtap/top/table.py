@@ -48,6 +48,7 @@ class Row:
     """Row of a view's table. The key stays the same when the figures change."""
 
     key: str
+    """Identifier of the row, such as the id of an exchange."""
     cells: tuple[Cell, ...]
 
 

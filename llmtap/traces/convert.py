@@ -52,6 +52,7 @@ class Report:
     rows_read: int = 0
     rows_written: int = 0
     aspects: list[Aspect] = field(default_factory=list)
+    """What became of each kind of data."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Number of rows that were not written, by reason."""
     notes_read: list[str] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Report:
     notes_written: list[str] = field(default_factory=list)
     """Differences of the written rows from the rows of the source."""
     bytes_in: int = 0
+    """Size of the source."""
     bytes_out: int = 0
     seconds: float = 0.0
     """Duration of the conversion."""
@@ -260,6 +262,7 @@ class _RedactedBatches:
         """Number of marks that replace a part of a text."""
         self.redacted_rows = 0
         self.unreadable_bodies = 0
+        """Number of bodies that are not JSON, so were left out."""
         self.unredacted_rows = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

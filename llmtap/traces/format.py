@@ -153,9 +153,11 @@ class TraceWriter:
     name: str
     """Name of the format."""
     out: BinaryIO
+    """Open target file."""
     info: CaptureInfo
     """Metadata of the source."""
     batches: Iterable[pa.RecordBatch]
+    """Rows to write."""
     rows: int = 0
     """Number of written rows."""
     dropped: dict[str, int] = field(default_factory=dict)

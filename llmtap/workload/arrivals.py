@@ -102,7 +102,9 @@ class Intensity:
     """
 
     lead: tuple[Piece, ...]
+    """Pieces before the cycle, which come once."""
     cycle: tuple[Piece, ...]
+    """Pieces that repeat without end."""
 
     def arrival_times_ns(self, units: Iterator[float]) -> Iterator[int]:
         """Yield the times in ns at which the integral of the rate reaches the running sums of `units`."""
@@ -204,8 +206,10 @@ class _Parameters:
 
     def __init__(self, text: str) -> None:
         self._known_names: list[str] = []
+        """Names that were asked for, to report unknown ones."""
         self._values: dict[str, str] = {}
         self.bare_words: list[str] = []
+        """Words without `=`."""
         for part in text.split(",") if text.strip() else ():
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals:

@@ -56,6 +56,7 @@ class DataSet:
 
     count: int
     pair: Callable[[int], Pair]
+    """Returns the prompt and answer with a number."""
     context: Callable[[int, int, int], str]
     """Function `(number, tokens, seed)` that returns the shared context `number`, of exactly this length."""
     content: Mapping[str, Any]

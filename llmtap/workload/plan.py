@@ -95,6 +95,7 @@ class SharedBlocks:
         """`lengths`: tokens of each context."""
         self._block_numbers = itertools.count()
         self._contexts = [self._new_blocks(tokens // BLOCK_TOKENS) for tokens in lengths]
+        """By context: numbers of its blocks."""
 
     def _new_blocks(self, count: int) -> tuple[int, ...]:
         return tuple(itertools.islice(self._block_numbers, max(0, count)))
@@ -113,9 +114,11 @@ class PlannedTurn:
     message: int
     """Number of tokens of the new message; `output`: of the answer."""
     output: int
+    """Number of tokens of the answer."""
     is_first: bool = True
     """Whether the turn begins a conversation."""
     think_ns: int = 0
+    """Pause of the user before the turn."""
     pair_number: int = 0
     """Number of the turn's pair in the data set; 0 if the texts are generated."""
 
@@ -205,6 +208,7 @@ class ConversationPrompts:
     script: ConversationScript
     fit: Fit = _make_unfitted
     _contexts: dict[int, str] = field(default_factory=dict)
+    """By number: text of a context, because many prompts share it."""
 
     def prompt(self, row: int) -> Prompt:
         return self.resized_prompt(row, self.plan.requests.input[row])

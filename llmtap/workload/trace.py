@@ -62,6 +62,7 @@ class Trace:
 
     @property
     def tied_share(self) -> float:
+        """Share of the arrivals at the same time as another one."""
         return tied_share(self.requests.arrival_ns)
 
     def first_rows(self, count: int) -> "Trace":

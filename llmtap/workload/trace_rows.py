@@ -65,16 +65,21 @@ class Links:
     """Links between rows as columns of `Requests`, and the conversation number of each row."""
 
     after: "array[int]" = field(default_factory=int_column)
+    """Row of the previous turn; -1: there is none."""
     think_ns: "array[int]" = field(default_factory=int_column)
+    """Time from the previous answer to the request."""
     session: "array[int]" = field(default_factory=int_column)
     joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By row: further rows for whose answers it waits."""
 
 
 @dataclass(slots=True)
 class _Session:
     number: int
     rows_by_turn: dict[int, int] = field(default_factory=dict)
+    """By number of a turn: its row."""
     turn_max: int = -1
+    """Largest number of a turn so far."""
 
     def row_before_turn(self, turn: int) -> int:
         """Return the row of the nearest smaller turn; -1 if there is none."""
@@ -92,11 +97,13 @@ class TraceTurns:
         self._turn_numbers: list[int | None] = []
         self._ids: list[_Name | None] = []
         self._parents: list[_Name | None] = []
+        """By row: id of the previous exchange of the conversation."""
         self._think_us: list[int | None] = []
         self._end_us: list[int | None] = []
         self._latest_rows: dict[_Name, tuple[int, int]] = {}
         """By session: arrival of its latest row, and end of the answer to this row, in ns."""
         self._undated_rows = 0
+        """Number of rows without an arrival time."""
         self._orphans = self._overlaps = self._unknown_ends = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -269,12 +276,14 @@ class TraceRows:
         self.links = Links()
         self.source_rows = array("q")
         self._rows_left = count
+        """Number of rows that may still be read."""
         self._blocks = _Blocks()
         self._turns = TraceTurns() if parts.conversations else None
         self._parts = parts
         self._uses_lengths = False
         """Whether to use the lengths of the rows instead of their bodies: for formats of other tools."""
         self._missing_counts = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
+        """By column: number of rows left out because they have no value."""
         self._uncounted_rows = self._untimed_rows = self._other_requests = self._unanswered_rows = 0
         self.unsendable: Counter[str] = Counter()
         """Number of rows whose bodies cannot be sent, by reason."""
@@ -282,6 +291,7 @@ class TraceRows:
         self.estimated_count = 0
         """Number of rows whose input or output tokens are an estimate."""
         self._last_arrival_ns = _NOT_YET
+        """Arrival of the latest row, for rows without a time."""
 
     def read(self, source: TraceSource) -> None:
         """Read the requested rows of a source; `ordered_requests` returns them afterwards."""
@@ -505,6 +515,7 @@ class _TokenEstimate:
     def __init__(self, bytes_per_token: float) -> None:
         """`bytes_per_token`: assumed value if no row has a count; 0: estimate 0 tokens in this case."""
         self._assumed_bytes_per_token = bytes_per_token
+        """Ratio that is used if no row has both counts."""
         self._tokens = self._bytes = 0
         self._bytes_by_row: dict[int, int] = {}
         """By row to estimate: its number of bytes."""
@@ -539,6 +550,7 @@ class _Blocks:
         self._bytes: dict[int, int] = {}
         """By row: prompt bytes, if the size of its blocks is given in bytes."""
         self._ignored_rows = 0
+        """Number of rows whose blocks have another size or unit."""
 
     def add(self, columns: Sequence[pa.Array]) -> None:
         lists = columns[0]

@@ -82,7 +82,9 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
         self.answer: Answer | None = None
         """Answer to the current request; None until it arrives."""
         self.rejected_spans = 0
+        """Number of spans that the receiver rejected in its latest answer."""
         self._logged_events: set[str] = set()
+        """Problems that are logged already, to log each only once."""
 
     def begin_request(self) -> None:
         """Forget the answer to the previous request."""
@@ -170,6 +172,7 @@ class _SpanDelivery(SpanExporter):
 
     def __init__(self, sdk_exporter: SpanExporter, receiver: _Receiver, closing: Event) -> None:
         self.sdk_exporter = sdk_exporter
+        """Exporter of OpenTelemetry's SDK, which sends the spans."""
         self.sent = self.failures = 0
         self.dropped: dict[str, int] = {}
         """Number of spans that the receiver did not get, by reason."""
@@ -219,6 +222,7 @@ class _MetricDelivery:
         self._receiver, self._totals, self._origin = receiver, totals, origin
         self._clock, self._closing = clock, closing
         self._is_delta = sdk_exporter._preferred_temporality[Histogram] is AggregationTemporality.DELTA
+        """Whether the receiver wants the growth since the latest export, instead of totals."""
         self._interval_s = _number_of_variable("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
 
     def run(self) -> None:
@@ -269,9 +273,13 @@ class OtlpExporter:
         """
         self._options = options
         self._servers = servers or {}
+        """By arm: host and port of the upstream."""
         self._back_server = back_server
+        """Host and port of the engine behind the gateway, for exchanges of the back."""
         self._names = VERSIONS[options.semconv]
+        """Names of attributes in the configured version of the conventions."""
         self._closing = Event()
+        """Set when the exporter must end, to cut waits short."""
         self._queued_spans = self._queue_full_drops = 0
         # The SDK must not log failed requests, because `_Receiver` logs them.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
@@ -284,6 +292,7 @@ class OtlpExporter:
             self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
             self._span_delivery = _SpanDelivery(spans, receivers[0], self._closing)
             self._queue_max = max(1, round(_number_of_variable("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
+            """Number of waiting spans above which new ones are dropped."""
             self._provider.add_span_processor(
                 BatchSpanProcessor(
                     self._span_delivery,

@@ -104,6 +104,7 @@ class Semconv:
     response_model: str = "gen_ai.response.model"
     finish_reasons: str = "gen_ai.response.finish_reasons"
     first_chunk: str = "gen_ai.response.time_to_first_chunk"
+    """Attribute of the time to the first chunk."""
     input_tokens: str = "gen_ai.usage.input_tokens"
     output_tokens: str = "gen_ai.usage.output_tokens"
     cached_tokens: str = "gen_ai.usage.cache_read.input_tokens"

@@ -295,6 +295,7 @@ class Point:
     measure: semconv.Measure
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
+    """Values of the series."""
     start_ns: int
     """Time at which the count of the totals began, by the wall clock."""
     cell_key: CellKey
@@ -316,9 +317,11 @@ class MetricRecorder:
             self.measures += measures
             self._indexes_of[quantity] = tuple(range(first, len(self.measures)))
         self._known_keys: list[set[Key]] = [set() for _ in self.measures]
+        """For each measure: attributes of its series, for the limit on series."""
         self._series_max = series_max
         self._lock = Lock()
         self._new_values: dict[CellKey, Buckets | ExponentialBuckets] = {}
+        """By measure and attributes: values since the latest `take`."""
         self._exponential = exponential
 
     def take(self) -> dict[CellKey, Buckets | ExponentialBuckets]:
@@ -398,6 +401,7 @@ class Totals:
         self._recorder = recorder
         self._servers = servers
         self._arm_index = recorder.names.index(semconv.ARM)
+        """Position of the arm in the attributes of a series."""
         self._cells: dict[CellKey, tuple[int, Buckets | ExponentialBuckets]] = {}
         """Start time and totals of each series."""
         self._start_ns = self._gathered_ns = start_ns
@@ -410,6 +414,7 @@ class Totals:
             else:
                 self._cells[cell_key] = self._gathered_ns, cell
         self._gathered_ns = now_ns
+        """Time of the latest `gather`."""
         measures = self._recorder.measures
         for cell_key, (start_ns, cell) in sorted(
             self._cells.items(), key=lambda item: measures[item[0][0]].instrument.name

@@ -64,6 +64,7 @@ class Exemplars:
 
     def __init__(self, exemplars_max: int = EXEMPLARS_MAX) -> None:
         self._newest: OrderedDict[BucketKey, Exemplar] = OrderedDict()
+        """Newest exemplar of each bucket; the oldest is first, and is dropped at the limit."""
         self._exemplars_max = exemplars_max
 
     def add(self, key: BucketKey, value: float, parent: TraceParent, wall_ns: int) -> None:
@@ -144,8 +145,10 @@ class Series:
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
         self._cells: dict[_Key, Buckets] = {}
+        """By key of a histogram and own labels: its buckets."""
         # Start at 0: if a counter appeared with its first event, rate() would not count this event.
         self.counts: dict[_Key, float] = dict.fromkeys(_ZERO_COUNTERS, 0)
+        """By key of a counter and own labels: its value."""
 
     def freeze(self) -> _FrozenSeries:
         """Return a copy of all counts."""
@@ -274,8 +277,11 @@ class Exposition:
         self._added_latency = {
             point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")
         }
+        """By part of an exchange: latency that llmtap added."""
         self._calls: dict[tuple[str, str, str, str], Buckets] = {}
+        """By tenant, method, tool and outcome of an MCP call: its durations."""
         self._unparsed = 0
+        """Number of events that no dialect could read."""
         self._without_dialect = summary.AnswersWithoutDialect()
         self._exemplars = Exemplars()
 
@@ -378,12 +384,17 @@ class FrozenExposition:
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_SeriesLabels, _FrozenSeries]]
     added: Mapping[str, tuple[Sequence[int], int]]
+    """By part of an exchange: counts and sum of the latency that llmtap added."""
     calls: Sequence[Cell]
+    """Durations of MCP calls, by labels."""
     values: Mapping[str, Value]
+    """Values of the metrics about llmtap itself."""
     histograms: Sequence[tuple[HistogramFamily, Sequence[Cell]]]
     helps: Mapping[str, str]
+    """By name of a metric: help text that replaces the declared one."""
     exemplars: Mapping[BucketKey, Exemplar]
     native: bool = False
+    """Whether there are native histograms, too."""
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the exposition and its content type, in the format that the Accept header requests."""

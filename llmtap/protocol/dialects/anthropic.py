@@ -48,12 +48,17 @@ class Anthropic(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
+        """Id of the message; another id shows that a gateway began the answer again."""
         self._start_counts = UsageCounts()
+        """Counts of the first event: prompt tokens, which the end does not always repeat."""
         self._last_message_delta: Delta | None = None
         """The latest `message_delta` with counts, which are the total if no stop reason follows."""
         self._has_output = False
+        """Whether an event has had output."""
         self._has_stopped = False
+        """Whether an event has had a finish reason."""
         self._has_total = False
+        """Whether an event has had the usage of the whole answer."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:

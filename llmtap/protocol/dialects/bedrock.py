@@ -48,6 +48,7 @@ class BedrockText(shapes.ObjectReader):
         self._input_members: JsonObject = {}
         """Member with the number of prompt tokens, stored because only the first event has it."""
         self._running_count = RunningCount()
+        """Number of output tokens so far, by the counts in events."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:

@@ -71,11 +71,13 @@ class _Candidate:
     position: int
     """Position of the dialect in `Dialects.entries`."""
     claim: int
+    """How sure the dialect is that the answer is its own (`registry.Dialect.claim`)."""
     is_own: bool
     """Whether the dialect is a table of the user that fits."""
     is_on_path: bool
     """Whether the path of the request belongs to the dialect."""
     deltas: list[Delta] = field(default_factory=list)
+    """What the candidate reads from each stored event."""
     evidence: int = 0
     """Number of events with strong or weak evidence for the dialect."""
     strong_events: int = 0
@@ -83,6 +85,7 @@ class _Candidate:
     output_events: int = 0
     """Number of events that carry output, or a verdict, which can stand in place of output."""
     data_events: int = 0
+    """Number of events with data that the candidate has read."""
     parsed_events: int = 0
     """Number of events with data that the dialect understood."""
     unread_events: int = 0
@@ -163,14 +166,21 @@ class DialectChooser:
         """Reader of the chosen dialect; None before the choice, and if no dialect fits."""
         self._reading = Reading.NONE
         self.kept_bytes = 0
+        """Size of the stored events, for the limit BYTES_KEPT_MAX."""
         self._stored_events: list[_StoredEvent] = []
+        """Events that wait until a dialect is chosen."""
         self._data_events = 0
+        """Number of events with data that are stored."""
         self._candidates: list[_Candidate] = []
+        """Dialects that claim one of the stored events."""
         self._certainty = (False, False, False)
         """Certainty of the chosen dialect (`_Candidate.certainty`)."""
         self._has_read_output = False
+        """Whether the chosen dialect has read output."""
         self._outputs_of_others = 0
+        """Number of outputs since the choice that only another dialect reads."""
         self._revisions_left = REVISIONS_MAX
+        """How often the choice may still be changed."""
         self._is_full = False
         """Whether the limit of stored events was reached before the dialect was certain."""
 

@@ -28,6 +28,7 @@ class LlamaCpp(shapes.ObjectReader):
         self._lists_tokens = False
         """Whether events list their tokens: then ignore the running count, which ends one too high."""
         self._predicted_count = RunningCount()
+        """Number of output tokens so far, by the counts in events."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:

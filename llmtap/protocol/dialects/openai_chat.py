@@ -101,10 +101,13 @@ class OpenAIChat(ChoicesReader):
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
+        """Id of the answer; another id shows that a gateway began it again."""
         self._no_thinking: set[int] = set()
         """Indexes of the choices in whose content no (more) thinking can follow."""
         self._thinking: dict[int, InlineThinking] = {}
+        """By choice: parser of thinking that is inside the content (`<think>`)."""
         self._repeat_match: re.Match[bytes] | None = None
+        """Match of a chunk that repeats the previous output with usage; None: it repeats nothing."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:

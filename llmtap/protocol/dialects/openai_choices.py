@@ -181,13 +181,18 @@ class ChoicesReader:
 
     __slots__ = ("_has_finished", "_model", "_predicted_count", "_running_count")
     chunk_type: ClassVar[type[ChunkFields]]
+    """Struct of the dialect's chunk, with its own `choices`."""
     decode: ClassVar[Any]
+    """Decoder of `chunk_type`."""
 
     def __init__(self) -> None:
         self._model: str | None = None
         self._running_count = openai_shapes.RunningCount()
+        """Tokens so far by the usage in each chunk, if the server sends it."""
         self._predicted_count = openai_shapes.RunningCount()
+        """Tokens so far by llama.cpp's `timings` in each chunk."""
         self._has_finished = False
+        """Whether a chunk has had a finish reason."""
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
@@ -340,6 +345,7 @@ class OpenAICompletions(ChoicesReader):
     def __init__(self) -> None:
         super().__init__()
         self._choices_with_text: set[int] = set()
+        """Choices that have had text."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:

@@ -33,6 +33,7 @@ class EdgeEvent:
     rule_index: int | None
     """Index of the table's rule that reads the event; None if no rule does."""
     holds_output: bool
+    """Whether the event has output."""
     texts: dict[Path, str] = field(default_factory=dict)
     """Short texts by their paths. No earlier event has a text at any of these paths."""
     integers: dict[Path, int] = field(default_factory=dict)

@@ -74,8 +74,10 @@ class _Writer:
     ) -> None:
         self._table = table
         self._candidates = candidates
+        """Values that the table possibly lacks."""
         self._notes = notes
         self._shows_text = text
+        """Whether comments may quote texts of the answer."""
         name = table.name
         self._place = f"dialects.{name if _BARE_KEY.issuperset(name) else _toml_value(name)}"
 

@@ -19,6 +19,7 @@ class Meaning(NamedTuple):
     """Meaning of the name of a member."""
 
     words: tuple[str, ...]
+    """Words of the name, in lower case."""
     phrase: str
     """The words with spaces between them."""
     is_plain: bool

@@ -45,7 +45,9 @@ class Kind:
     """Events with the same name and the same marks at the top level of their JSON."""
 
     event: str | None
+    """Value of the `event:` line; None without one."""
     marks: tuple[Mark, ...]
+    """Paths and values of the words at the top level that tell kinds of events apart."""
     indexes: list[int] = field(default_factory=list)
     """Indexes of these events in the answer."""
     members: set[frozenset[str]] = field(default_factory=set)
@@ -84,8 +86,10 @@ class Place:
     holds_output: bool | None = None
     """Whether the texts are output of the model; None before the place is judged."""
     points: int = 0
+    """Sum of the signs that the place holds output."""
     event_class: EventClass = EventClass.CONTENT
     cumulative: bool = False
+    """Whether each text repeats the texts before."""
     point_reasons: list[str] = field(default_factory=list)
 
 
@@ -98,6 +102,7 @@ class Counter:
     meaning: str
     """Kind of tokens: `input`, `output`, `reasoning`, `cached` or `total`."""
     values: list[int] = field(default_factory=list)
+    """Numbers at the path, in order of the events."""
 
 
 @dataclass(slots=True)
@@ -107,6 +112,7 @@ class Flag:
     kind: Kind
     path: Path
     indexes: list[int] = field(default_factory=list)
+    """Indexes of the events that have the sign."""
 
 
 class Structure:
@@ -122,7 +128,9 @@ class Structure:
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
         """Name of the member at the top whose value names the kind of an event; None if unknown."""
         self.values_left = values_max
+        """How many values may still be read, for a limit on CPU time."""
         self._has_reached_limit = False
+        """Whether further places were ignored because of a limit."""
         self.kinds: dict[tuple[Any, ...], Kind] = {}
         self.places: dict[tuple[Any, ...], Place] = {}
         self.counters: dict[tuple[Any, ...], Counter] = {}
@@ -131,6 +139,7 @@ class Structure:
         self.filter_ends: set[int] = set()
         """Indexes of the events in which a filter ended the answer: their text possibly replaces it."""
         self.models: set[Path] = set()
+        """Paths of members that name a model."""
         self.event_count = 0
         self.message_id_member: str | None = None
         """Member with a message's id, if only the first event of a message names its speaker; else None."""

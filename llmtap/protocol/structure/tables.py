@@ -33,15 +33,21 @@ class _Draft:
     members: set[frozenset[str]] = field(default_factory=set, repr=False)
     """Sets of names of members at the top of these events."""
     where: dict[str, Scalar] = field(default_factory=dict)
+    """By path: value that an event must have."""
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     tool_call: list[str] = field(default_factory=list)
     call: list[str] = field(default_factory=list)
+    """Paths of the name of a tool call."""
     cumulative: bool = False
+    """Whether each text repeats the texts before."""
     choice: str | None = None
+    """Path of the index of the choice."""
     usage: list[str] = field(default_factory=list)
+    """Paths of the object with the token counts."""
     finish_reason: list[str] = field(default_factory=list)
     done: dict[str, Scalar] = field(default_factory=dict)
+    """By path: value that an event of the answer's end has."""
     event_class: EventMark | None = None
 
 
@@ -154,7 +160,9 @@ class _Naming:
         if best is not None and len(lines) > len(values[best]):
             best = None
         self._member: Path | None = best
+        """Path of the member that names events; None: the `event:` line names them."""
         self.match: str | tuple[str, ...] = "type"
+        """`match` of the table: paths of the events' names."""
         if best is not None:
             self.match = member_path(best)
         elif ("type",) in members:

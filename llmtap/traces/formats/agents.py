@@ -156,13 +156,16 @@ def _is_dynamo(head: bytes, name: str) -> bool:
 
 class _Entry(Struct):
     t: Number
+    """Arrival in seconds since the conversation began."""
     type: str
     model: str | None = None
     input_tokens: TokenCount | None = field(default=None, name="in")
     output_tokens: TokenCount | None = field(default=None, name="out")
     hash_ids: list[Annotated[int, Meta(ge=0, lt=1 << 40)]] | None = None
     stop: str | None = None
+    """Finish reason."""
     api_time: Number | None = None
+    """Duration of the answer in seconds."""
     think_time: Number | None = None
     ttft: Number | None = None
     agent_id: str | None = None

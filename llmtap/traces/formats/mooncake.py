@@ -122,6 +122,7 @@ class BlockIds:
     def __init__(self, writer: format.TraceWriter) -> None:
         self._writer = writer
         self._numbers: defaultdict[int, int] = defaultdict()
+        """By id in the capture: number in the file, counted from 0."""
         self._numbers.default_factory = self._numbers.__len__
         self.missing_rows = 0
         """Number of rows without ids."""

@@ -74,11 +74,13 @@ def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fi
 class _Search:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
+        """What the prompt should be."""
         self._words = self._atoms = 0
         self.prompt = Prompt()
         self._tokens_by_size: dict[tuple[int, int], int] = {}
         """Counted tokens by the number of words and atoms (filling words)."""
         self._best_prompt: tuple[Prompt, int] | None = None
+        """Prompt whose length is nearest to the wanted one, with its number of tokens."""
         self._longest_too_short: tuple[int, int, int] | None = None
         """Words, atoms and tokens of the longest prompt that is too short."""
 
@@ -176,6 +178,7 @@ class RowPrompts:
         self._system = system
         self._tokens_before, behind = counter.overhead(Prompt(system=system))
         self._overhead = self._tokens_before + behind
+        """Number of tokens that the chat template and the system prompt add."""
 
     def prompt(self, row: int) -> Prompt:
         return self.prompts([row])[0][0]
@@ -245,6 +248,7 @@ class _PromptMaker:
         self._source = source
         self._row = row
         self.words = 0
+        """Number of words of the latest prompt."""
         self.prompt = Prompt()
 
     def make(self, words: int) -> Prompt:

@@ -85,6 +85,7 @@ class NumberedBytes:
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
         self._offset = int.from_bytes(shake_128(b"llmtap text " + self._seed).digest(NAME_BYTES))
+        """Number that is added to each name, so that seeds have different names."""
 
     def block(self, number: int, tokens: int) -> bytes:
         """Return the bytes of a block id (signed or unsigned 64-bit)."""

@@ -105,8 +105,10 @@ class _HuggingFace:
         self.name = str(path)
         self._tokenizer = open_tokenizer_file(path, place)
         self.specials = int(self._tokenizer.num_special_tokens_to_add(False))
+        """Number of special tokens that the model's server adds to a prompt."""
         # Prefer the fast variant of `tokenizers` 0.20.1, which omits offsets and saves a third of the time.
         self._encode_all: Any = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        """Encodes many texts in one call."""
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         return [len(encoding) for encoding in self._encode_all(list(texts), add_special_tokens=False)]
@@ -292,10 +294,13 @@ class TokenCounter:
     ) -> None:
         """`specials`: number of tokens that the server adds. `method`: method of counting, for reports."""
         self.method = method
+        """Method of counting, for reports."""
         self.tokenizer = tokenizer
         self.words = fitting_words(tokenizer)
         self._render = render
+        """Returns the text that the server makes of a prompt."""
         self._specials = specials
+        """Number of special tokens that the server adds to a prompt."""
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]:
         counts = self.tokenizer.counts([self._render(prompt) for prompt in prompts])

@@ -32,6 +32,7 @@ class TextsSoFar:
 
     def __init__(self) -> None:
         self._marks: dict[tuple[int, EventClass], tuple[int, int]] = {}
+        """By choice and class: length and hash of the text so far."""
 
     def new_part(self, index: int, kind: EventClass, text: str) -> str:
         """Return the part of a text after the text so far; the whole text if it does not begin with it."""
@@ -49,6 +50,7 @@ class Findings(msgspec.Struct, gc=False):
     """Values that were found in one event, or in one whole body."""
 
     so_far: TextsSoFar | None = None
+    """Texts of earlier events, for texts that repeat them."""
     root: Any = None
     """Object or list in which the paths of the rule begin."""
     values: Values = {}
@@ -71,11 +73,14 @@ class Findings(msgspec.Struct, gc=False):
     """Classes of the event in addition to those of its pieces."""
     tokens: int = 0
     source: TokenSource = TokenSource.NONE
+    """Source of `tokens`."""
     counts: list[UsageCounts] = []
     usage: Any = None
     total: Any = None
+    """Total number of tokens that a count says; used if the parts are missing."""
     reason: str | None = None
     signal: str = "finish_reason"
+    """Path of the finish reason, for verdicts."""
     verdict: Verdict | None = None
     error: Any = None
     times: tuple[ServerTime, ...] = ()

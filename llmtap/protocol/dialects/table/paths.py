@@ -22,7 +22,9 @@ class Place:
         self.visits: list[Visit] = []
         """Functions that use a value in this place."""
         self.members: dict[str, Place] = {}
+        """By name of a member: place inside it."""
         self.elements: dict[str, tuple[Each, Place]] = {}
+        """By text of a step `[...]`: the step, and the place inside each element that fits."""
         self.choice: Get | None = None
         """Function that returns the index of a choice from its value; None if no choice is in this place."""
 

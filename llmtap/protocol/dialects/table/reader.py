@@ -46,6 +46,7 @@ class TableDialect:
         self.table = table
         self.name = table.name
         self.end_certain = table.end_certain
+        """Whether every complete answer has an end mark."""
         paths_of = [as_texts(getattr(table.counts, key)) for key in Counts.__struct_fields__]
         plain = [bool(paths) and parse_path(paths[0]) == (paths[0],) for paths in paths_of]
         self.counts = [
@@ -54,11 +55,14 @@ class TableDialect:
         """For each count: its member in the usage; None if its first path is not a single member."""
         others = (follow_first(paths[is_member:]) for paths, is_member in zip(paths_of, plain, strict=True))
         self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
+        """Paths of counts that differ from OpenAI's, with their order in the table."""
         self.count_paths = count_paths(table)
         ends = (".*".join(map(re.escape, end.split("*"))) for end in as_texts(table.paths))
         self._match_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
         self._name_of = follow_first(table.match)
+        """Returns the name of an event from its JSON; None: the `event:` line names it."""
         self.message_id = follow_first(table.message)
+        """Returns the id of the message to which an event belongs; None: there are no ids."""
         marks = (Rule(event=names, event_class=mark) for mark, names in table.events.items())
         rules = [CompiledRule(rule, table) for rule in (*table.rules, *marks)]
         self._other_rules = [
@@ -172,12 +176,15 @@ class TableReader(shapes.ObjectReader):
         self._streamed = False
         """Whether a rule without `repeats` has read output, so that rules with `repeats` read none."""
         self._has_answer = False
+        """Whether an event has had output other than reasoning."""
         self._lists_tokens = False
         """Whether events list their tokens: then ignore the running count, which ends one too high."""
         self._running_count = openai_shapes.RunningCount()
         self._messages = MessageSpeakers()
         self._sample: Sample | None = None
+        """Event of which similar events differ only in their text, so are read fast."""
         self._samples_left = SAMPLES_MAX
+        """How many samples may still be made."""
         self._texts_so_far = TextsSoFar()
 
     @property

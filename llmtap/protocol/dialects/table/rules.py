@@ -41,7 +41,9 @@ class CompiledRule:
         self.end_count = len(rule.done)
         """Number of values that an event must have to end the stream; 0 if it cannot end it."""
         self.times = tuple(timed_paths(rule))
+        """Paths of durations, with their names and units."""
         self.role = follow_first(rule.role) if rule.role else None
+        """Returns the speaker; None: the rule has no path of it."""
         outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
         self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
         """Class of the event in addition to the classes of its output; None if there is none."""
@@ -58,10 +60,13 @@ class CompiledRule:
         choice = parse_path(rule.choice) if rule.choice is not None else ()
         lead = next((i for i in range(len(choice), 0, -1) if isinstance(choice[i - 1], Each)), 0)
         self.choice_index = follow(choice) if choice and not lead else None
+        """Returns the index of the choice; None: the rule has no path of it."""
         if lead:
             places.place_at(choice[:lead]).choice = follow(choice[lead:])
         self.visit = places.compile()
+        """Function that collects the values of an event into `Findings`."""
         self.repeats = rule.repeats
+        """Whether the rule's output repeats that of other rules."""
         self.usage_member = _usage_member(rule, table)
         self.has_evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
         """Whether the rule reads output, usage, a verdict or the end, which is evidence for the dialect."""
