@@ -32,6 +32,7 @@ class ProgressLines:
 
     def __init__(self) -> None:
         self._began_ns = self._printed_ns = SystemClock.mono_ns()
+        """`_printed_ns`: time of the latest line, because one is printed at intervals only."""
         self._under_way = 0
         """Number of requests in flight."""
         self._stop_signals = 0
@@ -55,7 +56,6 @@ class ProgressLines:
         if of is None:
             how = f"{WARM_UP_AUTO} (shorter: --warmup 8)" if how == "auto" else f"{how} requests"
             self._printed_ns = SystemClock.mono_ns()
-            """Time of the latest line, because one is printed at intervals only."""
             self._print(f"warming the server up: {how}")
         elif self._is_due():
             limit = "at most " * (what == "probes")

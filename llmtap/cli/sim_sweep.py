@@ -281,6 +281,7 @@ class SweepProgress:
         self._prints_lines = lines
         self._task = bar.add_task("reading", total=None)
         self._job_count = self._ended_jobs = self._ended_effort = 0
+        """Number of jobs, of ended jobs, and the estimated work of the ended jobs."""
 
     def on_reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._task, completed=done, total=of)

@@ -100,6 +100,7 @@ class Interventions:
         self.applied_guardrails: bytes | None = None  # value of the header field APPLIED_GUARDRAILS
         self.needs_text = bool(signs.patterns)  # whether `read` still needs texts of the answer
         self._patterns, self._error_types = signs
+        """Patterns of refusal texts, and types of errors by which guardrails refuse."""
         self._opening_text = ""
         self._refusal_phrase: str | None = None  # phrase or pattern that the opening of the answer matches
         self._refusal_signal: _Signal | None = None  # refusal by the model

@@ -199,6 +199,8 @@ class Observer:
         self._texts_taken = 0
         """Number of texts whose memory was taken."""
         self._text_chars = self._usage_bytes = 0
+        """`_text_chars`: length of `_texts`. `_usage_bytes`: memory of the latest usage, which another one
+        replaces."""
         self._texts_bytes = 0
         """Memory of the texts and of the usage object."""
         self._text_chars_max = _TEXT_CHARS_MAX
@@ -750,7 +752,6 @@ class Observer:
             self._x.usage = delta.usage
             self._texts_bytes -= self._usage_bytes
             self._usage_bytes = 0
-            """Memory of the latest usage, which is subtracted when another one replaces it."""
             if delta.usage is not None and delta.size > _USAGE_BYTES_MAX:
                 self._x.usage = figures_of(delta.usage)
                 self._usage_bytes = memory_bytes(self._x.usage)

@@ -139,6 +139,7 @@ class ExponentialBuckets:
         self.counts: dict[int, int] = {}
         """Number of values above 0 in each bucket, by Prometheus' number of the bucket."""
         self.zero_count = self.value_count = self.value_sum = 0
+        """Number of values up to 0, number of all values, and their sum."""
 
     def record(self, value: int) -> None:
         self.record_many((value,))

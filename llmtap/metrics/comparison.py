@@ -129,6 +129,7 @@ class _PairSums:
 
     def __init__(self, x: Values, y: Values, *, once: bool) -> None:
         self._x, self._y, self._counts_pairs_once = x, y, once
+        """Both ascending arrays; `_counts_pairs_once`: they are the same, so each pair counts once."""
         n = len(x)
         self.total = n * (n + 1) // 2 if once else n * len(y)
         """Number of sums."""

@@ -291,6 +291,7 @@ class _SequentialPrompts:
     def __init__(self, lengths: Callable[[Random], tuple[int, int]], seed: int) -> None:
         self._lengths, self._seed = lengths, seed
         self._random, self._next_row = Random(seed), 0
+        """Generator of the ids, and the row for which it makes the next ones."""
 
     def prompt(self, row: int) -> Prompt:
         if row < self._next_row:

@@ -105,6 +105,8 @@ class TraceTurns:
         self._undated_rows = 0
         """Number of rows without an arrival time."""
         self._orphans = self._overlaps = self._unknown_ends = 0
+        """Number of turns whose previous turn is not in the trace, that began before the previous answer's
+        end, and whose previous answer has no known end."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         rows = [batch.column(name).to_pylist() for name in LINK_COLUMNS]
@@ -285,9 +287,12 @@ class TraceRows:
         self._missing_counts = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
         """By column: number of rows left out because they have no value."""
         self._uncounted_rows = self._untimed_rows = self._other_requests = self._unanswered_rows = 0
+        """Number of rows without token counts, without a time, that are no requests to a model, and without
+        an answer."""
         self.unsendable: Counter[str] = Counter()
         """Number of rows whose bodies cannot be sent, by reason."""
         self._prompt_estimate, self._answer_estimate = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)
+        """Estimates of the tokens of prompts and answers from their sizes."""
         self.estimated_count = 0
         """Number of rows whose input or output tokens are an estimate."""
         self._last_arrival_ns = _NOT_YET
@@ -517,6 +522,7 @@ class _TokenEstimate:
         self._assumed_bytes_per_token = bytes_per_token
         """Ratio that is used if no row has both counts."""
         self._tokens = self._bytes = 0
+        """Sums over the rows that have both a token count and a size."""
         self._bytes_by_row: dict[int, int] = {}
         """By row to estimate: its number of bytes."""
 

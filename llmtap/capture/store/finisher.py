@@ -86,6 +86,8 @@ class Finisher:
         self._wake = threading.Condition()
         """Notified when there is a spool, a reason to retry, or the end."""
         self._is_stopping = self._is_abandoned = self._must_retry = False
+        """`_is_stopping`: no spool will be added. `_is_abandoned`: end without converting the rest.
+        `_must_retry`: try again now, without waiting after a failure."""
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
     @property
@@ -114,7 +116,6 @@ class Finisher:
         """End the pause before the next attempt, because the reason of the failure is possibly gone."""
         with self._wake:
             self._must_retry = True
-            """Whether to try again now, without waiting after a failure."""
             self._wake.notify()
 
     def forget_removed(self) -> None:
@@ -131,7 +132,6 @@ class Finisher:
             self._thread.join(timeout_s)
         with self._wake:
             self._is_abandoned = True
-            """Whether to end without converting the remaining spools."""
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -176,6 +176,8 @@ class RemotePlace:
         self._secrets = _secrets_of(url)
         """Parts of the URL that must not be in messages."""
         self._connect, self._prefix = _s3_store(url) if url.startswith("s3://") else self._other_store(url)
+        """`_connect`: function that connects to the store. `_prefix`: path in the store before the file's
+        name."""
         self._filesystem: FileSystem | None = None
         """Connection to the store; None before the first use."""
 

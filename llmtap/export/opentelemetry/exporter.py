@@ -174,6 +174,7 @@ class _SpanDelivery(SpanExporter):
         self.sdk_exporter = sdk_exporter
         """Exporter of OpenTelemetry's SDK, which sends the spans."""
         self.sent = self.failures = 0
+        """Number of spans that the receiver took, and of requests that failed."""
         self.dropped: dict[str, int] = {}
         """Number of spans that the receiver did not get, by reason."""
         self._receiver, self._closing = receiver, closing
@@ -281,6 +282,7 @@ class OtlpExporter:
         self._closing = Event()
         """Set when the exporter must end, to cut waits short."""
         self._queued_spans = self._queue_full_drops = 0
+        """Number of spans that were queued, and of spans for which the queue had no place."""
         # The SDK must not log failed requests, because `_Receiver` logs them.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         with _endpoint_in_environment(options.endpoint):

@@ -405,6 +405,7 @@ class Totals:
         self._cells: dict[CellKey, tuple[int, Buckets | ExponentialBuckets]] = {}
         """Start time and totals of each series."""
         self._start_ns = self._gathered_ns = start_ns
+        """`_gathered_ns`: time of the latest `gather`, from which a new series counts."""
 
     def gather(self, now_ns: int = 0) -> Iterator[Point]:
         """Add the recorder's new counts, and yield all series, sorted by the instrument."""
@@ -414,7 +415,6 @@ class Totals:
             else:
                 self._cells[cell_key] = self._gathered_ns, cell
         self._gathered_ns = now_ns
-        """Time of the latest `gather`."""
         measures = self._recorder.measures
         for cell_key, (start_ns, cell) in sorted(
             self._cells.items(), key=lambda item: measures[item[0][0]].instrument.name

@@ -144,6 +144,8 @@ class Series:
 
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
+        """`_families`: by key, declaration of a histogram. `_native`: whether to count for native
+        histograms, too."""
         self._cells: dict[_Key, Buckets] = {}
         """By key of a histogram and own labels: its buckets."""
         # Start at 0: if a counter appeared with its first event, rate() would not count this event.

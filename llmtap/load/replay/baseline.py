@@ -91,6 +91,7 @@ class Baseline:
         self.found_count = 0
         """Number of sent rows that were found in the source when it was read again."""
         self._repeat_count = self._unknown_outcomes = 0
+        """Number of requests whose row was sent before, and of rows whose recorded outcome is unknown."""
         self._has_times = False
         self._ended_by_side = {"both": 0, "then": 0, "now": 0, "neither": 0}
         """Number of requests that ended well in the recording (`then`), the replay (`now`) or both."""

@@ -87,6 +87,7 @@ class TaskTimes:
     def __init__(self, after: Sequence[int]) -> None:
         """`after`: for each row, the previous row of its task, always a smaller number; -1 for the first."""
         self._first_rows, self._turn_numbers = array("q"), array("q")
+        """By row: first row of its conversation, and number of its turn."""
         self._tasks: dict[int, _Task] = {}
         """By first row of a conversation: its requests and times so far."""
         self._turns: list[_Turn] = []

@@ -224,6 +224,7 @@ class _ExchangeStore:
     def __init__(self, tally: LoadTally, requests: Requests, spill_fd: int | None) -> None:
         self._tally = tally
         self._tenants, self._labels = requests.tenants, requests.labels
+        """By row: tenant and label of its request; empty if the load has none."""
         self._fd = spill_fd
         self._buffer = bytearray()
         """Encoded exchanges that are not written yet."""

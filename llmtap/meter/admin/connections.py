@@ -132,6 +132,7 @@ class _UnsentAnswer:
 
     def __init__(self, body: object, size: int, transport: asyncio.Transport | None) -> None:
         self.body, self.n_bytes, self.transport = body, size, transport
+        """Memory of the slices that wait to be sent, its size, and the connection that gets them."""
 
 
 class AdminConnections:

@@ -72,6 +72,8 @@ class _Connection(asyncio.Protocol):
         self._acks = bytearray()
         """Encoded confirmations of batches that are not sent yet."""
         self._closed_by_meter = self._connection_lost = self._reading_paused = False
+        """Whether the meter closed the connection, whether it was lost, and whether reading is paused until
+        the unread data are processed."""
         self._unread_data: deque[bytes] = deque()
         """Received bytes that are not processed yet, for the next turns."""
         self._work: Iterator[None] | None = None
@@ -139,7 +141,6 @@ class _Connection(asyncio.Protocol):
     def _pause_reading(self) -> None:
         if self._transport is not None and not self._reading_paused:
             self._reading_paused = True
-            """Whether reading is paused because unread data wait."""
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:

@@ -70,7 +70,9 @@ class BatchSize:
         self._b_max = b_max
         """Largest size of any batch (B_max of the paper)."""
         self._b_min = b_min = min(readings.b_min, limit)
+        """Smallest size of a batch (B_min of the paper)."""
         self._alpha_step, self._delta_step = readings.alpha_step, readings.delta_step
+        """`_alpha_step`: smallest width of the interval. `_delta_step`: how far an end moves at a time."""
         self._newest_weight = readings.alpha_ema
         """Weight of the newest batch in all moving averages."""
         self.low: float = b_min
@@ -83,6 +85,7 @@ class BatchSize:
         self.tau_ns = model.beta_ns if readings.tau_start == "beta" else 0.0
         """Moving average of the time between two tokens."""
         self._inputs_mean, self._outputs_mean = 300.0, 200.0
+        """Mean number of input and of output tokens of a request so far."""
         self._updates = 0
         """Number of batches from which the controller has learned."""
         tokens = readings.free_gb / readings.kv_gb_per_token

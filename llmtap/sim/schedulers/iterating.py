@@ -27,6 +27,7 @@ class ContinuousBatching:
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
         """`ranks`: rank of each request; waiting requests are served by rank, then by order of arrival."""
         self._roster = roster = Roster(requests, setup, ranks)
+        """Requests and memory of the server, which this class shares with its subclasses."""
         self._serving = setup.serving
         self.state = roster.state
         self.on_arrival, self.on_left = roster.on_arrival, roster.on_left

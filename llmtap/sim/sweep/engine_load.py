@@ -95,6 +95,7 @@ class EngineLoad:
         firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
         lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
         self._first_times, self._last_times = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
+        """Time of the first token, and of the last token, of each request, ascending."""
         is_later = (
             t - previous_ns > _ROUNDED_NS
             for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._first_times])

@@ -127,6 +127,8 @@ class BlockIds:
         self.missing_rows = 0
         """Number of rows without ids."""
         self._inconsistent_rows = self._joined_rows = 0
+        """Number of rows whose blocks do not fit their prompt, and of rows whose blocks were joined to
+        larger ones."""
         self._other_kinds: dict[tuple[int | None, str | None], None] = {}
         """Sizes and units of blocks that cannot be joined to blocks of BLOCK_TOKENS."""
 

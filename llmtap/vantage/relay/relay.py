@@ -132,6 +132,7 @@ class Relay:
             live_counts=self._live_counts,
             on_word=self._on_word,
         )
+        """Channel to the meter, with the counts of this process."""
         self.tap = reporter.tap
         self._pools: list[Pool] = []
         self._checks: list[_UpstreamCheck] = []

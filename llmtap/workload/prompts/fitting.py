@@ -76,6 +76,7 @@ class _Search:
         self._draft = draft
         """What the prompt should be."""
         self._words = self._atoms = 0
+        """Number of words and of atoms (short words that fill the rest) of the present prompt."""
         self.prompt = Prompt()
         self._tokens_by_size: dict[tuple[int, int], int] = {}
         """Counted tokens by the number of words and atoms (filling words)."""
