@@ -45,6 +45,7 @@ class CountField(NamedTuple):
 
     @property
     def in_seconds(self) -> bool:
+        """Whether the API shows the value in seconds."""
         return "_ns" in self.attribute
 
     def applies_to(self, vantage: str) -> bool:

@@ -92,6 +92,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     coarse: dict[str, int] = {}
     """Steps to which times, sizes and counts are rounded at the level `coarse` (`privacy/coarse.py`)."""
     tokenizer: str | None = None
+    """Name of the tokenizer that counted the prompt tokens; None: none did."""
     block_unit: str = ""
     """Unit of `block_size`: `bytes` or `tokens`."""
     block_size: int = 0

@@ -56,6 +56,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.opened = 0
+        """Number of exchanges so far; the latest one has this number."""
         self.measured = 0
         """Number of exchanges all of whose frames the meter has."""
         self.dropped: dict[str, int] = {}  # number of dropped exchanges by reason
@@ -169,6 +170,7 @@ class Tap:
         self._path = path
         self._bytes_max = bytes_max
         self._make_hello = hello
+        """Returns the first frame of a connection."""
         self._on_word = on_word
         """Function that is called with each control word of the meter."""
         self._news = news
@@ -202,6 +204,7 @@ class Tap:
 
     @property
     def connected(self) -> bool:
+        """Whether there is a connection to the meter."""
         return self._sock is not None
 
     def open(

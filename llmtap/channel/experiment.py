@@ -77,6 +77,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     name: str
     weight: float = 1.0
+    """Share of the units that get the arm, relative to the other arms."""
     upstream: str | None = None
     headers: dict[str, str] = {}
     """Request header fields to set: fields of the same name are replaced."""

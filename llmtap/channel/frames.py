@@ -167,6 +167,7 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     retries: int = 0
     """Number of times that the request was sent again because a kept-alive connection was closed."""
     arm: str | None = None
+    """Name of the experiment's arm."""
     route: str | None = None
     """Name of the route that chose the upstream."""
     unit: str | None = None

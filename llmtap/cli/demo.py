@@ -196,6 +196,7 @@ class DemoStage:
         self._reader = reader
         """Reading speed of the assumed user, for smooth goodput."""
         self._log = folder / "log"
+        """Folder of the log files of the processes."""
         self._children: list[subprocess.Popen[bytes]] = []
         """Processes of the engine and the proxy, ended at the end."""
         self._reserved_ports = [keep_port() for _ in range(3)]

@@ -279,6 +279,7 @@ class SweepProgress:
         """`bar`: progress bar of the package rich. `lines`: whether to print a line for each ended job."""
         self._bar = bar
         self._prints_lines = lines
+        """Whether to print a line for each job."""
         self._task = bar.add_task("reading", total=None)
         self._job_count = self._ended_jobs = self._ended_effort = 0
         """Number of jobs, of ended jobs, and the estimated work of the ended jobs."""
@@ -326,6 +327,7 @@ class SweepPlan:
     trace: str
     source_format: str | None
     axes: dict[str, tuple[Any, ...]]
+    """By name of an axis: its values."""
     preset: Preset | None
     """Preset from which axes and options come; None: none."""
     common_options: JobOptions

@@ -154,7 +154,9 @@ class Budget:
 
     def __init__(self, bytes_max: int, on_shortage: Callable[[], None]) -> None:
         self.free_bytes = bytes_max
+        """Part of the limit that is not taken."""
         self._on_shortage = on_shortage
+        """Function that is called when the budget has too few bytes."""
 
     def take(self, n: int) -> bool:
         """Take `n` bytes. Return False, without a change, if fewer are free."""
@@ -165,6 +167,7 @@ class Budget:
         return True
 
     def give(self, n: int) -> None:
+        """Return `n` bytes that were taken."""
         self.free_bytes += n
 
 
@@ -178,12 +181,14 @@ class Share:
         self._taken_bytes = 0
 
     def take(self, n: int) -> bool:
+        """Take `n` bytes from the budget; return False if it has too few."""
         if self._budget is not None and not self._budget.take(n):
             return False
         self._taken_bytes += n
         return True
 
     def give(self, n: int) -> None:
+        """Return `n` bytes to the budget."""
         if self._budget is not None:
             self._budget.give(n)
         self._taken_bytes -= n

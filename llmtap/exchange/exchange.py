@@ -185,9 +185,11 @@ class Timeline:
 
     arrival_ns: int
     request_end_ns: int | None = None
+    """Last byte of the request read."""
     submit_ns: int | None = None
     """Time when the upstream's socket took the last byte of the request (IETF draft, B.1.1: T_submit)."""
     head_ns: int | None = None
+    """Head of the response complete."""
     first_byte_ns: int | None = None
     first_any_ns: int | None = None
     """Time of the first event of any class, including keep-alives."""
@@ -223,7 +225,9 @@ class Tokens:
     input: int | None = None
     output: int | None = None
     reasoning: int | None = None
+    """Number of reasoning tokens."""
     cached: int | None = None
+    """Number of input tokens that the server had in its prefix cache."""
     source: TokenSource = TokenSource.NONE
 
 
@@ -267,9 +271,11 @@ class Exchange:
     """Method of a request to an MCP server (not model traffic), followed by its tool or prompt."""
     model: Annotated[str | None, Bound(NAME_CHARS_MAX, "client", clean_name)] = None
     response_model: Annotated[str | None, Bound(NAME_CHARS_MAX, "upstream", clean_name)] = None
+    """Name of the model in the answer; the request can name another."""
     service_tier: Annotated[str | None, Bound(32, "llmtap")] = None
     """Service tier of the answer, else of the request: a word of `protocol/tiers.py`."""
     service_tier_requested: Annotated[str | None, Bound(32, "llmtap")] = None
+    """Service tier that the request demands; None: none."""
     tenant: Annotated[str, Bound(64, "client")] = "default"
     """Tenant of the request: a name, or the hash of an API key (`meter/tenants.py`)."""
     route: Annotated[str | None, Bound(256, "operator")] = None
@@ -328,6 +334,7 @@ class Exchange:
     error: Annotated[str | None, Bound(512, "llmtap")] = None
     """One sentence that names the side at fault; it never contains text of a body."""
     added: Added = field(default_factory=Added)
+    """Latency that llmtap added."""
     uncertainty_ns: int = 0
     """Largest error of the times of output events, submission and end."""
     ttft_uncertainty_ns: int = 0

@@ -79,6 +79,7 @@ class FixtureBody(Struct, frozen=True):
     framing: str
     """Kind of the events in the body, as in `SavedEvents.framing`."""
     content_encoding: str | None
+    """Value of the header field, such as `gzip`."""
     decoded_file: str | UnsetType = UNSET
     """File with the decompressed body."""
     decoded_len: int | UnsetType = UNSET
@@ -111,6 +112,7 @@ class FixtureRaw(Struct, frozen=True):
     len: int
     """Number of bytes in `file`."""
     sha256: str
+    """Digest of `file`."""
     reads: list[FixtureRead]
     """Reads of the connection; their offsets count the framing, too."""
 

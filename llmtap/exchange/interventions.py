@@ -78,6 +78,7 @@ class _Signal(NamedTuple):
     verdict: Verdict
     event: int
     tokens_before: int
+    """Number of tokens before the event."""
 
 
 class Interventions:
@@ -102,6 +103,7 @@ class Interventions:
         self._patterns, self._error_types = signs
         """Patterns of refusal texts, and types of errors by which guardrails refuse."""
         self._opening_text = ""
+        """First words of the answer so far, in which refusals are searched."""
         self._refusal_phrase: str | None = None  # phrase or pattern that the opening of the answer matches
         self._refusal_signal: _Signal | None = None  # refusal by the model
         self._blocking_signal: _Signal | None = None  # verdict of a guardrail that blocked or replaced text

@@ -153,6 +153,7 @@ class Observer:
         self._repetition: Repetition | None = None
         """Fixed bytes around the text of repeated events; None: no repetition was found."""
         self._run: TokenRun | None = None
+        """Repeated events that are logged together; None: none."""
         self.token_run: TokenRun | None = None
         """`_run` while the next read is possibly a repeated event: `FrameBatch` adds events to it, too."""
         self.deflates = False
@@ -161,6 +162,7 @@ class Observer:
         self._dechunk: ChunkedDecoder | None = None
         """Decoder of a chunked body; None: the body is not chunked."""
         self._decoder: Decoder | None = None
+        """Decoder of a compressed body; None: the body is not compressed."""
         self._answer: AnswerReader | None = None
         self._lines_left = LINES_FREE
         """Lines that may still be parsed; spent by lines, increased by bytes, to limit CPU time."""
@@ -189,9 +191,12 @@ class Observer:
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
         self._interventions = Interventions(refusal_signs)
+        """Refusals and guardrail interventions of the answer."""
         self._server = ServerTiming()
         self._error_type: str | None = None
+        """Type of an error that an event reports."""
         self._has_end_marker = False
+        """Whether the answer has had its end marker."""
         self._is_end_certain = False
         """Whether a complete answer of this dialect always has an end marker."""
         self._texts: list[str] | None = None

@@ -124,7 +124,9 @@ class _Reader:
 
     def __init__(self) -> None:
         self.media_count = 0
+        """Number of images and other media."""
         self._parts_left = PARTS_MAX
+        """Number of parts that may still be read."""
         self.cut = False
 
     def count_parts(self, n: int) -> bool:

@@ -139,7 +139,9 @@ class RequestReader:
         self._identify = identify
         """Returns the tenant of a request."""
         self._on_request = on_request
+        """Function that is called when the request is complete."""
         self._head: RequestHead | None = None
+        """Head of the request; None if it is malformed."""
         self._path = ""  # can contain secrets, so it is used only for the tenant and the model, never stored
         self.path = ""
         """Path by which the dialect is recognised (`routed_path`), cut and cleaned in the same way as

@@ -163,6 +163,7 @@ class SavedEvents(NamedTuple):
     framing: str
     """`sse`, `ndjson`, `json-array`, `eventstream`, `json`, or `opaque`."""
     events: list[SseEvent]
+    """Events as a dialect gets them."""
 
 
 def events_of(saved: Saved) -> SavedEvents:

@@ -92,12 +92,15 @@ class Session:
         self._is_realtime = endpoint == "realtime"
         """Whether the session is of OpenAI's Realtime API, which also responds without a request."""
         self._make_observer = observe
+        """Returns the builder of a new exchange."""
         self._on_end = on_end
         self._on_discard = on_discard
+        """Function that is called with the number of responses that are not measured."""
         self._share = Share() if share is None else share
         self._client_parser = MessageParser("client", masked=True, deflates=deflates)
         self._server_parser = MessageParser("upstream", masked=False, deflates=deflates)
         self._open_responses: list[_Response] = []
+        """Responses that have not ended."""
         self._causes: dict[str, tuple[int, int, bytes]] = {}
         """Latest message of each stream that can cause a response: time of its read, added latency, and
         content."""

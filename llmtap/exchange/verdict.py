@@ -296,6 +296,7 @@ class ServerTiming:
 
     def __init__(self) -> None:
         self._head_times: list[ServerTime] = []
+        """Durations in the head of the response."""
         self._event_times: dict[tuple[str, str], tuple[int, ServerTime]] = {}
         """By name and place of a duration: index of the latest event that has it, and its value."""
         self._trailer_times: list[ServerTime] = []

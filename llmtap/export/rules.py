@@ -50,6 +50,7 @@ class _Scope(NamedTuple):
     good_rate: str
     """Name of the recording rule for the rate of good exchanges."""
     error_ratio: str
+    """Name of the recording rule for the share of bad exchanges."""
 
 
 _CLASS: Final = _Scope(

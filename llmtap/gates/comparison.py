@@ -18,6 +18,7 @@ class ComparedResult(Struct, frozen=True):
     label: str
     target: str | None
     start: str | None
+    """Time at which the load began."""
     verdict: Mapping[str, Any]
 
 
@@ -45,6 +46,7 @@ class ComparedFigure(Struct, frozen=True):
     few_b: bool
     """Whether the other result has too few samples for this figure."""
     difference: float | None
+    """b - a; None if either is missing."""
     low: float | None
     """Lower end of the interval of the difference; None if there are too few samples for it."""
     high: float | None

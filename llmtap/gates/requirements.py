@@ -38,6 +38,7 @@ class Condition:
     figure: FigureRow
     operator: str
     bound: float
+    """Value that the figure is compared with."""
 
     def is_met_by(self, value: float) -> bool:
         return bool(_OPERATORS[self.operator](value, self.bound))

@@ -70,6 +70,7 @@ class GrpcTarget:
         self._name = name
         """Name of the sending process, a part of the exchanges' ids."""
         self._request_count = 0
+        """Number of requests so far."""
         self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
         channel_options = (
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -195,6 +196,7 @@ class _Answer:
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self._usage: GrpcUsage | None = None
+        """Token counts of the last message; None before it."""
         self._declared_tokens = 0
         """Number of output tokens that the chunks declared so far."""
         self._write_task: asyncio.Task[Any] | None = None

@@ -110,6 +110,7 @@ class LoadSender:
         self._stamp_socket = keep_stamps_on() if kernel else None
         """Socket that keeps the kernel's timestamps switched on; None: they are not used."""
         self._connections_max = connections_max()
+        """Number of connections that the system allows."""
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     def send(
@@ -331,6 +332,7 @@ class Call:
     ) -> None:
         self._sender = sender
         self._on_answer = on_answer
+        """Function that is called when the whole answer has arrived, before it is parsed."""
         self._seq = seq
         """Number of the request in its sender."""
         self._on_end = done
@@ -354,6 +356,7 @@ class Call:
         self.row = row
         """Row of the plan."""
         self.scheduled_ns = scheduled_ns
+        """Planned send time; None in a closed loop."""
         self.first_ns = 0
         """Time at which the first attempt began to connect or to write."""
         self.retries = 0

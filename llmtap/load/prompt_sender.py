@@ -34,6 +34,7 @@ class _PreparedPrompt(msgspec.Struct, array_like=True):
     ids: tuple[int, ...]
     system: str
     history: tuple[tuple[str, str], ...]
+    """Role and text of each earlier message."""
     output: int
 
 
@@ -136,6 +137,7 @@ class PromptSender:
         """Name of the sending process, a part of the requests' ids."""
         self._connect_timeout_s = connect_timeout_ns / NS_PER_S
         self.calls: dict[PromptCall, asyncio.Task[None]] = {}
+        """By request in flight: its task."""
         self.sent = 0
         """Number of requests so far."""
         self.retries: Counter[str] = Counter()

@@ -61,6 +61,7 @@ class Schedule:
         self._due_turns: list[tuple[int, int]] = []
         """Heap of send times and rows of later turns whose previous turn has ended."""
         self._rows_left = len(rows)
+        """Number of rows that are not sent yet."""
         self.dropped = 0
         """Number of turns that were not sent because an earlier turn failed."""
         if after:
@@ -181,8 +182,11 @@ class LoadRun:
         self.start_ns = start_ns
         duration_ns, drain_ns = load.schedule.duration, load.schedule.drain
         self._sending_end_ns = NEVER if duration_ns is None else start_ns + duration_ns
+        """Time from which no request is sent."""
         self._drain_ns = NEVER if drain_ns is None else drain_ns
+        """Time to wait for open requests after the last one was sent."""
         self._error_rate_max = load.sending.stop_when.error_rate
+        """Share of failed requests above which the load ends; None: no limit."""
         self._latest_failures: deque[bool] = deque(maxlen=LATEST)
         """Whether each of the latest requests failed, for the limit on errors."""
         self._check_count = min(FIRST, schedule.rows_left) if check_endpoint else 0
@@ -192,13 +196,16 @@ class LoadRun:
         self._pacer = Pacer(SystemClock(), pause_ns=0)
         """Makes requests punctual by waiting for the last microseconds in a loop."""
         self._waker = Waker(self._pacer, self._send_due_rows)
+        """Calls `_send_due_rows` at the time of the next request."""
         self._end_future = sender.loop.create_future()
+        """Done when all requests have ended."""
         self._drain_timer: asyncio.TimerHandle | None = None
+        """Timer that cancels open requests at `_drain_end_ns`."""
         self._drain_end_ns = NEVER
         """Time at which open requests are cancelled."""
         self._freed_rows: set[int] = set()
         """Rows whose end was reported to the schedule before their answer was parsed."""
-        self.gave_up: str | None = None
+        self.give_up_reason: str | None = None
         """Reason to stop the whole load because of failed requests; None if there is none."""
         self.stopped: str | None = None
         """Reason why not all rows were sent or answered; None if all were."""
@@ -291,9 +298,9 @@ class LoadRun:
             self._latest_failures.append(x.outcome not in _SERVED)
             failed = sum(self._latest_failures)
             full = len(self._latest_failures) == LATEST
-            if full and failed > self._error_rate_max * LATEST and self.gave_up is None:
-                self.gave_up = f"{failed} of the latest {LATEST} answers failed"
-                self.stop(self.gave_up)
+            if full and failed > self._error_rate_max * LATEST and self.give_up_reason is None:
+                self.give_up_reason = f"{failed} of the latest {LATEST} answers failed"
+                self.stop(self.give_up_reason)
         self._waker.call_at(self._next_due_ns())
         self._check_end()
 
@@ -304,7 +311,7 @@ class LoadRun:
         self._check_results[row] = True
         if sum(self._check_results.values()) == self._check_count:
             # Set the reason even if nothing is left to send: the load must end with an error, not a report.
-            self.gave_up = self.stopped = NO_ENDPOINT
+            self.give_up_reason = self.stopped = NO_ENDPOINT
             self.stop(NO_ENDPOINT, drain_ns=0)
 
     def _start_drain(self, drain_ns: int, reason: str) -> None:

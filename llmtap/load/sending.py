@@ -56,6 +56,7 @@ class DeferredWork:
         """`gathers`: the loop is allowed to sleep to gather data, because timestamps come from the kernel."""
         self._loop = loop
         self._may_gather = gathers
+        """Whether the loop may sleep to read data of many sockets in one turn."""
         self._is_gathering = False
         """Whether the loop sleeps, so that one turn reads data of many sockets."""
         self._read_count = 0
@@ -63,8 +64,10 @@ class DeferredWork:
         self._rate_measured_ns = mono_ns()
         """Time of the latest measurement of the rate of reads."""
         self._urgent_work: deque[Callable[[], None]] = deque()
+        """Work that precedes all other."""
         self._waiting_work: deque[Callable[[], None]] = deque()
         self._turn_is_scheduled = False
+        """Whether the event loop will call `_schedule_turn`."""
         self._is_behind = False
         """Whether the last read was late, so that other sockets probably have data too."""
         self.pacer: Pacer | None = None
@@ -162,6 +165,7 @@ class Lateness:
         """`kernel`: connections have kernel timestamps. `each`: function called every 10 ms with the time."""
         self._loop = loop
         self._kernel = kernel
+        """Whether reads have timestamps of the kernel, so the loop's delay matters less."""
         self._on_interval = each
         floor_ns, turns = (KERNEL_FLOOR_NS, 1) if kernel else (GRAIN_NS, 2)
         self.meter = make_lag_meter(floor_ns, blind_ns=PROBE_NS + GRAIN_NS, turns=turns)
@@ -169,6 +173,7 @@ class Lateness:
         self.timebase = Timebase(SystemClock(), self.meter)
         self._probe_count = 0
         self._probe_times_ns: deque[int] = deque(maxlen=PROBES_MAX)
+        """Times of the latest probes."""
         self._start()
 
     def worst_since(self, t_ns: int) -> int:

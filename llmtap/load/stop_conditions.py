@@ -64,6 +64,7 @@ class QueueTurn(NamedTuple):
 
     t_ns: int
     sent: int
+    """Number of requests sent."""
     served: int
     """Number of requests with a first token."""
     queue: int

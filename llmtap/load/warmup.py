@@ -63,6 +63,7 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class Probe:
     outcome: str
+    """Word of `Outcome`."""
     ttft_ns: int | None
     e2e_ns: int | None
 
@@ -77,6 +78,7 @@ class WarmUp:
     requests: int = 0
     """Number of answers that ended well; probes are not counted."""
     failed: int = 0
+    """Number of requests that did not end well."""
     tokens: int = 0
     """Number of output tokens of all answers."""
     duration_ns: int = 0
@@ -85,6 +87,7 @@ class WarmUp:
     before: Probe | None = None
     """Probe before all other requests."""
     probes: list[Probe] = field(default_factory=list)
+    """Single requests after the load."""
     variation_ttft: float | None = None
     """Variation of the TTFT of the latest three probes; None if one of them has no TTFT."""
     variation_e2e: float | None = None

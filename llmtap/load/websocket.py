@@ -129,6 +129,7 @@ class WebSocketSession:
         self._key = key
         """Key of the opening request, from which the server computes its answer."""
         self._sessions = sessions
+        """Set of all sessions, from which a closed one removes itself."""
         self._connect_attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -146,6 +147,7 @@ class WebSocketSession:
         self._break_reason: str | None = None
         """Why the request could not be written; None: it was."""
         self._last_activity_ns = 0
+        """Time of the latest read, write or check."""
 
     @property
     def is_reusable(self) -> bool:
@@ -393,6 +395,7 @@ class WebSocketTarget:
         query = f"?{urlencode({'model': self.model})}" if self.model and self._realtime else ""
         self._path = (path + query).encode()
         self._authority = origin.authority
+        """Host and port of the URL, for the `Host` field."""
         self._headers = list(headers)
         self._exact_output = exact_output
         """Whether to request exactly the planned number of tokens."""
@@ -404,6 +407,7 @@ class WebSocketTarget:
         loop = asyncio.get_running_loop()
         self.lateness = Lateness(loop, kernel=kernel)
         self._stamp_socket = keep_stamps_on() if kernel else None
+        """Socket that keeps the kernel's timestamps switched on; None: they are not used."""
         self._pool = Pool(
             loop,
             origin,
@@ -417,6 +421,7 @@ class WebSocketTarget:
         self._idle_sessions: list[WebSocketSession] = []
         self._sessions: set[WebSocketSession] = set()
         self._open_requests: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
+        """By id of a request in flight: its session and its answer."""
         self.connects = 0
         self.reuses = 0
         self._timer = loop.call_later(SWEEP_S, self._sweep)

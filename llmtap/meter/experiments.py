@@ -100,6 +100,7 @@ Send = Callable[[int], None]
 @dataclass(slots=True)
 class _Arm:
     sample: ArmSample
+    """Figures of the arm's exchanges."""
     assigned_requests: int = 0
     """Number of requests that a relay assigned to the arm."""
     own_headers: int = 0
@@ -167,6 +168,7 @@ class _SavedArm(Struct, array_like=True):
 
     counts: list[int]
     counters: list[dict[str, int]]
+    """Values of the fields in `_COUNTERS`."""
     uncertainty_ns: int
     sample: SavedSample
 
@@ -213,7 +215,9 @@ class Experiments:
         self._word_senders: list[Send] = []
         """One function for each connected relay; it sends a word that switches the experiment."""
         self._switched_by = "config"
+        """What switched the experiment last: `config`, or for example `api`."""
         self._switch_ns = clock.wall_ns()
+        """Wall time of the latest switch."""
         self._is_on = experiment is not None and experiment.enabled
         self._stop_report: dict[str, object] | None = None
         """Why `stop_worse` switched the experiment off; None if it did not."""

@@ -104,6 +104,7 @@ class PairBook:
         self._options = options
         self._relays = relays
         self._streams = streams
+        """Exchanges under way."""
         self._cpu_yield = turns
         self._on_error = on_error
         self._search_steps: Iterator[None] | None = None
@@ -116,11 +117,13 @@ class PairBook:
         self._text_key = key
         """Random key of the hashes by which texts of partners are compared."""
         self._hasher = BlockHasher(key, block_size=PROMPT_BLOCK_BYTES, unit="bytes")
+        """Hashes prompts, so that only hashes are kept."""
         self._requests: dict[str, _Request] = {}
         """By id of an exchange under way: its request."""
         self._ended_exchanges: dict[str, _EndedExchange] = {}
         """By id: exchange that waits for its partners."""
         self._matcher = LiveMatcher(options.exchanges_max)
+        """Finds the pairs."""
         self.counts = PairCounts(
             leftovers=Counter({_leftover_label(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
         )
@@ -322,12 +325,12 @@ class PairBook:
         """Return a thread-safe function that makes the summary, with at most `limit` single pairs."""
         recent, counts, waiting = list(self._recent_pairs), copy.deepcopy(self.counts), len(self._matcher)
 
-        def work() -> LivePairs:
+        def make_summary() -> LivePairs:
             summary = summarise_figures(recent, counts, SAME_CLOCK, clock_source="monotonic", comparable=True)
             newest = [_pair_to_dict(figures) for figures in islice(reversed(recent), limit)]
             return LivePairs(**msgspec.structs.asdict(summary), waiting=waiting, recent=newest)
 
-        return work
+        return make_summary
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

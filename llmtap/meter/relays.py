@@ -48,6 +48,7 @@ class RelayState:
     implementation: str = ""
     """Name of the relay's transport: compiled or Python."""
     vantage: str = ""
+    """Kind of the vantage: `relay`, `middleware` or `passive`."""
     measured_elsewhere: bool = False
     """Whether another meter measures the relay, so that this meter's capture has none of its exchanges."""
 
@@ -123,6 +124,7 @@ class _Relay:
     status_received_ns: int = 0
     """Time at which the latest status arrived."""
     disconnect_ns: int = 0
+    """Time at which the connection ended."""
     open_at_disconnect: int = 0
     """Number of exchanges that were under way when the connection ended, so are lost."""
     skipped: int = 0
@@ -329,6 +331,7 @@ class UpstreamLoad:
         self.values: dict[str, float] = {}
         """By name in `net.server_metrics.SERIES`: latest value. Empty after a failed scrape."""
         self.failures = 0
+        """Number of failed scrapes."""
         self.problem: str | None = None
         """Reason why the latest scrape failed; None if it succeeded."""
 

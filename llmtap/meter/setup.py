@@ -50,9 +50,11 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     options: MeterOptions
     socket: str
+    """Path of the socket for relays."""
     admin_fd: int | None = None
     """Listening socket of the admin port; None: bind `options.admin`."""
     changeable: Changeable = Changeable()
+    """Settings that a reload can change."""
     experiment: Experiment | None = None
     otlp: OtlpOptions = OtlpOptions()
     tenants: TenantOptions = TenantOptions()

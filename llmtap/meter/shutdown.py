@@ -58,6 +58,7 @@ class ShutdownListener:
     ) -> None:
         self._loop = loop
         self._apply_settings = change
+        """Function that applies changed settings."""
         self._unread_bytes = b""
         """Start of a line on stdin whose end has not arrived."""
         self._limit_s = drain_s + GRACE_S
@@ -65,6 +66,7 @@ class ShutdownListener:
         self._end_event = asyncio.Event()
         """Set when the meter is to end after its relays."""
         self._is_terminating = False
+        """Whether a signal has come: a second one ends the meter at once."""
         self._end_now_event = asyncio.Event()
         """Set when the meter must end at once."""
         self.is_orphaned = False

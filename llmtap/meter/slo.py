@@ -51,6 +51,7 @@ class SloCount(NamedTuple):
 
     counted: int = 0
     good: int = 0
+    """Number of judged exchanges that met the objectives."""
     not_judged: int = 0
     """Exchanges that are neither counted nor good, because their answers were not understood."""
     own_faults: int = 0
@@ -94,6 +95,7 @@ class SloBook:
         """By class: monotonic time since which it is counted. If a reload changes a class, it begins anew."""
         self._tenant_classes = TenantClasses(self.classes.values())
         self.class_of_tenant = self._tenant_classes.of
+        """Returns the class of a tenant; None: it has none."""
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
         self._total_counts: _Counts = {}
         """Counts since the meter's start, for the metrics."""
@@ -141,14 +143,14 @@ class SloBook:
         terms, begin_ns, since_ns = self._terms, self._slices.begin_ns, dict(self._since_ns)
         slices = self._slices.export(self._clock.mono_ns())
 
-        def work() -> bytes:
+        def pack_counts() -> bytes:
             rows = [
                 (start_ns, level, [(*key, *count) for key, count in table.items()])
                 for start_ns, level, table in slices
             ]
             return _encode(_SavedSlos(terms, begin_ns, rows, since_ns))
 
-        return work
+        return pack_counts
 
     def clear(self) -> None:
         self._slices.clear()
@@ -196,6 +198,7 @@ class FrozenSlos:
 
     classes: Mapping[str, SloClass]
     total: Mapping[SloKey, SloCount]
+    """Counts since the meter's start."""
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, Mapping[str, float]]
     """By class and window: time in seconds that the counts cover."""

@@ -94,7 +94,9 @@ class MeterState:
             "silences": pipeline.silences,
             "steps": pipeline.steps,
         }
+        """By name: part of the meter's state."""
         self._is_read = False
+        """Whether the state of earlier meters was read."""
         self._lock_fd: int | None = None
         """Descriptor of the lock file of the folder; None: another meter owns the state."""
         self._used_files: list[str] = []
@@ -108,6 +110,7 @@ class MeterState:
         self._written_switch_state = pipeline.experiments.switch_state
         """State of the experiment in the latest file: a switch is written at once."""
         self._periodic_task: asyncio.Task[None] | None = None
+        """Task that reads and writes files at intervals; None after the end."""
         self._late_tasks: list[asyncio.Task[None]] = []
         """Reads and writes that took longer than `DISK_S` and continue in the background."""
         self._refusal: str | None = None

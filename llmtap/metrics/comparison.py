@@ -68,6 +68,7 @@ class Shift:
 
     value: float
     low: float
+    """Lower limit of the confidence interval."""
     high: float
 
 
@@ -113,7 +114,7 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
     exceeds a.
     """
 
-    def below(values: Values, others: Values) -> Values:
+    def share_below(values: Values, others: Values) -> Values:
         ranks_below, ranks_upto = (
             np.searchsorted(others, values, "left"),
             np.searchsorted(others, values, "right"),
@@ -121,7 +122,7 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
         share: Values = (ranks_below + ranks_upto) / (2 * len(others))
         return share
 
-    return 1 - below(a, b), below(b, a)
+    return 1 - share_below(a, b), share_below(b, a)
 
 
 class _PairSums:

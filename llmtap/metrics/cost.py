@@ -40,6 +40,7 @@ class Cost:
     gpu_seconds: float
     """Number of GPUs x seconds of the window."""
     per_output_token: float | None
+    """Cost / output tokens."""
     per_good_token: float | None
     """Whole cost / number of output tokens of answers that met their objectives."""
     per_gpu_second: float | None
@@ -92,6 +93,7 @@ class Energy:
     known_ns: int
     """Time for which the power is known."""
     missing_ns: int = 0
+    """Time without samples."""
 
 
 def energy_of(

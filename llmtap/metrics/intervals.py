@@ -277,6 +277,7 @@ class Tail:
     """`low` and `high`: limits of the 95 % interval of `shape`."""
     high: float | None
     threshold: float | None
+    """Smallest value of the tail; None without a tail."""
     n: int
 
 

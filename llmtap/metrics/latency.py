@@ -262,6 +262,7 @@ class Measured:
     ttft_reasoning_ns: int | None
     ttft_tool_call_ns: int | None
     first_event_ns: int | None
+    """Time to the first event of any kind."""
     ttfb_ns: int | None
     tpot_ns: float | None
     tpot_to_end_ns: float | None
@@ -270,6 +271,7 @@ class Measured:
     e2e_scheduled_ns: int | None
     """E2E from the scheduled time instead of the submission."""
     user_idle_ns: int | None
+    """Total time for which the reader has nothing to read."""
     user_idle_eq4_ns: int | None
     """User idle latency with token i due at d_i = V i: eq. 4 of the smooth goodput paper as printed."""
     user_idle_from_first_token_ns: int | None
@@ -281,6 +283,7 @@ class Measured:
     benefit: Benefit
     """Parameters of the reader with which the waits and benefits were computed."""
     tbc_ns: list[int]
+    """Times between chunks."""
     tbc_max_ns: int | None
     """Longest time between chunks."""
     jitter_ns: float | None

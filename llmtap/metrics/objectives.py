@@ -520,6 +520,7 @@ class Experience:
 
     fluidity: Fluidity
     qoe_area_step: float
+    """Quality of experience from 0 to 1: area below the curve of delivered tokens."""
 
 
 def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experience | None:

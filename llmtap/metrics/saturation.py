@@ -33,6 +33,7 @@ class SaturationLevel:
     offered_rps: float
     """Planned requests per second."""
     achieved_tps: float
+    """Output tokens per second."""
     p50: float
     p99: float
     success: float = 1.0
@@ -96,6 +97,7 @@ class PowerFit:
     """Fit of y = a x^k."""
 
     k: float
+    """Exponent."""
     a: float
     r2_log: float
     """R^2 of the straight line through the logarithms, in contrast to `r2` of the values themselves."""

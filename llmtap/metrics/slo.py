@@ -40,6 +40,7 @@ class Alarm:
     severity: str
     """`page`, evaluated by the meter, or `ticket`, evaluated by Prometheus."""
     long_ns: int
+    """Length of the long window, which decides that errors are many."""
     short_ns: int
     """Length of the short window, which ends the alarm soon after the cause."""
     budget: float

@@ -296,6 +296,7 @@ class Autocorrelation:
     """Autocorrelation of the gaps between arrivals at the lag at which its magnitude is largest."""
 
     value: float
+    """Largest correlation, with its sign."""
     lag: int
     """Distance between two gaps, as a number of gaps."""
     limit: float
@@ -313,6 +314,7 @@ class ArrivalFigures:
     """Number of gaps divided by the span, in 1/s; None if all times are equal."""
     gap_mean_ns: float | None
     gap_min_ns: int | None
+    """Smallest gap between two arrivals."""
     gap_cv: float | None
     """Standard deviation (of the population) of the gaps / their mean; None if all times are equal."""
     ties: float | None
@@ -348,6 +350,7 @@ class Punctuality:
     """Send times of requests, compared with their plan. `planned`, `sent`, `early`: numbers of requests."""
 
     planned: int
+    """Number of planned requests."""
     sent: int
     planned_rps: float | None
     """Number of gaps between planned times, divided by the span of these times, in 1/s."""

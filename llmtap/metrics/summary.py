@@ -249,7 +249,9 @@ class Summary:
         """By way the answer was read (dialect or inferred): number of exchanges."""
         self._without_dialect = AnswersWithoutDialect()
         self._refusals: Counter[str] = Counter()
+        """By kind of refusal: number of exchanges."""
         self._token_sources: Counter[str] = Counter()
+        """By source of the output token count: number of exchanges."""
         self._tokens: Counter[str] = Counter()
         """By kind (input, output and so on): number of tokens."""
         self._burst_hold_max_ns: int | None = None

@@ -44,6 +44,7 @@ class SurvivalCounts:
         self.edges = edges
         """Lower edges of the cells, ascending."""
         self.ended = array("q", bytes(8 * len(edges)))
+        """Number of durations in each cell that ended by the event."""
         self.censored = array("q", bytes(8 * len(edges)))
         """Durations of which only a lower bound is known, because the observation ended."""
 
@@ -84,6 +85,7 @@ class SurvivalPoint:
     share: float
     """Estimated share of all durations that reach this edge."""
     low: float
+    """Lower limit of the confidence interval."""
     high: float
 
 
@@ -109,6 +111,7 @@ class EndedShare:
     low: float | None = None
     """Limits of the confidence interval of `share`: `low` and `high`."""
     high: float | None = None
+    """Upper limit of the confidence interval."""
 
 
 def survival_curve(counts: SurvivalCounts) -> list[SurvivalPoint]:

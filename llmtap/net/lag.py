@@ -34,6 +34,7 @@ class PythonLagMeter:
         """Smallest result: lags up to this value are not stored."""
         self.buckets = [0] * (len(LAG_EDGES_NS) + 1)
         self.sum_ns = 0
+        """Sum of all lags."""
         self.max_ns = 0
         # Peaks (t, lag) with falling lags: the first peak since a time thus has the longest lag since then.
         self._peaks: deque[tuple[int, int]] = deque()

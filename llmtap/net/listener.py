@@ -115,6 +115,7 @@ class Listener:
         self._loop = loop
         self._sock = sock
         self._on_accept = on_accept
+        """Function that is called with each accepted socket."""
         self._on_shortage = on_shortage
         """Function that is called when the system has no descriptor or memory for a connection."""
         self._timer: asyncio.TimerHandle | None = None

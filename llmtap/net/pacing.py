@@ -77,9 +77,10 @@ class Pacer:
             return
         heapq.heappush(self._heap, (due_ns, next(self._order), waker))
         if not self._is_in_turn and (not self._armed_ns or due_ns < self._armed_ns):
-            self._arm(due_ns)
+            self._set_timer(due_ns)
 
-    def _arm(self, at_ns: int) -> None:
+    def _set_timer(self, at_ns: int) -> None:
+        """Set the kernel's timer to a time; the first call creates the timer."""
         if self._alarm is None:
             self._alarm = _Alarm(self._run_turn)
         self._armed_ns = at_ns
@@ -96,7 +97,7 @@ class Pacer:
         if heap:
             # Callbacks that are due now run after the event loop has read its sockets. Later ones run at
             # their time, but not before the pause has passed.
-            self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
+            self._set_timer(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
 
     def _call_due(self) -> int:
         """Call due wakers for at most TURN_NS_MAX. Return the time at the end."""

@@ -138,11 +138,13 @@ class Pool:
         self.timebase = timebase
         self.clock = clock
         self.attempts: set[Attempt] = set()
+        """Connections that are being opened."""
         self.server_name = server_name or origin.host
         """Host name that the upstream's certificate must have."""
         self._host = origin.host
         self._port = origin.port
         self._connect_ns = connect_ns
+        """Longest time to open a connection."""
         self._idle_max = idle_max
         self._idle_ns = idle_ns
         """Time after which an idle connection is closed."""
@@ -156,6 +158,7 @@ class Pool:
         self.unresolved: dict[Attempt, None] = {}
         """Attempts that wait for the look-up of the host name, in the order of their start."""
         self._lookup_task: asyncio.Task[None] | None = None
+        """Task of the running look-up of the host name; None: none runs."""
         self.connects = 0
         """Number of connections that were opened."""
         self.up: bool | None = None

@@ -267,16 +267,17 @@ class PlainStream:
         self.pending = 0
         """Size of `_out` in bytes."""
         self.closed = False
+        """Whether `close` or `abort` was called, or the connection was lost."""
         self.resumed_ns = 0
         """End of the latest pause."""
         self._reading = True
         """Whether the loop watches for data; False during a pause."""
-        self._watch()
+        self._watch_for_data()
 
     def fileno(self) -> int:
         return self._fd
 
-    def _watch(self) -> None:
+    def _watch_for_data(self) -> None:
         self._loop.add_reader(self._fd, self._readable)
 
     def _readable(self) -> None:
@@ -372,7 +373,7 @@ class PlainStream:
         if not self._reading and not self.closed:
             self._reading = True
             self.resumed_ns = mono_ns()
-            self._watch()
+            self._watch_for_data()
 
     def shutdown_write(self) -> None:
         try:
@@ -393,7 +394,7 @@ class PlainStream:
         """
         if self._reading and self.peer_left():
             self._loop.remove_reader(self._fd)
-            self._watch()
+            self._watch_for_data()
 
     def is_alive(self) -> bool:
         """Return False if the peer has closed, or has sent anything: for an idle connection."""
@@ -514,7 +515,7 @@ class CompiledStream(PlainStream):
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         super().__init__(loop, sock, handler, timebase)
 
-    def _watch(self) -> None:
+    def _watch_for_data(self) -> None:
         self._loop.add_reader(self._fd, self.reader)
 
     def resume(self) -> None:
@@ -547,7 +548,7 @@ class CompiledStream(PlainStream):
     def take_back(self) -> None:
         """Watch the socket again."""
         if self._reading:
-            self._watch()
+            self._watch_for_data()
 
     def close(self) -> None:
         self.reader.reclaim()

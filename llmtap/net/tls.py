@@ -27,6 +27,7 @@ class TlsStream(asyncio.Protocol):
         self.handler = handler
         self._sock = sock
         self.closed = False
+        """Whether `close` or `abort` was called, or the connection was lost."""
         # Stays 0: only kernel timestamps need it, and TLS data are stamped on reading.
         self.resumed_ns = 0
         self._is_full = False  # whether asyncio's buffer is above its high-water mark

@@ -81,6 +81,7 @@ class OptionTables:
         self._strict = strict
         """Whether a value must have the type of its option, so that "1" is no number."""
         self._list_hint = list_hint
+        """Hint for an unknown key, if no similar key exists."""
 
     def put(self, key: str, value: Any, place: str) -> None:
         """Set the value of a key, or add its mistakes. A text is converted to the type of the key."""

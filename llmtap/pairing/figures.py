@@ -34,6 +34,7 @@ class BoundedValue(Struct, frozen=True):
 
     value: float
     low: float
+    """Smallest possible value."""
     high: float
 
 
@@ -44,6 +45,7 @@ class PairFigure:
     name: str
     title: str
     definition: str
+    """Formula in words, for reports."""
     unit: Unit = Unit.SECONDS
 
 

@@ -93,6 +93,7 @@ class _OpenFronts:
         self._first_incomplete_ns: int | None = None
         """Earliest arrival of a request that is not complete, so has no prompt hash."""
         self._first_by_key: dict[Key, int] = {}
+        """By key: earliest arrival."""
         for front in fronts:
             arrival_ns = front.arrival_ns
             self._first_ns = _earlier_ns(self._first_ns, arrival_ns)
@@ -128,10 +129,12 @@ class LiveMatcher:
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self._waiting_bytes = 0
+        """Memory of the exchanges that wait, for a limit."""
         self._waiting_exchanges = 0
         self._fronts: dict[int, _Front] = {}
         self._finder = Finder()
         self._backs: dict[int, _Back] = {}
+        """By identity of an exchange of the back: data of it."""
         self._left_out: deque[Unpaired] = deque()
         """Exchanges without a pair, because too many waited."""
 

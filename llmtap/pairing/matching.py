@@ -61,6 +61,7 @@ class Pair:
 
     front: Exchange
     matches: list[Match] = field(default_factory=list)
+    """Exchanges of the back, in order of arrival."""
 
     @property
     def backs(self) -> list[Exchange]:
@@ -78,6 +79,7 @@ class Matching:
     ambiguous_front: list[Exchange]
     """Exchanges without a pair to which an ambiguous exchange of the back can belong."""
     ambiguous_back: list[Exchange]
+    """Exchanges of the back that fit several of the front equally well."""
 
 
 def error_ns(front: Exchange, back: Exchange, clock: VantageOffset) -> int:
@@ -224,6 +226,7 @@ class Finder:
         self._keys = [(kind, keys) for kind, keys in KEYS if comparable or kind not in _HASH_KINDS]
         """By kind of evidence: function that returns the keys of an exchange."""
         self._by_key: dict[Key, _FrontsOfKey] = {}
+        """By key: exchanges of the front that have it."""
         self._front_error_ns = 0
         """Largest uncertainty of an exchange of the front, in ns."""
         for front in sorted(fronts, key=_arrival_ns):

@@ -106,6 +106,7 @@ class TextDifference(Struct, frozen=True):
     back: list[str]
     """Ids of the exchanges of the back."""
     relation: TextRelation
+    """How the texts differ."""
     equal_chars: int
     """Length of the equal beginning of both texts, in whole blocks."""
     front_chars: int

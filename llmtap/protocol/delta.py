@@ -95,6 +95,7 @@ class UsageCounts(msgspec.Struct, gc=False):
     output: int | None = None
     reasoning: int | None = None
     cached: int | None = None
+    """Number of prompt tokens that the server had in its prefix cache."""
     refused: int = 0
     """Number of invalid values: negative, above USAGE_TOKENS_MAX, fractional, or no number."""
 
@@ -113,6 +114,7 @@ class Verdict(msgspec.Struct, gc=False):
     phase: str | None = None
     """What the guardrail assessed: `input` or `output`; `unknown` if the evidence does not show it."""
     confidence: str = "high"
+    """How certain the sign is, such as `high`."""
     value: str | None = None
     """The decisive code or reason as sent; possibly a text, so the Exchange stores only its `clean_word`."""
     category: str | None = None

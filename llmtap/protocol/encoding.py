@@ -111,6 +111,7 @@ class Decoder:
         self._stages = [_stage_of(n) for n in reversed(names)]
         """Decoders of the codings, the outermost first."""
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
+        """Largest memory of the decoders' windows."""
         self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
 
     @property

@@ -171,12 +171,15 @@ class RequestHead(msgspec.Struct):
     version: tuple[int, int]
     headers: Headers
     framing: Framing
+    """How the length of the body is known."""
     length: int
     """Length of the body if `framing` is LENGTH, else 0."""
     keep_alive: bool
+    """Whether the connection can carry another request."""
     connection: tuple[bytes, ...]
     """Options of the Connection field, in lower case."""
     upgrade: bytes | None
+    """Protocol to which the client wants to switch; None: to none."""
     expects_continue: bool
 
 
@@ -188,8 +191,10 @@ class ResponseHead(msgspec.Struct):
     version: tuple[int, int]
     headers: Headers
     framing: Framing
+    """How the length of the body is known."""
     length: int
     keep_alive: bool
+    """Whether the connection can carry another request."""
     connection: tuple[bytes, ...]
 
 
@@ -655,6 +660,7 @@ class ChunkedDecoder:
         """Lines of the trailer section as received, at most `TRAILER_LINES_MAX`."""
         self._scanner = ChunkedScanner(self.trailers)
         self.done = False
+        """Whether the body has ended."""
 
     @property
     def is_between_chunks(self) -> bool:

@@ -318,7 +318,9 @@ class PythonTokenRun:
         self._events: list[tuple[int, int, int, str]] = []
         """Time, added latency, size and text of each event."""
         self._texts_bytes = 0
+        """Memory of the texts, for the limit TEXTS_BYTES_MAX."""
         self.keeps_texts = keeps_texts
+        """Whether texts are kept for a tokenizer or a recorder."""
 
     def __len__(self) -> int:
         return len(self._events)

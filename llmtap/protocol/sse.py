@@ -36,6 +36,7 @@ BOM: Final = b"\xef\xbb\xbf"
 
 class SseEvent(msgspec.Struct, gc=False):
     start: int
+    """Offset of the event's first byte in the body."""
     end: int
     data: bytes | None
     """Data lines of the event, joined by LF; None if it has no data line."""
@@ -396,6 +397,7 @@ class MessageStreamParser:
         self.offset = 0
         """Number of bytes of whole messages so far."""
         self._skipped = 0
+        """Number of messages that were too long."""
         self._part_parser: SseParser | LineParser | None = None
         """Parser of the stream in the payloads of PayloadPart; None until its format is known."""
         self._first_payloads: bytes | None = b""

@@ -90,6 +90,7 @@ class MessageParser:
         self.broken: str | None = None
         """Error in the framing after which no more messages are read; None if there was no error."""
         self._sender = sender
+        """Name of the sender, for error messages."""
         self._masked = masked
         """Whether frames must be masked, as those of clients are."""
         self._message_bytes_max = message_bytes_max
@@ -100,6 +101,7 @@ class MessageParser:
         self._is_final = False
         """Whether the frame is the last one of its message."""
         self._opcode = Opcode.CONTINUATION
+        """Opcode of the present frame."""
         self._mask_key = b""
         """Key of the frame's mask; empty without a mask."""
         # State of the message that is being read, and of a control frame, which can interrupt the message.
@@ -253,6 +255,7 @@ class _Inflater:
         self._history: list[bytes] = []
         """Latest decoded texts, which later messages can refer to."""
         self._history_bytes = 0
+        """Size of `_history`."""
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
 
     @property

@@ -149,6 +149,7 @@ class VerdictBox:
     items: Sequence[str] = ()
     """Reasons for the verdict."""
     caution: bool = False
+    """Whether the result is good with reservations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,7 @@ class Look(msgspec.Struct, frozen=True, omit_defaults=True):
     symbol: str = ""
     bar: bool = False
     hatch: str = ""
+    """Pattern of bars, as Plotly names it; empty: none."""
 
 
 class LegendKey(msgspec.Struct, frozen=True):
@@ -254,6 +256,7 @@ class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     bars: bool = False
     hatch: str = ""
     low: Sequence[float | None] | None = None
+    """Lower ends of intervals around `y`; None: there are none."""
     high: Sequence[float | None] | None = None
     """`low` and `high`: ends of the interval of each point; None: unknown."""
     texts: Sequence[str] | None = None
@@ -290,6 +293,7 @@ class Panel:
 
     title: str
     words: str
+    """The figures in words, for screen readers."""
     plot: Plot
     legend: Sequence[LegendKey] = ()
     common_settings: Mapping[str, str] | None = None
@@ -332,6 +336,7 @@ class Section:
     """A part of a report under a heading. `key` is its id on a page."""
 
     key: str
+    """Id of the section on a page, for links."""
     heading: str
     blocks: list[Block]
     level: int = 2

@@ -105,6 +105,7 @@ class SweepChart:
     """A section of the page with a panel for each quantity. `about`: note below the heading."""
 
     key: str
+    """Id of the section on a page, for links."""
     heading: str
     about: str
     quantities: tuple[Quantity, ...]

@@ -82,6 +82,7 @@ class EngineOutput:
     """Output of a run at its end: the tokens made, and the requests that have finished."""
 
     finished: Sequence[int] = ()
+    """Requests that have all their tokens."""
     tokens: Sequence[int] = ()
     """For each token, the request to which it belongs, in the order in which the tokens leave the engine.
     Empty for a `Batch`: its `token_times` are known from the start."""

@@ -279,6 +279,7 @@ class ServingSetup:
 
     model: LatencyModel = SEED_MODEL
     readings: ModelOptions = field(default_factory=ModelOptions)
+    """Choices for open points of a paper."""
     iterations: IterationModel = SEED_ITERATIONS
     serving: Serving = field(default_factory=Serving)
 

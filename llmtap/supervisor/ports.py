@@ -105,6 +105,7 @@ class PortsState(msgspec.Struct, kw_only=True):
     clients: list[int]
     """Descriptors of the sockets for clients."""
     admin: int
+    """Descriptor of the admin port's socket."""
     listen_at: str | None
     """Configured address of `clients`; None if systemd opened them."""
     admin_at: str | None
@@ -133,6 +134,7 @@ class Ports:
         self.clients = clients
         self.admin = admin
         self.listen_at = listen_at
+        """Configured address for clients."""
         self.admin_at = admin_at
         self.back: list[socket.socket] = []
         """Listening sockets of the second relay, behind the gateway."""

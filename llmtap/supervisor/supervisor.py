@@ -89,6 +89,7 @@ class Supervisor:
         that for clients, and that of the admin port."""
         self._settings = settings
         self._reload_settings = reload
+        """Function that reads the configuration again."""
         self._announce = announce
         """Function that reports the addresses to the user."""
         self._children: set[Child] = set()
@@ -107,6 +108,7 @@ class Supervisor:
         self._start_lock = asyncio.Lock()
         """Lock that is held while a child starts, so that no hot restart replaces the program meanwhile."""
         self._stop_event = asyncio.Event()
+        """Set when a signal asks to stop."""
         self._change_event = asyncio.Event()
         """Set when a signal requests a reload or a hot restart."""
         self._wants_restart = False

@@ -170,6 +170,7 @@ class _Side:
     options: WatchOptions
     packet_sockets: list[socket.socket]
     adapter_fds: list[int]
+    """Descriptors of the clocks of network cards."""
 
     @classmethod
     def open(cls, side: str, options: WatchOptions) -> "_Side":
@@ -245,6 +246,7 @@ class _Processes:
         state = str(Path(folder) / "state")
         self._meter_setup = fresh_meter_setup(settings, path, admin.fileno(), state=state)
         self._run_id = secrets.token_hex(2)
+        """Random part of the processes' names."""
         self._start_count = 0
         """Number of watchers and relays started so far, for unique names."""
         self._children: dict[str, Child] = {}

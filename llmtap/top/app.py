@@ -105,6 +105,7 @@ class TextTable(DataTable[Text]):
         self.sort_column: str | None = None
         """Key of the column that decides the order; None: order of the document."""
         self.largest_first = True
+        """Direction of the order."""
         self.filter_text = ""
         self.matching_count = 0
         """Number of rows that match the filter, also those that are not shown."""
@@ -314,7 +315,9 @@ class TopApp(App[None]):
         """By view: column and direction of its order, which it gets again when it is opened."""
         self._admin: Admin | None = None
         self._feed: Feed | None = None
+        """Answers of the admin port; None before the start."""
         self._poll_worker: Worker[None] | None = None
+        """Task that polls the admin port."""
         self._head = Static(id="head", markup=False)
         self._notes = Static(id="notes", markup=False)
         """Line below the table."""

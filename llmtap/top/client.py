@@ -332,6 +332,7 @@ class Feed:
         self._first_failure_ns = 0
         """Time of the first of the failures since the latest answer."""
         self._next_request_ns = 0
+        """Time of the next request."""
 
     async def poll(self, view: View) -> None:
         """Request the documents of a view. After an error, keep the earlier documents and set `trouble`."""

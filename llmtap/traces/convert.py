@@ -264,6 +264,7 @@ class _RedactedBatches:
         self.unreadable_bodies = 0
         """Number of bodies that are not JSON, so were left out."""
         self.unredacted_rows = 0
+        """Number of rows with text that was never redacted."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:

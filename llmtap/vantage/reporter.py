@@ -101,6 +101,7 @@ class Reporter:
     ) -> None:
         self.name = name
         self.lag = lag
+        """Meter of the event loop's delays."""
         self.now_ns = clock.mono_ns
         self.timebase = Timebase(clock, lag)
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._new_anchor_frame)
@@ -129,6 +130,7 @@ class Reporter:
         self._reported_anchor = self.timebase.anchor
         """Latest reading of both clocks that the meter has."""
         self._probe: asyncio.TimerHandle | None = None
+        """Timer of the next probe of the event loop's delay."""
         self._probe_due_ns = 0
         """Time at which the probe of the event loop should run; later: the loop was busy."""
 

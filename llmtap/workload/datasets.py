@@ -71,6 +71,7 @@ class RecordedDataset(PlannedWorkload):
     name: str
     data: DataSet
     sharing: Sharing | None
+    """Shared beginnings of prompts; None: none."""
     output: Lengths | None = None
     """Lengths of the outputs; None: those of the recorded answers."""
     about: Mapping[str, Any] = field(default_factory=dict)

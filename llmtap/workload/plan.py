@@ -207,6 +207,7 @@ class ConversationPrompts:
     plan: WorkloadPlan
     script: ConversationScript
     fit: Fit = _make_unfitted
+    """Function that makes a text as long as wanted, by a tokenizer."""
     _contexts: dict[int, str] = field(default_factory=dict)
     """By number: text of a context, because many prompts share it."""
 
@@ -283,6 +284,7 @@ Think = ThinkFixed | ThinkExponential
 class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
     think: Think
+    """Pauses of the user between turns."""
     tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768
     """Maximum length of a prompt, such as a context window. A conversation ends before a longer prompt."""
 

@@ -69,6 +69,7 @@ class Links:
     think_ns: "array[int]" = field(default_factory=int_column)
     """Time from the previous answer to the request."""
     session: "array[int]" = field(default_factory=int_column)
+    """By row: number of its conversation."""
     joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By row: further rows for whose answers it waits."""
 
@@ -96,9 +97,11 @@ class TraceTurns:
         self._sessions: list[_Name | None] = []
         self._turn_numbers: list[int | None] = []
         self._ids: list[_Name | None] = []
+        """By row: id of its exchange."""
         self._parents: list[_Name | None] = []
         """By row: id of the previous exchange of the conversation."""
         self._think_us: list[int | None] = []
+        """By row: pause before it, from the trace."""
         self._end_us: list[int | None] = []
         self._latest_rows: dict[_Name, tuple[int, int]] = {}
         """By session: arrival of its latest row, and end of the answer to this row, in ns."""
@@ -277,11 +280,13 @@ class TraceRows:
         self.requests = Requests()
         self.links = Links()
         self.source_rows = array("q")
+        """By row: its number in the trace."""
         self._rows_left = count
         """Number of rows that may still be read."""
         self._blocks = _Blocks()
         self._turns = TraceTurns() if parts.conversations else None
         self._parts = parts
+        """Which data to read in addition to the lengths."""
         self._uses_lengths = False
         """Whether to use the lengths of the rows instead of their bodies: for formats of other tools."""
         self._missing_counts = dict.fromkeys(("arrival_ns", "input_tokens"), 0)

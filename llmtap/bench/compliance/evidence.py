@@ -454,7 +454,7 @@ def only_for_boundary(boundary: str) -> Callable[[Check], Check]:
     """Return a decorator that makes a check not applicable to systems with another `sut.boundary`."""
 
     def decorate(check: Check) -> Check:
-        def checked(report: Report) -> ComplianceVerdict:
+        def check_if_applicable(report: Report) -> ComplianceVerdict:
             own_boundary = at(report, "sut.boundary")
             if own_boundary is None:
                 return cannot_tell("it depends on the SUT's boundary, which is not declared (sut.boundary)")
@@ -464,7 +464,7 @@ def only_for_boundary(boundary: str) -> Callable[[Check], Check]:
                 else not_applicable(f"the SUT's boundary is {own_boundary}")
             )
 
-        return checked
+        return check_if_applicable
 
     return decorate
 

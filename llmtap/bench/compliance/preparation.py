@@ -592,7 +592,7 @@ def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Chec
     The function gets the report, and the declared method and accuracy of the clocks' synchronisation.
     """
 
-    def checked(report: Report) -> ComplianceVerdict:
+    def check_if_applicable(report: Report) -> ComplianceVerdict:
         placement = at(report, "sut.clock.placement")
         if placement is None:
             return cannot_tell(_NOT_PLACED)
@@ -601,7 +601,7 @@ def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Chec
         method, accuracy = (text(at(report, f"sut.clock.{one}")) for one in ("synchronization", "accuracy"))
         return check(report, method, accuracy)
 
-    return checked
+    return check_if_applicable
 
 
 def _accuracy_s(declared_accuracy: str) -> float | None:

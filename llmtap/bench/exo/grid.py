@@ -69,6 +69,7 @@ class MeasuredGrid:
     """Measured cells of a grid, and the model of batch times that was fitted to them."""
 
     cells: Sequence[GridCell]
+    """Measured cells, in the order of the grid."""
     fit: BatchFit | None
     """Model of batch times; None if too few cells are valid."""
     problem: str | None

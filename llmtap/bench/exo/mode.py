@@ -132,6 +132,7 @@ class Prompts:
     def __init__(self, counter: TokenCounter, *, is_shared: bool, seed: int) -> None:
         """`is_shared`: all requests of a length have the same prompt; otherwise each request has its own."""
         self.is_shared = is_shared
+        """Whether the requests of a batch share one prompt."""
         self._counter = counter
         self._numbers = NumberedBytes(seed)
         """Texts by which prompts differ, so that none is in the server's cache."""
@@ -205,6 +206,7 @@ class ExoBench:
         self._sent_pp: set[int] = set()
         """Prompt lengths that were sent already: the server has such a shared prompt in its cache."""
         self.stopped = False
+        """Whether a signal stopped the benchmark."""
 
     def stop(self) -> None:
         """Discard the current batch, and keep the earlier batches. A second call cancels open responses."""

@@ -45,6 +45,7 @@ class Timing(NamedTuple):
     """Prefill and generation time of one request (None: unknown), and whose clock measured them (`by`)."""
 
     by: Literal["server", "client"]
+    """Whose clock measured the times."""
     prefill_s: float | None
     """Time in which the server processed the prompt."""
     decode_s: float | None
@@ -139,7 +140,9 @@ class SystemMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of this host and of exo's nodes, and the energy of all batches."""
 
     local: Mapping[str, Any]
+    """Samples of this host."""
     nodes: Mapping[str, Any]
+    """By node of the cluster: its samples."""
     nodes_failed: int | None
     """Number of samples of exo's nodes that could not be read."""
     energy: TotalEnergy | None
@@ -304,6 +307,7 @@ class RunBuilder:
         self._download_s = download_s
         """Download time of the model, if this benchmark started the download."""
         self._power = power
+        """Samples from which the energy of each batch is computed."""
         self._start_ns = start_ns
         self._cached_prompt_tps: dict[int, float] = {}
         """By prompt length (`pp`): newest prefill rate of a run whose prompt was not wholly cached."""
@@ -427,6 +431,7 @@ class Spread(NamedTuple):
     n: int
     median: float
     low: float
+    """Smallest value."""
     high: float
 
 
@@ -435,6 +440,7 @@ class ExoRow:
     """Row of the printed table: the results of one cell of the grid."""
 
     pp_tokens: int
+    """Largest number of prompt tokens, as counted by the tokenizer."""
     tg: int
     """Number of output tokens requested."""
     concurrency: int

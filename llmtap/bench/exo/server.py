@@ -262,6 +262,7 @@ class Power:
 
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         self._local = local
+        """Samples of this host; None: the server is on another host."""
         self._known_series = [] if local is None else local.known_series()
         """Names of the series that this host can sample."""
         # Use the power of this host's GPUs only if no node reports power: a node's power includes its GPUs.
@@ -303,11 +304,13 @@ class Power:
 
 class TotalEnergy(msgspec.Struct, frozen=True, kw_only=True):
     joules: float
+    """Energy of all batches."""
     inference_seconds: float
     """Total time of the windows for which there are power samples."""
     seconds_missing: float
     """Total time of the windows for which there are no power samples."""
     average_power_w: float | None
+    """Mean power during the batches, in watts."""
 
 
 def total_of(windows: Iterable[Energy | None]) -> TotalEnergy | None:
@@ -330,7 +333,9 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Allowed placements of a model: type of the instance, sharding, number of nodes."""
 
     instance_meta: Literal["ring", "jaccl", "both"] = "both"
+    """Allowed transport between the nodes."""
     sharding: Literal["pipeline", "tensor", "both"] = "both"
+    """How the model may be split among the nodes."""
     nodes_min: int = 1
     nodes_max: int = NODES_MAX
 
@@ -364,6 +369,7 @@ class ExoCluster:
     def __init__(self, session: aiohttp.ClientSession, root: str) -> None:
         self._session = session
         self._root = root
+        """URL of the API, without a path."""
 
     async def place(self, model: str, placement_filter: PlacementFilter) -> PlacedInstance:
         """Create an instance and wait until it is ready. Raises ConfigError if no placement matches."""
@@ -376,7 +382,7 @@ class ExoCluster:
             raise ConfigError("--instance-meta", f"exo offers no matching placement of {model}", hint)
         instance = max(previews, key=_preview_rank)["instance"]
         shards = _shards(instance)
-        download_s = await self._download(model, shards)
+        download_s = await self._download_missing(model, shards)
         await self._request("POST", "/instance", body={"instance": instance})
         placed = PlacedInstance(
             id=str(_untag_variant(instance)[1].get("instanceId")),
@@ -394,7 +400,8 @@ class ExoCluster:
         """Delete the instance from the cluster."""
         await self._request("DELETE", f"/instance/{instance.id}")
 
-    async def _download(self, model: str, shards: Mapping[str, Any]) -> float | None:
+    async def _download_missing(self, model: str, shards: Mapping[str, Any]) -> float | None:
+        """Download the model to the nodes that lack it; return the seconds, None if none lacked it."""
         nodes: Mapping[str, str] = shards.get("nodeToRunner") or {}
         missing = [node for node in nodes if not await self._has_model(node, model)]
         began_ns = SystemClock.mono_ns()

@@ -48,11 +48,13 @@ class FigureComparison(msgspec.Struct, kw_only=True):
     low: float | None = None
     """Lower end of the interval of `difference`."""
     high: float | None = None
+    """Upper end of the interval of `difference`."""
     p: float | None = None
     """p-value of a test whether both systems are equal."""
     effect: float | UnsetType | None = UNSET
     """Size of the difference without unit; `effect_name` says which measure."""
     effect_name: str | UnsetType = UNSET
+    """Name of the measure of `effect`."""
     paired: bool | UnsetType = UNSET
     """Whether equal requests of both systems were compared pair by pair."""
     method: str | None = None
@@ -88,12 +90,14 @@ class ComparedSystem(msgspec.Struct, frozen=True):
 
     label: str
     runs: int
+    """Number of runs."""
     sut: Mapping[str, Any]
     target: Mapping[str, Any]
     quick: bool
     """Whether a run was shortened by `--quick`."""
     seeds: list[int]
     valid: bool
+    """Whether all runs are valid."""
 
 
 class NormalisedThroughput(msgspec.Struct, frozen=True):
@@ -104,6 +108,7 @@ class NormalisedThroughput(msgspec.Struct, frozen=True):
     """Highest output rate of any load, in tokens per second."""
     tokens_per_gpu_second: float | None
     tokens_per_currency: float | None
+    """Output tokens per unit of money, by the price of an hour."""
     currency: str | None
     method: str = "the highest output rate of any load, the median of runs; by GPUs, by an hour's price"
 

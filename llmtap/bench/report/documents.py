@@ -58,6 +58,7 @@ class BenchFinding(msgspec.Struct, frozen=True):
     what: str
     """Code of the finding."""
     says: str
+    """The finding in one sentence."""
     share: float | UnsetType | None = UNSET
     """Share of the requests that the finding concerns, if the load's verdict has it."""
 
@@ -113,6 +114,7 @@ class BenchRepeat(msgspec.Struct, frozen=True, kw_only=True):
     began: str
     """Time of the run's start."""
     ended: str
+    """Time of the run's end."""
     verdict: ReportVerdict
 
 
@@ -139,7 +141,9 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     began: str
     """Time of the test's start."""
     ended: str
+    """Time of the test's end."""
     versions: dict[str, str]
+    """By name of a program: its version."""
     steps: list[BenchStep]
     warmups: list[Mapping[str, Any]]
     """Requests and times of each warm-up."""
@@ -158,7 +162,9 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     round_trip: float | None = None
     """Network round trip to the target before the first load."""
     clock_offset: ClockOffset | None = None
+    """Offset of this machine's clock; None: it is not synchronised."""
     model_load: ModelLoad | None = None
+    """Times of the server's start; None: llmtap did not start it."""
     selftest: Mapping[str, Any] | None = None
     """Errors of the load generator's own times; None if no self-test was run."""
     notes: list[str]
@@ -189,7 +195,9 @@ class DocumentFinding(msgspec.Struct, frozen=True):
     what: str
     """Code of the finding."""
     says: str
+    """The finding in one sentence."""
     share: float | UnsetType | None = UNSET
+    """Share of the requests that the finding concerns, if known."""
 
 
 class DocumentVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,11 +230,14 @@ class BenchSetup(msgspec.Struct, frozen=True, kw_only=True):
     requested_tests: list[str] = msgspec.field(name="asked")
     """Names of the tests to run."""
     quick: bool
+    """Whether all tests are shortened by `--quick`."""
     seed: int
     runs: int
     """Number of runs of each test."""
     warmup: str
+    """Kind of warm-up that was requested, such as `auto`."""
     versions: dict[str, str]
+    """By name of a program: its version."""
     target: Mapping[str, Any]
     sut: Sut
     arms: Mapping[str, Mapping[str, Any]]
@@ -239,6 +250,7 @@ class NotRun(msgspec.Struct, frozen=True, kw_only=True):
 
     test: str
     reason: str = msgspec.field(name="why")
+    """Error that prevented the test."""
     hint: str | None
     """What the user can do; None: nothing is known."""
     begun: bool

@@ -284,9 +284,11 @@ class LevelFigures(Latencies, frozen=True, kw_only=True):
     arrivals: int
     """Number of requests sent in the steady part."""
     arrival_rps: float
+    """Requests sent per second."""
     completed: int
     """Number of complete responses that ended in the steady part."""
     completed_rps: float
+    """Responses completed per second."""
     delivered: float
     """Completed requests / requests expected to complete without a queue."""
     success: float
@@ -296,7 +298,9 @@ class LevelFigures(Latencies, frozen=True, kw_only=True):
     not_judged: int | None
     """Number of requests that the objectives could not judge."""
     output_tps: float | None
+    """Output tokens per second; None without token counts."""
     input_tps: float | None
+    """Input tokens per second; None without token counts."""
     in_flight: list[float]
     """Mean number of requests in flight in each of the five divisions of the steady part."""
     queue: str
@@ -577,6 +581,7 @@ class RateSearch:
     low: int
     high: int
     start: int
+    """First level that is tried."""
     resolution: int = 1
     """Difference between `best` and `limit` at which the search ends."""
     best: int | None = None

@@ -210,6 +210,7 @@ class SteadyPart:
     """The steady part of a load, after the ramp-up. Times are in seconds from the load's start."""
 
     from_s: float
+    """Begin of this part."""
     to_s: float
     sent_requests: Measurement
     """The load's measurement, reduced to the requests that were sent in this part."""

@@ -103,6 +103,7 @@ class _Point(NamedTuple):
     """Completion rate of the server at a mean number of requests in flight."""
 
     concurrency: float
+    """Mean number of requests in flight."""
     rate_rps: float
 
 

@@ -133,6 +133,7 @@ class Bench:
     """Session of the running test; `stop` stops it."""
     _model_load: ModelLoad | None = None
     _stopped: bool = False
+    """Whether a signal stopped the benchmark."""
     pace: Pace = field(default_factory=Pace)
     """Measured durations, to estimate the remaining time. Two systems measured in turn share one `Pace`."""
     runs_after: int = 0

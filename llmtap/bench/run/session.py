@@ -256,6 +256,7 @@ class StoredRequests(msgspec.Struct, frozen=True):
     """Name of the file; None if the bodies are larger than `BYTES_MAX`."""
     rows: int
     bytes: int
+    """Total size of the bodies."""
     sha256: str
     """Digest of all bodies."""
 
@@ -362,6 +363,7 @@ class BenchSession:
     _replay: Replay | None = None
     """Load that is being sent; `stop` stops it."""
     _stopped: bool = False
+    """Whether a signal stopped the benchmark."""
 
     @property
     def results(self) -> Folder:

@@ -49,6 +49,7 @@ class ChartSeries(msgspec.Struct, frozen=True):
     low: list[float | None] = []
     """Lower ends of the intervals around `y` (`high`: upper ends); empty without intervals."""
     high: list[float | None] = []
+    """Upper ends of the intervals around `y`."""
 
 
 class ChartMark(msgspec.Struct, frozen=True):

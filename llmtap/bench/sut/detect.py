@@ -150,6 +150,7 @@ class _Detector:
         """URL of the server without `/v1`."""
         self._headers = dict([*read_headers([], None, target.key_env), *target.headers.items()])
         self.detected = Detected(target.url)
+        """Facts that were found so far."""
 
     async def identify(self) -> None:
         """Detect server type, model and software. Raises ConfigError if the server cannot be reached."""

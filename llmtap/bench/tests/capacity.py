@@ -83,6 +83,7 @@ class CapacityCriteria(msgspec.Struct, frozen=True):
     completion: float
     """Smallest allowed share of completed requests."""
     memory_errors: int
+    """Largest allowed number of answers that report a lack of memory."""
 
 
 class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,9 @@ class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Length of all responses; None: the lengths of the workload."""
     criteria: CapacityCriteria
     output_tps: float | None
+    """Output tokens per second at the maximum."""
     request_rps: float | None
+    """Completed requests per second at the maximum."""
     tokens_in_flight: float | None
     """Mean number of tokens in the server's memory at the maximum."""
     levels: list[CapacityLevel]

@@ -123,6 +123,7 @@ class ClassFigures(Latencies, frozen=True, kw_only=True):
     sent: int
     """Number of requests of the class in the mix."""
     alone: ClassAlone
+    """Figures of the class without the other classes."""
     inflation: LatencyInflation
     """How much longer than alone the requests of the class wait in the mix."""
     starvation: StarvationFigure | None
@@ -175,7 +176,9 @@ class _Class:
 
     name: str
     mixed: Measurement
+    """Its requests in the mix with other classes."""
     alone: Measurement
+    """Its requests in a load without other classes."""
     alone_rps: float
     """Rate of the load with this class alone."""
 

@@ -94,6 +94,7 @@ class ArmFigures(Latencies, frozen=True, kw_only=True):
     """Figures of a configuration at one load."""
 
     sent: int
+    """Number of requests that were sent."""
     complete: int
     """Number of requests with a complete response."""
     refused: int

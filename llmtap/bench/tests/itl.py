@@ -79,6 +79,7 @@ class Modality(msgspec.Struct, frozen=True):
     """Modes (peaks) of the distribution of gaps, in seconds, and whether there is only one."""
 
     unimodal: bool
+    """Whether there is only one peak."""
     modes: list[float]
     """Positions of the peaks."""
 

@@ -54,6 +54,7 @@ class LengthThroughput(msgspec.Struct, frozen=True):
     """Rates from the first request to the last response, for complete responses only."""
 
     concurrency: int
+    """Number of concurrent requests."""
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
@@ -75,6 +76,7 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
     throughput: list[LengthThroughput]
     """Rates at each concurrency."""
     throughput_max: LengthThroughput
+    """The entry of `throughput` with the most requests per second."""
     throughput_saturated: bool
     """Whether the throughput no longer grew at the highest concurrency."""
 

@@ -114,6 +114,7 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     swapped_mean: float | None
     """Mean number of requests that were swapped out."""
     completed_rps: float
+    """Completed requests per second."""
     output_tps: float | None
     drain: float
     """Seconds from the end of the level until its last answer."""
@@ -158,11 +159,13 @@ class _PressureRun:
     """Measured levels of the test, with the single requests (probes) before and after them."""
 
     capacity: int
+    """Number of concurrent requests that the server can hold: 100 %."""
     source: str
     """Source of the capacity, as text."""
     workload: str
     """Workload with which the capacity was measured."""
     probe_before: Measurement
+    """Single requests before the first level."""
     levels: list[_Level] = field(default_factory=list)
     probe_after: Measurement | None = None
     ended_early: list[str] = field(default_factory=list)

@@ -79,7 +79,9 @@ class HitRate(msgspec.Struct, frozen=True):
 
     value: float
     cached_tokens: int
+    """Number of prefix tokens that came from the cache."""
     prefix_tokens: int
+    """Number of prefix tokens in the prompts."""
     answers_that_tell: int
     """Number of responses that report cached tokens."""
 
@@ -89,6 +91,7 @@ class HitRates(msgspec.Struct, frozen=True):
 
     off: HitRate | None
     cold: HitRate | None
+    """Cache on, but without the prefixes of the requests."""
     warm: HitRate | None
 
 
@@ -105,6 +108,7 @@ class CacheThroughput(msgspec.Struct, frozen=True):
 
     unit: str
     off: StateRate
+    """Rates with the cache off."""
     on: StateRate
     """Rates with a warm cache."""
     improvement: figures.IntervalFigure
@@ -275,6 +279,7 @@ class _TextSeeds:
         """`first_seed`: seed of the first load (parameter `texts`), + 1 for each later load; None: random."""
         self._folder = session.folder
         self._first_seed = first_seed
+        """Seed of the first new load, and the next numbers of later ones; None: seeds are random."""
         self._seeds: dict[str, int] = self._folder.read_json(TEXTS_FILE) or {}
         """By load of an earlier command: its seed."""
         self.seed_by_step: dict[str, int] = {}

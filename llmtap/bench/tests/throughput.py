@@ -100,6 +100,7 @@ class SearchResult:
     step: float
     """Increment of the search, as rate or concurrency: `search` counts levels in multiples of it."""
     attempts: list[LevelAttempt] = field(default_factory=list)
+    """Levels that were sent, in order of time."""
     ended_early: list[str] = field(default_factory=list)
     """Names of loads whose requests ended before the planned duration."""
 
@@ -221,6 +222,7 @@ class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     planned_rps: float | None = None
     """Planned rate of the highest sustained level; absent in a closed loop."""
     sustainable_concurrency: int | None = None
+    """Highest sustained number of concurrent requests."""
     max_output_tps: float | None = None
     max_request_rps: float | None = None
     max_input_tps: float | None = None

@@ -88,7 +88,9 @@ class BlockHasher:
         self._salt = salt
         """Secret key of all hashes."""
         self._tokenize = tokenize if unit == "tokens" else None
+        """Returns the token ids of a text; None: blocks are of bytes."""
         self._block_bytes = block_size * (1 if unit == "bytes" else ID_BYTES)
+        """Size of a block in bytes: of text, or of token ids."""
 
     def blocks(self, prompt: PromptShape) -> Blocks | None:
         """Return the blocks of a prompt. If the tokenizer fails, count the prompt and return None."""
@@ -218,6 +220,7 @@ class _PastExchange:
     id: str
     relay: str
     ended_ns: int | None
+    """Time of its end; None while it runs."""
     ended_wall_ns: int
     """End of the answer by the wall clock, or arrival if the end is unknown."""
     closing_ns: int

@@ -55,6 +55,7 @@ class CapturedWorkload:
         self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
         """By capture, unit and size of blocks: number of blocks, and ids of all different ones."""
         self._sessions: list[pa.Table] = []
+        """Session and turn of each exchange, one table for each batch."""
         self._think_times: list[pa.Table] = []
         """Times that users took before a request, with their kind."""
 

@@ -401,10 +401,12 @@ class RunWriter:
         self._expected_counts = dict(expected)
         """By relay: number of exchanges, so that a reader finds missing rows."""
         self._written_counts: Counter[str] = Counter()
+        """By relay: number of exchanges written so far."""
         self._files = 0
         """Number of files so far."""
         self._rows: list[Exchange] = []
         self._batches: list[pa.RecordBatch] = []
+        """Encoded rows of the next file."""
         self._bytes = 0
         """Size of `_batches`, which are written when a file has enough."""
         self._place = check_place(to)

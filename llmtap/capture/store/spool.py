@@ -207,6 +207,7 @@ class SpoolContents:
     frame; empty if the file is undamaged."""
     _schema: pa.Schema = SCHEMA
     _batch_offsets: list[int] = field(default_factory=list)
+    """Offset of each frame with rows."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the present columns. Raises SpoolError if the file changed or cannot be read."""

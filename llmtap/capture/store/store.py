@@ -72,6 +72,7 @@ class StoreState:
     rows_deleted: int
     """Rows in deleted files of this capture."""
     spool_bytes: int
+    """Size of all spools."""
     local_bytes: int
     """Total size of spools and local files, which `total_bytes` limits."""
     failures: int
@@ -140,10 +141,13 @@ class Store:
         self._options = options
         self._clock = clock
         self._place = parquet.place_of(options.to)
+        """Where finished files are delivered."""
         self._folder = spool_folder(options)
         self._capture = info.capture
         self._files = LocalFiles(self._place.folder, parquet.capture_tag(info.capture))
+        """Files in the local folder, to delete the oldest at the limit."""
         self._finisher = Finisher(self._place, self._folder, self._files.add)
+        """Thread that makes files of closed spools."""
         self._lock_fd: int | None = None
         """Descriptor of the lock file of the folder; None: the store is not open."""
         self._writer: SpoolWriter | None = None

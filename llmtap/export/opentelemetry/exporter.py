@@ -220,11 +220,13 @@ class _MetricDelivery:
     ) -> None:  # fmt: skip
         self.failures = 0
         self.sdk_exporter = sdk_exporter
+        """Exporter of OpenTelemetry's SDK, which sends the metrics."""
         self._receiver, self._totals, self._origin = receiver, totals, origin
         self._clock, self._closing = clock, closing
         self._is_delta = sdk_exporter._preferred_temporality[Histogram] is AggregationTemporality.DELTA
         """Whether the receiver wants the growth since the latest export, instead of totals."""
         self._interval_s = _number_of_variable("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
+        """Time between two exports."""
 
     def run(self) -> None:
         """Export until `closing` is set. This is the main function of a thread."""
@@ -290,6 +292,7 @@ class OtlpExporter:
             self._exports_spans, self._exports_metrics = _is_configured("TRACES"), _is_configured("METRICS")
             spans, metrics, receivers = _sdk_exporters(options.protocol)
             self._ids = ExchangeIds()
+            """Generator of the spans' ids."""
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
             self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
             self._span_delivery = _SpanDelivery(spans, receivers[0], self._closing)
@@ -305,6 +308,7 @@ class OtlpExporter:
             aggregation = metrics._preferred_aggregation[Histogram]
             exponential = isinstance(aggregation, ExponentialBucketHistogramAggregation)
             self._recorder = MetricRecorder(self._names, options.series_max, exponential=exponential)
+            """Counts of exchanges for metrics."""
             totals = Totals(self._recorder, self._servers, clock.wall_ns())
             origin = resource, InstrumentationScope("llmtap", version, self._names.schema_url)
             self._metric_delivery = _MetricDelivery(

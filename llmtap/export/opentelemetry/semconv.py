@@ -86,6 +86,7 @@ class Measure:
     """Instrument that records a quantity, with constant attributes."""
 
     instrument: Instrument
+    """Metric that the quantity is recorded with."""
     attributes: tuple[tuple[str, str], ...] = ()
 
 
@@ -98,7 +99,9 @@ class Semconv:
     """URL of the schema; empty if the version has no published schema."""
     # The following fields are names of attributes.
     operation: str = "gen_ai.operation.name"
+    """Attribute of the kind of request, such as `chat`."""
     provider: str = "gen_ai.provider.name"
+    """Attribute of the provider's name."""
     request_model: str = "gen_ai.request.model"
     request_stream: str = "gen_ai.request.stream"
     response_model: str = "gen_ai.response.model"

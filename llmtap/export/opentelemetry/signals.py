@@ -70,8 +70,10 @@ class CommonValues:
     cache_write_tokens: int | None
     """Number of input tokens that were written to a cache."""
     server_duration_ns: int | None
+    """Time in which the server answered, without the network."""
     server_first_token_ns: int | None
     server_per_token_ns: int | None
+    """Time per output token at the server."""
 
 
 def common_values_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> CommonValues:
@@ -293,6 +295,7 @@ class Point:
     """One series of a metric with its totals."""
 
     measure: semconv.Measure
+    """Metric and attributes of the series."""
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
     """Values of the series."""
@@ -323,6 +326,7 @@ class MetricRecorder:
         self._new_values: dict[CellKey, Buckets | ExponentialBuckets] = {}
         """By measure and attributes: values since the latest `take`."""
         self._exponential = exponential
+        """Whether to count in exponential buckets."""
 
     def take(self) -> dict[CellKey, Buckets | ExponentialBuckets]:
         """Return the counts since the previous call, and reset them. Any thread can call this method."""

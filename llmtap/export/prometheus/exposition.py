@@ -273,8 +273,10 @@ class Exposition:
     ) -> None:
         self._version, self._native = version, native
         self._objectives = objectives or {}
+        """By class of tenants: objectives, whose bounds become edges of buckets."""
         bounds = [bound for one in self._objectives.values() for bound in one.bounds]
         self._families = families_for(bounds, edges)
+        """By key: declaration of a histogram."""
         self._series: dict[_SeriesLabels, Series] = {}
         self._added_latency = {
             point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")
@@ -392,6 +394,7 @@ class FrozenExposition:
     values: Mapping[str, Value]
     """Values of the metrics about llmtap itself."""
     histograms: Sequence[tuple[HistogramFamily, Sequence[Cell]]]
+    """Histograms about llmtap itself."""
     helps: Mapping[str, str]
     """By name of a metric: help text that replaces the declared one."""
     exemplars: Mapping[BucketKey, Exemplar]

@@ -185,6 +185,7 @@ class TextWriter:
 
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
+        """Whether to write OpenMetrics instead of Prometheus' own text format."""
         self._pieces: list[str] = []
 
     def content(self) -> bytes:

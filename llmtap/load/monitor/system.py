@@ -119,6 +119,7 @@ class Host(NamedTuple):
     stolen_ns: int
     """Time in which the hypervisor ran another guest although this one was ready to run."""
     total_ns: int
+    """CPU time of all CPUs, with and without work."""
     memory_used_bytes: int
     """Total memory minus available memory."""
 
@@ -245,6 +246,7 @@ class SystemSampler:
         self._last_reading: tuple[int, Host | None, dict[str, int]] | None = None
         """Time, host and CPU times by group at the latest sample, for differences."""
         self._skipped_samples = 0
+        """Number of samples that were due while the previous one was in progress."""
         self._gpus, no_gpu = open_gpus(nvml)
         if no_gpu is not None:
             self._failure_reasons["gpu"] = no_gpu

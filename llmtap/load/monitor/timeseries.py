@@ -49,6 +49,7 @@ class ScrapeReport(Struct, frozen=True):
     skipped: int = 0
     """Number of scrapes that were due while the previous scrape was in progress."""
     failed: int = 0
+    """Number of failed scrapes."""
     failures: dict[str, int] = {}
     """By reason: number of failed scrapes."""
     missing: list[str] = []
@@ -65,6 +66,7 @@ class SamplingReport(Struct, frozen=True):
     skipped: int = 0
     """Number of samples that were due while the previous sample was in progress."""
     processes: dict[str, list[SampledProcess]] = {}
+    """By group: processes whose CPU time was counted."""
     gpu: SampledGpus | None = None
     why_not: dict[str, str] = {}
     """Reason why a part of the host could not be sampled, by the name of the part."""
@@ -122,7 +124,9 @@ class CounterFigures(Struct, frozen=True):
     n: int
     """Number of samples."""
     total: float | None
+    """Growth in the window."""
     per_second: float | None
+    """Growth per second."""
     restarts: int
     """How often the counter began again at 0."""
 
@@ -147,6 +151,7 @@ class GpuEnergy(Struct, frozen=True):
     """Energy used by all GPUs with known power, and their mean power in watts."""
 
     joules: float
+    """Energy of all GPUs with known power."""
     seconds: float
     """Time for which the power is known; `seconds_missing`: time for which it is unknown."""
     seconds_missing: float
@@ -191,6 +196,7 @@ class Columns:
         self.dropped = 0
         """Number of samples that did not fit."""
         self._closed = False
+        """Whether no samples are added any more."""
         self._t_ns = array("q")
         """Time of each sample."""
         self._took_ns = array("q")

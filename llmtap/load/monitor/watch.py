@@ -64,6 +64,7 @@ class ServerScraper:
         self._is_answered = False
         """Whether the server answered the latest scrape, in any way."""
         self._has_given_up = False
+        """Whether scraping ended because the server has no metrics."""
         self._skipped_scrapes = 0
         self._failures: Counter[str] = Counter()
         """By reason: number of failed scrapes."""
@@ -167,6 +168,7 @@ class LoadMonitor:
             clock, sender=[os.getpid()], target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml
         )
         self._scrapes_server = scrape
+        """Whether to read the server's metrics."""
         self._scraper = ServerScraper(
             metrics or metrics_url(target),
             clock,

@@ -62,6 +62,7 @@ class RecordedAnswer:
     """Source that contains the recorded answers to the requests."""
 
     place: str
+    """Name of the file or folder."""
     format: str
     source_rows: "array[int]"
     """For each request, the number of its row in the source. Further requests repeat these rows."""
@@ -84,8 +85,10 @@ class Baseline:
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self.recorded = recorded
+        """Where the recorded answers come from."""
         n = len(recorded.source_rows)
         self._replayed_values = {name: array("q", [_NONE]) * n for name in _COMPARED}
+        """By figure: value of each row in the replay; `_NONE` if it has none."""
         self._row_states = bytearray(n)
         """By row: flags whether its request was sent and ended well; 0: not sent."""
         self.found_count = 0

@@ -92,11 +92,13 @@ class Finding:
     figure: float
     """Measured value, which is beyond `limit`."""
     limit: float
+    """Value up to which there is no finding."""
     text: str
     """Problem, and its remedy if there is one, in one sentence."""
     invalid_figures: tuple[str, ...] = ()
     """Names of the figures that this finding makes invalid; `doubtful_figures`: those it makes doubtful."""
     doubtful_figures: tuple[str, ...] = ()
+    """Names of the figures that this finding makes doubtful."""
     error: float | None = None
     """Largest possible error of these figures in seconds, if known."""
     share: float | None = None
@@ -122,10 +124,12 @@ class JudgedFinding(Struct, frozen=True):
     figure: float
     """Measured value, which is beyond `limit`."""
     limit: float
+    """Value up to which there is no finding."""
     text: str = field(name="says")
     invalid_figures: tuple[str, ...] = field(name="spoils")
     """Names of the figures that this finding makes invalid."""
     doubtful_figures: tuple[str, ...] = field(name="doubts")
+    """Names of the figures that this finding makes doubtful."""
     error: float | None
     share: float | None
     failed: bool

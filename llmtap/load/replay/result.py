@@ -183,6 +183,7 @@ class RunObservations:
     prompt_tokens: Sequence[int]
     """Number of tokens of each prompt by llmtap's count; -1 if not counted."""
     lengths: ObservedLengths = field(default_factory=ObservedLengths)
+    """Lengths of prompts and answers, compared with the plan."""
     opened: "Counter[str]" = field(default_factory=Counter)
     """Number of exchanges by sending process."""
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
@@ -347,6 +348,7 @@ class LoadTimeline(msgspec.Struct, frozen=True):
     planned: list[int] | None = msgspec.field(name="asked")
     """Number of planned requests; None without a plan."""
     sent: list[int]
+    """Number of requests sent in each period."""
     ended: list[int] | None
     in_flight: list[int] | None
     """Maximum number of requests in flight."""

@@ -21,7 +21,9 @@ class SavedLoad(Struct, frozen=True, kw_only=True):
     stopped: str | None
     """Why the load ended early; None: it ended as planned."""
     offered_rps: float | None = None
+    """Requests per second that were sent."""
     achieved_rps: float | None = None
+    """Requests per second that ended well."""
 
 
 class SavedTokens(Struct, frozen=True):
@@ -31,6 +33,7 @@ class SavedTokens(Struct, frozen=True):
 class SavedGoodput(Struct, frozen=True):
     objectives: str | None = None
     met: int = 0
+    """Number of requests that met all objectives."""
     counted: int = 0
     """Number of requests that the objectives judged."""
     not_judged: int | None = None
@@ -78,6 +81,7 @@ class SavedReplay(Struct, frozen=True, kw_only=True):
     tokens: SavedTokens = SavedTokens()
     goodput: SavedGoodput = SavedGoodput()
     chunking: dict[str, float | dict[str, float | None] | None] = {}
+    """Figures of events, reads and chunks."""
     hdr_histograms: dict[str, str] = {}
     """By metric: its values as an HdrHistogram in base64."""
     system: dict[str, Any] = {}

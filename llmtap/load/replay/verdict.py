@@ -39,6 +39,7 @@ class LoadVerdict(Struct, frozen=True):
     valid: bool
     """Whether the load did not fail, and every requested figure is valid or doubtful."""
     failed: bool
+    """Whether the load failed, so that no figure counts."""
     partial: bool
     """Whether only a part of the requested load was sent."""
     invalid_figures: list[str] = field(name="not_valid")

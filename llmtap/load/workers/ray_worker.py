@@ -106,6 +106,7 @@ class RayMember:
 
     def __init__(self, ray: Any, clock: Clock | None = None) -> None:
         self._ray = ray
+        """Python module `ray`."""
         self._clock = SystemClock() if clock is None else clock
         self._actor: Any = None
         """Handle of the `RemoteProcess` on the node."""
@@ -116,6 +117,7 @@ class RayMember:
         self.clock = HostClock(socket.gethostname())
         self.pid: int | None = None
         self.spill_error: str | None = None
+        """Why the exchanges could not be stored; None: they are."""
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         """Start the process, as `LocalMember.start` does.

@@ -196,6 +196,7 @@ class _Commands:
         self.run: LoadRun | None = None
         """Load that the commands control; None before `go`."""
         self.stop_reason: str | None = None
+        """Reason of the first command to stop; None: none came."""
 
     def read(self) -> None:
         data = os.read(self._fd, 4096)
@@ -223,6 +224,7 @@ class _ExchangeStore:
 
     def __init__(self, tally: LoadTally, requests: Requests, spill_fd: int | None) -> None:
         self._tally = tally
+        """Counts of all exchanges."""
         self._tenants, self._labels = requests.tenants, requests.labels
         """By row: tenant and label of its request; empty if the load has none."""
         self._fd = spill_fd
@@ -281,7 +283,7 @@ class _ExchangeStore:
             percentile(tbc, 0.5),
             percentile(tbc, 0.99),
             sender.retries.total(),
-            None if run is None else run.gave_up,
+            None if run is None else run.give_up_reason,
             sum(not call.has_token for call in sender.calls),
         )
 

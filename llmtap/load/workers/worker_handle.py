@@ -74,6 +74,7 @@ class WorkerScript(msgspec.Struct, array_like=True):
     body_begins: bytes
     """Start of each row's body in the file of bodies; `body_ends` has the ends."""
     body_ends: bytes
+    """End of each row's body in the file of bodies."""
     joins: dict[int, tuple[int, ...]] = {}
     """For each row that waits for several rows: the rows in addition to the one in `after`."""
     paths: list[str] = []
@@ -95,6 +96,7 @@ class Progress(msgspec.Struct, tag=True):
     under_way: int
     """Number of requests in flight; `left`: number of requests that were not sent yet."""
     ended: int
+    """Number of requests that have ended."""
     failed: int
     left: int
     """Number of requests that were not sent yet."""
@@ -106,7 +108,7 @@ class Progress(msgspec.Struct, tag=True):
     tbc_p50_ns: float | None
     tbc_p99_ns: float | None
     retries: int = 0
-    gave_up: str | None = None
+    give_up_reason: str | None = None
     """Reason why all processes must stop, such as too many errors; None if they need not stop."""
     waiting: int = 0
     """Number of requests that wait for their first token."""
@@ -118,7 +120,9 @@ class WorkerDone(msgspec.Struct, tag=True):
     stopped: str | None
     """Why the load ended early; None: it ended as planned."""
     connects: int
+    """Number of connections that were opened."""
     reuses: int
+    """Number of requests on an open connection."""
     cpu_ns: int
     rss_bytes: int
     """Largest resident memory during the run."""
@@ -293,6 +297,7 @@ class LocalMember:
         self.clock = HostClock(socket.gethostname())
         self._proc: subprocess.Popen[bytes] | None = None
         self._output: asyncio.StreamReader | None = None
+        """Messages of the process; None before its start."""
         self._pipe: asyncio.ReadTransport | None = None
         """Pipe from the process, closed at the end."""
 

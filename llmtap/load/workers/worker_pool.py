@@ -51,10 +51,12 @@ class LoadResult:
     """Merged counts of all sending processes, and the report of each."""
 
     tally: LoadTally
+    """Counts of all processes together."""
     began_ns: int
     ended_ns: int
     reports: list[WorkerDone] = field(default_factory=list)
     clocks: list[HostClock] = field(default_factory=list)
+    """Offset of each process's clock."""
     lost_statuses: list[int | None] = field(default_factory=list)
     """Exit status of each lost process (negative for a signal); None if the host was lost."""
     lost_rows: int = 0
@@ -113,9 +115,12 @@ class WorkerPool:
         self._assigned_rows = [rows for rows in assign_rows(requests, processes_used) if rows]
         """Rows of each process."""
         self._members = [create_member() for _ in self._assigned_rows]
+        """Sending processes on this host or on a cluster."""
         self._clock = SystemClock() if clock is None else clock
         self._files = ExitStack()
+        """Closes all files at the end."""
         self._stores_exchanges = keep
+        """Whether processes store exchanges for a capture or comparison."""
         self._spills: list[BinaryIO] = [
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
             for _ in (self._assigned_rows if keep else ())
@@ -148,10 +153,10 @@ class WorkerPool:
 
         def on_progress(i: int, part: Progress) -> None:
             sums[i] = part
-            if part.gave_up is not None and self._stop_reason is None:
+            if part.give_up_reason is not None and self._stop_reason is None:
                 # The whole load ends if one process gives up, for example after too many errors.
-                self._met_condition = part.gave_up
-                self.stop(part.gave_up)
+                self._met_condition = part.give_up_reason
+                self.stop(part.give_up_reason)
             total = _sum_progress([p for p in sums if p is not None])
             # Judge the sums only after all processes have reported: each first report makes the sums jump.
             if growth is not None and self._stop_reason is None and None not in sums:
@@ -348,5 +353,5 @@ def _sum_progress(parts: Sequence[Progress]) -> Progress:
         for name in _MAXIMUM_FIELDS:
             values = [v for v in (getattr(total, name), getattr(part, name)) if v is not None]
             setattr(total, name, max(values, default=None))
-        total.gave_up = total.gave_up or part.gave_up
+        total.give_up_reason = total.give_up_reason or part.give_up_reason
     return total

@@ -43,6 +43,7 @@ class AdminConnection(asyncio.Protocol):
 
     def __init__(self, protocol: Any, owner: "AdminConnections") -> None:
         self.protocol = protocol
+        """aiohttp's protocol, which gets all events."""
         self._owner = owner
         self._opening_task: asyncio.Task[None] | None = None
         """Task of the TLS handshake; kept so that the garbage collector does not end it."""
@@ -325,17 +326,17 @@ class SharedWork:
         """By key of a piece of work: its task, until the work begins, so that concurrent requests share
         it."""
 
-    async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
-        """Return the result of the work for `key`, which concurrent calls share. `begin` is called on the
-        event loop; it returns the function that does the work in a thread."""
+    async def get(self, key: Hashable, prepare_work: Callable[[], Callable[[], T]]) -> T:
+        """Return the result of the work for `key`, which concurrent calls share. `prepare_work` is called on
+        the event loop; it returns the function that does the work in a thread."""
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = asyncio.ensure_future(self._run(key, begin))
+            task = self._tasks[key] = asyncio.ensure_future(self._run(key, prepare_work))
         # A client that disconnects must not end the work for other clients.
         result: T = await asyncio.shield(task)
         return result
 
-    async def _run(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
+    async def _run(self, key: Hashable, prepare_work: Callable[[], Callable[[], T]]) -> T:
         async with self._lock:
             del self._tasks[key]
-            return await asyncio.to_thread(begin())
+            return await asyncio.to_thread(prepare_work())

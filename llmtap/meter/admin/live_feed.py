@@ -70,12 +70,14 @@ class _Subscriber:
         self.missed_total = 0
         """Number of exchanges that did not fit in the queue since the stream began."""
         self.wake_event = asyncio.Event()
+        """Set when there is something to send."""
         self.is_closed = False
         self.start_s = asyncio.get_running_loop().time()
         self.task = asyncio.current_task()
         """Task that answers the request; it is cancelled if the stream does not end in time."""
 
     def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
+        """Add an exchange to the queue; return False if the queue is full."""
         full = len(self.queue) >= QUEUE_MAX
         if full or (self.queue and self.weight_bytes + weight > QUEUE_BYTES_MAX):
             self.missed_count += 1
@@ -87,6 +89,7 @@ class _Subscriber:
         return True
 
     def take(self) -> list[tuple[Exchange, Measured, int]]:
+        """Remove the exchanges of the next event from the queue."""
         batch: list[tuple[Exchange, Measured, int]] = []
         weight = 0
         while self.queue and len(batch) < BATCH_MAX and weight < BATCH_BYTES_MAX:
@@ -173,6 +176,7 @@ class LiveFeed:
     async def _serve(
         self, request: web.Request, response: web.StreamResponse, subscriber: _Subscriber
     ) -> None:
+        """Send events to a subscriber until the stream ends."""
         loop = asyncio.get_running_loop()
         period_s = SUMMARY_S if subscriber.wants_summaries else KEEPALIVE_S
         due = loop.time()

@@ -131,11 +131,13 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
     """
 
     async def results(request: web.Request) -> web.Response:
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = experiments.results()
             return lambda: _encode(work())
 
-        return web.Response(body=await answer_work.get("experiment", begin), content_type="application/json")
+        return web.Response(
+            body=await answer_work.get("experiment", prepare_work), content_type="application/json"
+        )
 
     async def switch(request: web.Request) -> web.Response:
         if request.content_type != "application/json":
@@ -301,7 +303,9 @@ class _Admin:
         self._pipeline = pipeline
         self.connections = AdminConnections(pipeline.admin_limits)
         self._scrape_work = SharedWork()
+        """Shares the text of `/metrics` between scrapes at the same time."""
         self.answer_work = SharedWork()
+        """Shares JSON answers between equal requests at the same time."""
 
     async def healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -316,7 +320,7 @@ class _Admin:
         """Answer with all metrics. Keep only the compressed text, because 2,000 series have 66 MB of text."""
         accept = request.headers.get(hdrs.ACCEPT, "")
 
-        def begin() -> Callable[[], tuple[bytes, int, str]]:
+        def prepare_work() -> Callable[[], tuple[bytes, int, str]]:
             frozen = metrics_of(self._pipeline)
 
             def render() -> tuple[bytes, int, str]:
@@ -327,7 +331,9 @@ class _Admin:
 
         await self._pipeline.silences.refresh()
         native = self._pipeline.options.native_histograms
-        zipped, size, content_type = await self._scrape_work.get(format_name(accept, native=native), begin)
+        zipped, size, content_type = await self._scrape_work.get(
+            format_name(accept, native=native), prepare_work
+        )
         headers: dict[str, str] = {hdrs.CONTENT_TYPE: content_type, hdrs.VARY: "Accept, Accept-Encoding"}
         if accepts_gzip(request):
             headers[hdrs.CONTENT_ENCODING] = "gzip"
@@ -339,21 +345,21 @@ class _Admin:
         window, certain, by = self._read_window(request, "by")
         labels = _series_labels(",".join(BY) if by is None else by)
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = summary_of(self._pipeline, window, labels, certain=certain)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answer_work.get(("summary", window, labels, certain), begin))
+        return _json_response(await self.answer_work.get(("summary", window, labels, certain), prepare_work))
 
     async def histograms(self, request: web.Request) -> web.Response:
         """Answer with HdrHistograms of latencies by series, in `?window=`; `?certain=1` as in `summary`."""
         window, certain, _ = self._read_window(request)
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = histograms_of(self._pipeline, window, certain=certain)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answer_work.get(("histograms", window, certain), begin))
+        return _json_response(await self.answer_work.get(("histograms", window, certain), prepare_work))
 
     def _read_window(self, request: web.Request, more: str | None = None) -> tuple[str, bool, str | None]:
         """Return the query parameters `window`, `certain` and `more` (None if absent). Raises BadQuery."""
@@ -373,11 +379,11 @@ class _Admin:
         query = Query.parse(fields)
         recent = self._pipeline.recent_exchanges
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             matches = recent.find(query)
             return lambda: recent.to_json(matches, query)
 
-        return _json_response(await self.answer_work.get(key, begin))
+        return _json_response(await self.answer_work.get(key, prepare_work))
 
     async def history(self, request: web.Request) -> web.Response:
         """Answer with the key figures of all complete steps of the length `?step=`."""
@@ -388,11 +394,11 @@ class _Admin:
         if step not in STEPS:
             raise BadQuery("step", f"expected {' or '.join(STEPS)}, got {short_repr(step)}")
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = self._pipeline.history.to_dict(step)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answer_work.get(("history", step), begin))
+        return _json_response(await self.answer_work.get(("history", step), prepare_work))
 
     async def pairs(self, request: web.Request) -> web.Response:
         """Answer with the figures of pairs on both sides of a gateway, and the newest `?limit=` pairs."""
@@ -404,11 +410,11 @@ class _Admin:
         if pairs is None:
             raise web.HTTPNotFound(reason="no exchanges are paired: set pair.upstream")
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = pairs.summarise(limit)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answer_work.get(("pairs", limit), begin))
+        return _json_response(await self.answer_work.get(("pairs", limit), prepare_work))
 
     async def flush(self, request: web.Request) -> web.Response:
         """Request that files are made of the exchanges captured so far, and wait at most FLUSH_S for them."""

@@ -69,9 +69,15 @@ _status_decoder: Final = msgspec.json.Decoder(RelayStatus)
 class Sink(Protocol):
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
-    ) -> Observer: ...
+    ) -> Observer:
+        """Return the builder of a new exchange."""
+        ...
+
     def on_open(self) -> None: ...
-    def on_discard(self, n: int = 1) -> None: ...
+    def on_discard(self, n: int = 1) -> None:
+        """Count exchanges that were opened but will not be measured."""
+        ...
+
     def on_end(self, x: Exchange) -> None: ...
     def on_assignment(self, arm: Assigned) -> None: ...
     def on_status(self, relay: str, status: RelayStatus) -> None: ...
@@ -95,6 +101,7 @@ class Assembler:
         self._hello = hello
         self._sink = sink
         self._open_exchanges: dict[int, Observer] = {}
+        """By number in the relay: builder of an exchange."""
         first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
         self._anchors = deque([first], ANCHORS_MAX)
         """Latest readings of both clocks, to convert monotonic times of frames to wall time."""
@@ -170,7 +177,7 @@ class Assembler:
                     if kind in _SLICED and seq in live:
                         yield from self._slice(self._read_sliced(live[seq], frame), frame, turns)
                     elif seq in live:
-                        self._forward(live[seq], kind, seq, t_ns, extra_ns, data)
+                        self._pass_to_observer(live[seq], kind, seq, t_ns, extra_ns, data)
                     elif kind == _ANCHOR:
                         self._set_anchor(t_ns, extra_ns, _anchor_decoder.decode(data))
             except Exception as error:  # an error must not affect other exchanges
@@ -373,7 +380,7 @@ class Assembler:
         session.close(delivered_ns, outcome, error, lag_ns)
         return True
 
-    def _forward(
+    def _pass_to_observer(
         self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes
     ) -> None:
         if kind == _REQUEST_DATA:

@@ -54,6 +54,7 @@ class CooperativeYield:
         self._cpu_read_ns = 0  # time of the latest reading of the CPU clock
         self._cpu_at_read_ns = 0  # CPU time at the latest reading
         self._yield_cpu = give
+        """Function that offers the CPU to other processes."""
         self._turn_start_ns = 0
         self._no_yield_until_ns = 0
         """No yield before this time, because one costs CPU time itself."""

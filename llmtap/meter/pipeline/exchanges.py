@@ -222,6 +222,7 @@ class RecentExchanges:
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
+        """Estimated memory of all kept exchanges."""
         self._next_number = 1
         """Number of the next exchange, by which the cursor `next` continues."""
 
@@ -352,8 +353,10 @@ class _StreamCopy:
     """JSON of the exchange without its timeline."""
     arrival_ns: int
     since_ns: int
+    """Time from which events are copied."""
     now_ns: int
     t_ns: "array[int]"
+    """Time of each event."""
     tokens: "array[int]"
     """Number of tokens of each event; negative if unknown."""
     flags: bytearray
@@ -374,6 +377,7 @@ class Streams:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._assemblers: list[Assembler] = []
+        """One for each connected relay; they have the exchanges under way."""
         self._lock = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -422,11 +426,11 @@ class Streams:
             count = sum(map(len, self._assemblers))
             window_s = query.window_ns / NS_PER_S
 
-            def work() -> bytes:
+            def encode_streams() -> bytes:
                 streams = [copy.to_dict() for copy in copies]
                 return msgspec.json.encode({"count": count, "window": window_s, "streams": streams})
 
-            body = await asyncio.to_thread(work)
+            body = await asyncio.to_thread(encode_streams)
         return web.Response(body=body, content_type="application/json")
 
 

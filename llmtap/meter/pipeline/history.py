@@ -130,6 +130,7 @@ class _Level:
         self.index = now_ns // step.step_ns
         """Index of the open step: its start on the monotonic clock, divided by its length."""
         self.open_step = _Step()
+        """Sums of the present step."""
         self._is_whole = now_ns % step.step_ns == 0
         """Whether the open step was measured from its start. If not, its figures are discarded at its end."""
 
@@ -171,6 +172,7 @@ class History:
         self._clock = clock
         self._wall_anchor = WallAnchor.sample(clock)
         self._levels = {name: _Level(step, clock.mono_ns()) for name, step in STEPS.items()}
+        """By name of a step: its points."""
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         self._advance()
@@ -205,7 +207,7 @@ class History:
         points, step_ns = list(level.points), level.step.step_ns
         end_ns = self._wall_anchor.to_wall_ns(level.index * step_ns)
 
-        def work() -> dict[str, object]:
+        def make_document() -> dict[str, object]:
             columns = zip(*points, strict=True) if points else ([] for _ in FIGURES)
             return {
                 "step": step_ns / NS_PER_S,
@@ -213,7 +215,7 @@ class History:
                 "figures": dict(zip(FIGURES, columns, strict=True)),
             }
 
-        return work
+        return make_document
 
     def _advance(self) -> None:
         """Close the steps that are over, the shortest first; add a closed step to the next longer one."""

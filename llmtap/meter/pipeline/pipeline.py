@@ -84,6 +84,7 @@ class ExchangePipeline:
         self.clock = clock
         self.price = price
         self.benefit = options.benefit
+        """Default reader, by which smooth goodput is computed."""
         self.relays = RelayBook()
         self.streams = Streams(clock)
         self.cpu_yield = CooperativeYield(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
@@ -100,13 +101,16 @@ class ExchangePipeline:
             __version__, objectives, options.buckets, native=options.native_histograms
         )
         self._class_benefits = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
+        """By class of tenants: reader, by which smooth goodput is computed."""
         url = options.upstream_metrics
         self.upstream = None if url is None else UpstreamLoad(url)
         self.recent_exchanges = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
         self.experiments = Experiments(experiment, clock)
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
         self.usual_phases = UsualPhases(clock, self.recent_exchanges)
+        """Parts of the wait for the first token, for comparison."""
         self.steps = StepBook(clock)
+        """Detectors of lasting changes of the time to first token."""
         self.front_sinks: list[ExchangeSink] = [
             self.windows,
             self.history,
@@ -126,6 +130,7 @@ class ExchangePipeline:
         self.recorder: Recorder | None = None
         self.pairs: PairBook | None = None
         self.exporters: list[Callable[[], ExporterState]] = []
+        """Functions that return the state of each exporter."""
         self.frames = 0
         """Number of frames received from all relays."""
         self.open_exchanges = 0

@@ -63,6 +63,7 @@ class _Connection(asyncio.Protocol):
         self._all_connections = connections
         """The receiver's set of connections, to which this one adds itself."""
         self._batches = BatchReader()
+        """Parser of the received bytes."""
         self._transport: asyncio.Transport | None = None
         self._assembler: Assembler | None = None
         self._relay = ""
@@ -236,6 +237,7 @@ class SocketFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._identity = _file_identity(path)
+        """Device and inode, to remove only the own file."""
 
     def remove(self) -> None:
         """Remove the file, unless another meter has replaced it by its own file."""

@@ -59,6 +59,7 @@ class _RequestMemory:
 
     def __init__(self) -> None:
         self.n_bytes = 0
+        """Present total size."""
         self._lock = threading.Lock()
 
     def add(self, n: int) -> None:
@@ -135,8 +136,10 @@ class Recorder:
             fields=options.session_fields,
             parents=options.parent_headers,
         )
+        """Finds the conversation of each exchange."""
         names = (*options.session_headers, *options.parent_headers)
         self._session_fields = frozenset(name.lower().encode() for name in names)
+        """Header fields that the recorder needs to find conversations."""
         self._redactor = Redactor(options.redact) if options.level == "full" else None
         # The event loop appends entries, the thread removes them. Entry of a complete request: (exchange,
         # session header fields, body, counted bytes). Entry of a finished exchange: (exchange, None, b"",
@@ -149,6 +152,7 @@ class Recorder:
         self._rows: list[Exchange] = []
         """Exchanges that are to be encoded as the next batch."""
         self._row_bytes = 0
+        """Estimated memory of `_rows`."""
         self._oldest_row_ns = 0
         """Time at which the oldest of `_rows` was added: rows are written after `flush` at the latest."""
         self._empty_batch = to_batch([], capture=info.capture, level=options.level)[0]
@@ -158,8 +162,11 @@ class Recorder:
         self._batch_bytes = 0
         self._batch_rows = 0
         self._captured_rows = 0
+        """Number of rows that were written."""
         self._dropped_by_reason: dict[str, int] = {}
+        """By reason: number of exchanges that were lost."""
         self._left_out_by_reason: dict[str, int] = {}
+        """By reason: number of exchanges that get no row on purpose."""
         self._unread_requests = 0  # requests not read because the memory was full; counted by the loop
         self._cut_prompts = 0  # prompts too large to be read as a whole; counted by the thread
         self._errors: dict[str, int] = {}
@@ -183,9 +190,11 @@ class Recorder:
         self._waits_for_folder = waits
         """Whether another meter still has the folder, so that failures to open it are no errors."""
         self._must_step_aside = False
+        """Whether to release the folder to another recorder, and use a folder next to it."""
         self._flushes_requested = 0  # number since the start, counted by the loop
         self._flushes_done = 0  # number since the start, counted by the thread
         self._aside_folder: Path | None = None
+        """Folder next to the configured one; None: the configured one is used."""
         self._pause_watch = PauseWatch(
             options.memory_bytes, str(spool_folder(options)), redact_url(options.to or "")
         )
@@ -336,11 +345,11 @@ class Recorder:
 
     def _run(self) -> None:
         while not self._stop_event.wait(TURN_S):
-            self._turn()
+            self._run_turn()
         self._next_open_ns = 0  # if the folder could not be opened, try again now
-        self._turn(last=True)
+        self._run_turn(last=True)
 
-    def _turn(self, *, last: bool = False) -> None:
+    def _run_turn(self, *, last: bool = False) -> None:
         requested = self._flushes_requested
         flush = requested > self._flushes_done
         try:
@@ -354,7 +363,7 @@ class Recorder:
                 self._write()
                 if last:
                     self._give_up()
-                    self._store.append(self._empty_batch, self._ledger(closed=self._is_complete))
+                    self._store.append(self._empty_batch, self._make_ledger(closed=self._is_complete))
                 if flush:
                     self._store.rotate()
                     self._flushes_done = requested
@@ -374,7 +383,7 @@ class Recorder:
         it. Spools that are not finished within STEP_ASIDE_S are finished when the process ends."""
         self._must_step_aside = False
         if self._is_open:
-            self._store.append(self._empty_batch, self._ledger())
+            self._store.append(self._empty_batch, self._make_ledger())
             self._store.close(STEP_ASIDE_S)
         options = aside_options(self._options, spool_folder(self._options), os.getpid())
         self._store = Store(options, self._info, self._clock)
@@ -482,7 +491,7 @@ class Recorder:
             self._batch_rows += batch.num_rows
 
     def _write(self) -> None:
-        ledger = self._ledger()
+        ledger = self._make_ledger()
         while self._batches:
             batch = self._batches[0]
             if not self._store.append(batch, ledger):
@@ -506,7 +515,7 @@ class Recorder:
             self._drop(reason, batch.num_rows)
             log.error("event=capture_lost reason=%s exchanges=%d", reason, batch.num_rows)
 
-    def _ledger(self, *, closed: bool = False) -> CaptureLedger:
+    def _make_ledger(self, *, closed: bool = False) -> CaptureLedger:
         dropped = {**self._dropped_by_reason, **self._left_out_by_reason}
         return CaptureLedger(self._relays, dropped, self._meter_id, closed)
 

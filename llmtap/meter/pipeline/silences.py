@@ -72,6 +72,7 @@ class SilenceReport:
     """Result of an inspection of all open streams."""
 
     running_streams: int = 0
+    """Number of open streams."""
     not_judged: int = 0
     """Number of streams that cannot be judged, because their answers are not understood."""
     silent_streams: list[SilentStream] = field(default_factory=list)
@@ -90,6 +91,7 @@ class SilenceBook:
     ) -> None:
         self.threshold_ns = threshold_ns
         self.latest_report = SilenceReport()
+        """Result of the latest inspection."""
         self._clock = clock
         self._streams = streams
         self._relays = relays
@@ -154,6 +156,7 @@ class SilenceBook:
             return report
 
     def _inspect(self, one: OpenExchange, report: SilenceReport) -> None:
+        """Add a stream to the report: as running and, if it has no token for too long, as silent."""
         observer, arm = one
         x = observer.exchange
         t = x.timeline
@@ -200,10 +203,10 @@ class SilenceBook:
         # Copy the counts, which change while a thread reads them.
         past = {name: self._counts_by_model[name].copy() for name in models & self._counts_by_model.keys()}
 
-        def work() -> bytes:
+        def encode_silences() -> bytes:
             return msgspec.json.encode(self._to_dict(report, past, limit))
 
-        return web.Response(body=await asyncio.to_thread(work), content_type="application/json")
+        return web.Response(body=await asyncio.to_thread(encode_silences), content_type="application/json")
 
     def _to_dict(
         self, report: SilenceReport, past: Mapping[str, SilenceCounts], limit: int

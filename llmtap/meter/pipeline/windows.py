@@ -77,7 +77,9 @@ class Slices(Generic[T]):
         self._make_data = make
         self._merge_data = merge
         self._open_slice: _Slice[T] = _Slice(0, 0, make())
+        """Slice to which exchanges are added now."""
         self._sealed_slices: list[_Slice[T]] = []
+        """Complete slices, the oldest first."""
         self._past_data: T | None = make() if past else None
         """Sum of all slices that are older than the longest window; None: they are discarded."""
         self._merge_job: tuple[int, int, int, int, Merging[T]] | None = None
@@ -288,8 +290,10 @@ class _SavedSlice(Struct, array_like=True):
     """Index of the window length in LEVELS; one more for the sum of all older slices."""
     lag_ns: int
     sums: dict[str, int]
+    """Values of `_Tile.sums`."""
     benefit: float
     parts: list[tuple[SeriesKey, bytes]]
+    """Labels of each series, and its packed Summary."""
 
 
 class _SavedWindows(Struct, array_like=True):
@@ -322,6 +326,7 @@ class Rates:
     """Rates of a window in which `n` exchanges ended, `uncertain` of them with too large an uncertainty."""
 
     seconds: float
+    """Length of the window."""
     n: int
     uncertain: int
     lag_ns: int
@@ -499,6 +504,7 @@ class FrozenWindow:
     end: str
     seconds: float
     tiles: Sequence[_Tile]
+    """Data of the slices, the oldest first."""
     judged_seconds: Mapping[str, float]
     """By text of the objectives: time that goodput covers, where it is shorter than `seconds`."""
 

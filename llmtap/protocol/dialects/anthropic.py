@@ -62,6 +62,7 @@ class Anthropic(shapes.ObjectReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         kind = shapes.text_of(value.get("type"))
         if kind in _EVENTS or (kind == "message" and isinstance(value.get("content"), list)):
             return 3

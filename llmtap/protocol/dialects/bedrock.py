@@ -52,6 +52,7 @@ class BedrockText(shapes.ObjectReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         if path.endswith(_METHODS) and any(name in value for name in _TEXTS):
             return 4
         return 2 if "completionReason" in value or "generation_token_count" in value else 0

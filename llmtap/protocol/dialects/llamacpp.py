@@ -32,6 +32,7 @@ class LlamaCpp(shapes.ObjectReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         if isinstance(value.get("content"), str) and isinstance(value.get("stop"), bool):
             return 3 if "tokens_predicted" in value else 2
         return int("error" in value and path.endswith(("/completion", "/infill")))

@@ -111,6 +111,7 @@ class OpenAIChat(ChoicesReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         choices = value.get("choices")
         if isinstance(choices, list):
             if text_of(value.get("object")).startswith(("chat.completion", "chat.reasoning")):

@@ -349,6 +349,7 @@ class OpenAICompletions(ChoicesReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         if openai_shapes.text_of(value.get("object")).startswith("text_completion"):
             return 3
         choices = value.get("choices")

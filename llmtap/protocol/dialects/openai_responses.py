@@ -101,10 +101,13 @@ class OpenAIResponses(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self.answer_id: str | None = None
+        """Id of the answer, which the next request can name; None until it is known."""
         self._has_output = False
+        """Whether an event has had output."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         kind = value.get("type")
         if value.get("object") == "response":
             return 3
@@ -159,6 +162,7 @@ class OpenAIRealtime(shapes.ObjectReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         kind = shapes.text_of(value.get("type"))
         if path.endswith("/realtime"):
             known = kind in _SESSION_EVENTS or kind == "error" or kind.startswith("response.")

@@ -298,6 +298,7 @@ class Findings(msgspec.Struct, gc=False):
     """Merges the content of all choices of one event, and of its other members, into one Delta."""
 
     delta: Delta = msgspec.field(default_factory=lambda: Delta(EventClass.METADATA))
+    """Result for the whole event."""
     cut: bool = False
     """Whether a limit was reached, so that the rest of the event is not read."""
     has_rails: bool = False

@@ -80,6 +80,7 @@ class _Writer:
         """Whether comments may quote texts of the answer."""
         name = table.name
         self._place = f"dialects.{name if _BARE_KEY.issuperset(name) else _toml_value(name)}"
+        """Name of the table in the file."""
 
     def lines(self) -> Iterator[str]:
         raw: dict[str, Any] = msgspec.to_builtins(self._table)

@@ -28,6 +28,7 @@ class Meaning(NamedTuple):
     """Whether the value of the member names the kind of its object."""
     is_reasoning_flag: bool
     is_partial_flag: bool
+    """Whether the name says that the text is not complete."""
     is_end_flag: bool
     is_reason: bool
     """Whether the value of the member is a finish reason."""

@@ -91,6 +91,7 @@ class Place:
     cumulative: bool = False
     """Whether each text repeats the texts before."""
     point_reasons: list[str] = field(default_factory=list)
+    """Signs for and against output, with their points, for `inspect`."""
 
 
 @dataclass(slots=True)
@@ -132,9 +133,12 @@ class Structure:
         self._has_reached_limit = False
         """Whether further places were ignored because of a limit."""
         self.kinds: dict[tuple[Any, ...], Kind] = {}
+        """Kinds of events, by name and marks."""
         self.places: dict[tuple[Any, ...], Place] = {}
         self.counters: dict[tuple[Any, ...], Counter] = {}
+        """Places with a number of tokens."""
         self.flags: dict[tuple[Any, ...], Flag] = {}
+        """Places with a sign of the end."""
         self.finish_reasons: dict[tuple[Any, ...], Flag] = {}
         self.filter_ends: set[int] = set()
         """Indexes of the events in which a filter ended the answer: their text possibly replaces it."""

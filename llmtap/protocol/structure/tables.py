@@ -36,6 +36,7 @@ class _Draft:
     """By path: value that an event must have."""
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    """Paths of the text of reasoning."""
     tool_call: list[str] = field(default_factory=list)
     call: list[str] = field(default_factory=list)
     """Paths of the name of a tool call."""
@@ -46,6 +47,7 @@ class _Draft:
     usage: list[str] = field(default_factory=list)
     """Paths of the object with the token counts."""
     finish_reason: list[str] = field(default_factory=list)
+    """Paths of the finish reason."""
     done: dict[str, Scalar] = field(default_factory=dict)
     """By path: value that an event of the answer's end has."""
     event_class: EventMark | None = None

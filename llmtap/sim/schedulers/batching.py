@@ -162,6 +162,7 @@ class Bins:
     def __init__(self, edges: Sequence[int], *, below: str = "last") -> None:
         assert edges and list(edges) == sorted(edges), edges
         self.edges = list(edges)
+        """Lowest length of each bin."""
         self._bin_below_first = len(edges) - 1 if below == "last" else 0
         """Bin of lengths below the first edge."""
 
@@ -217,6 +218,7 @@ class _WholeBatches:
     ) -> None:
         self._requests = requests
         self._queues: list[deque[int]] = [deque() for _ in range(queues)]
+        """Waiting requests; all but one scheduler use a single queue."""
         self._batch_former = BatchFormer(requests, model, readings)
 
     def on_arrival(self, now_ns: int, request: int) -> None:
@@ -246,6 +248,7 @@ class StaticFifo(_WholeBatches):
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         super().__init__(requests, model, readings)
         self._size = readings.static_batch
+        """Number of requests in a full batch."""
         self._waits_for_full = readings.partial == "wait"
         """Whether only full batches are formed, except at the end."""
 
@@ -311,6 +314,7 @@ class MultiBinDynamic(DynamicNoBins):
         self._bin_choice = readings.bin_choice
         """Rule by which the next bin is chosen."""
         self._next_bin = 0
+        """Bin that is served next, in turn."""
 
     def _queue_of(self, request: int) -> "deque[int]":
         return self._queues[self.bins.find(self._requests.predicted[request])]

@@ -43,6 +43,7 @@ class Memory:
         """Number of tokens in a named block; 0 without a prefix cache."""
         self._block_tokens = block_tokens
         self._blocks_per_name = self.blocks_for(named_tokens)
+        """Number of memory blocks for one named block."""
         self._holders: dict[int, int] = {}
         """Number of requests that hold each named block."""
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -222,6 +223,7 @@ class Roster:
         self._attention_ns = serving.attention / 1_000**2
         """Attention time of a prompt of one token; it grows with the square of the length."""
         self._has_cache = serving.prefix_cache and requests.block_tokens > 0
+        """Whether prompts can share blocks of memory."""
         named_tokens = requests.block_tokens if self._has_cache else 0
         self.memory = Memory(serving.kv_tokens, serving.block, named_tokens)
         self.state = IterationState()

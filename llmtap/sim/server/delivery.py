@@ -31,9 +31,12 @@ class Chunk(NamedTuple):
     """Consecutive tokens of a choice, which are sent as one event: from `first` to `end` - 1."""
 
     due_ns: int
+    """Time at which it should be sent."""
     choice: int
     first: int
+    """Index of its first token in the choice."""
     end: int
+    """Index after its last token."""
     is_final: bool
     """Whether the choice ends after these tokens."""
     breaks_off: bool = False
@@ -72,14 +75,17 @@ class Delivery:
         self._filter_ns = g.output_filter
         """Time that the output filter takes."""
         self._chunk_tokens = p.tokens_per_chunk
+        """Number of tokens in a chunk."""
         self._made_tokens = [0] * len(texts)
         """For each choice: number of tokens made so far."""
         self._chunked_tokens = [0] * len(texts)
         """Number of tokens of each choice that are in chunks."""
         self._ended_choices = [False] * len(texts)
+        """For each choice: whether its source has ended."""
         self._open_choices = len(texts)
         """Number of choices that have not ended."""
         self._fault = fault
+        """Kind of fault that the answer gets; None: none."""
         self._fault_after = max(0, min(options.faults.fault_after, sum(one.tokens for one in texts) - 1))
         """Number of tokens that are sent before the fault."""
         self._stall_ns = options.faults.stall
@@ -285,6 +291,7 @@ class PlannedSource:
         self._times = [times for times, _ in plans]
         """For each choice: iterator over the times of its tokens, from the begin."""
         self._tokens_left = [tokens for _, tokens in plans]
+        """For each choice: number of tokens that are not made yet."""
         self._next_tokens = [
             (self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens
         ]

@@ -81,9 +81,11 @@ class ServedRequests:
         self.input: dict[int, int] = {}
         self.output: dict[int, int] = {}
         self.predicted: dict[int, int] = {}
+        """By number: predicted output length."""
         self.blocks: dict[int, tuple[int, ...]] = {}
         self.block_tokens = block_tokens
         self._next_number = 0
+        """Number of the next request."""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)

@@ -122,6 +122,7 @@ class OpenAIChatShape(shape.Shape):
         self._has_running_usage = (
             self._is_vllm and self._request.include_usage and self._request.continuous_usage
         )
+        """Whether every chunk has the usage so far."""
         self._head = {
             "id": self.id,
             "object": self._chunk_object,
@@ -292,6 +293,7 @@ class OpenAIResponsesShape(shape.Shape):
         super().__init__(answer, "resp_sim")
         self._item_id = f"msg_sim{answer.number}"
         self._next_sequence_number = 0
+        """Number of the next event of the answer."""
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         """Fields that say to which part of the answer an event belongs."""
 

@@ -114,6 +114,7 @@ class OpenAIRealtimeShape(Shape):
         self._events = events
         self._event = events.event
         self.conversation = conversation
+        """Conversation to which the answer is added; None: to none."""
         self._place = {"response_id": self.id, "item_id": self.item_id, "output_index": 0, "content_index": 0}
         """Fields that say to which part of the answer an event belongs."""
         self._place_text = msgspec.json.encode(self._place)[1:-1]

@@ -161,6 +161,7 @@ class Reception:
         self._engine_options = engine
         """Options of the simulated engine; None: answers have planned times."""
         self._live_engine: LiveEngine | None = None
+        """Simulated engine; None: answers have planned times."""
         if engine is not None:
             alarm = Waker(self.pacer, self._advance).call_at
             self._live_engine = make_live_engine(engine, options.seed, alarm)

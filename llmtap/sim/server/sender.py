@@ -97,6 +97,7 @@ class ResponseSender:
         self._gauges = gauges
         self._mono_ns = clock.mono_ns
         self._waker = Waker(pacer, self._send_due)
+        """Calls `_send_due` at the time of the next write."""
         self._transport: Any = None
         self._is_framed = True
         """Whether writes have HTTP chunk framing."""

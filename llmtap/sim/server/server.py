@@ -47,6 +47,7 @@ class Endpoint:
     shape: Callable[[Answer], Shape]
     error: Callable[[int, str, str], JsonObject]
     choices_max: int = 1
+    """Largest number of choices in an answer."""
 
 
 ENDPOINTS: Final = (
@@ -83,7 +84,8 @@ class SimServer:
         self.grpc_port: int | None = None
         """Port of the gRPC service; None: there is none."""
         self._sessions: set[SimulatedSession] = set()
-        self._sessions_begun = 0
+        self._session_count = 0
+        """Number of WebSocket sessions so far, for their names."""
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
         self.app.add_routes([web.post(api.path, partial(self._handle, api)) for api in ENDPOINTS])
         self.app.add_routes(
@@ -242,8 +244,8 @@ class SimServer:
         return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def _session(self, kind: type[SimulatedSession], request: web.Request) -> web.StreamResponse:
-        self._sessions_begun += 1
-        session = kind(self.reception, request, self._sessions_begun)
+        self._session_count += 1
+        session = kind(self.reception, request, self._session_count)
         self._sessions.add(session)
         try:
             return await session.run()

@@ -64,6 +64,7 @@ class Truth(msgspec.Struct, kw_only=True):
     sent_ns: list[list[int]]
     """Send time of each token."""
     ended_ns: int = 0
+    """Time at which the answer ended."""
     outcome: str = "client_left"
     """Way in which the request ended: complete, refused (by a guardrail or the model), blocked (by the output
     filter), given_up (by the scheduler), cancelled (by the client, on a connection that stays open), cut (the
@@ -100,6 +101,7 @@ class TruthLog:
 
     def __init__(self, clock: Clock, file: Path | None = None) -> None:
         self.anchor = WallAnchor.sample(clock)
+        """Both clocks at one moment, to convert times."""
         self.send_times: OrderedDict[str, list[int]] = OrderedDict()
         """Send times of the tokens of each request, by request id; the oldest request is first."""
         self._truths: deque[Truth] = deque()

@@ -237,6 +237,7 @@ class _MessagesShape(OpenAIResponsesShape):
         """`lane_field`: field `stream_id` of each event, if the request has one."""
         super().__init__(answer)
         self._lane_field = lane_field
+        """The field `stream_id`, if the client's event has it."""
 
     def _encode_event(self, event: JsonObject, kind: str) -> bytes:
         return frame(msgspec.json.encode(event | self._lane_field))

@@ -104,11 +104,14 @@ class EngineLoad:
         self._begun_context = [0, *accumulate(n for _, n, _ in firsts)]
         """Tokens in memory of all requests that have begun, in order of their first tokens."""
         self._begun_prompt_tokens = [0, *accumulate(n for _, _, n in firsts)]
+        """Prompt tokens of all requests that have begun, in order of their first tokens."""
         self._ended_context = [0, *accumulate(n for _, n, _ in lasts)]
+        """Tokens in memory that ended requests have released, in order of their ends."""
         self._ended_output_tokens = [0, *accumulate(n for _, _, n in lasts)]
         self._token_times = sorted(t for row in running for t in row.times_ns)
         """Time of each token of all requests."""
         self._integrals = _LoadIntegrals(running)
+        """Integrals of the load over time."""
         self.has_token_times = all(row.times_ns for row in running)
         self._memory = memory if self.has_token_times else None
         """Size of the KV memory, to find requests that wait for it; None: unknown."""

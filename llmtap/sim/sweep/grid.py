@@ -241,6 +241,7 @@ class GridSource:
         self.is_synthetic = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
         """Whether the source is a synthetic workload, which depends on the seed."""
         self._format = source_format
+        """Format of the trace; None: it is detected."""
         self._progress = progress
         self._digests: dict[tuple[int | None, int], str] = {}
         """Digests of the traces by number of requests and seed."""

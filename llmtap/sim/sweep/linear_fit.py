@@ -46,6 +46,7 @@ class PredictionAccuracy:
 
     points: int
     r2: float
+    """Share of the variance that the fit explains (R^2)."""
     rms_error: float
     """Root mean square error / mean duration."""
 

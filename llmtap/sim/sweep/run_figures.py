@@ -31,7 +31,9 @@ class SimulatedLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str = "open"
     offered_rps: float | None
+    """Arrivals per second."""
     achieved_rps: float | None
+    """Served requests per second."""
 
 
 class SimulatedTokens(msgspec.Struct, frozen=True):
@@ -86,6 +88,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits: int
     """Number of prompt tokens that were found in the prefix cache."""
     prefix_hit_rate: float | None
+    """`prefix_hits` / `prefix_queries`; None without a cache."""
 
 
 class FollowedRequest(msgspec.Struct, frozen=True):
@@ -113,6 +116,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     tokens: SimulatedTokens
     throughput_rps: float | None
     throughput_tps: float | None
+    """Output tokens per second."""
     latency: ExactFigures
     """Times from arrival to end of all requests."""
     request_sla_violation: float
@@ -124,6 +128,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     batch_mean: float | None
     """Mean number of requests in a batch or iteration; `batches`: number of batches or iterations."""
     batches: int
+    """Number of batches; 0 for schedulers that iterate."""
     batch_sizes: dict[str, int]
     """Number of batches or iterations, by the number of their requests."""
     queueing: ExactFigures

@@ -316,6 +316,7 @@ class SweepRunner:
         self._workers = workers
         """Number of processes; None: as many as are useful."""
         self._ray = ray
+        """Ray cluster that runs the jobs; None: they run on this host."""
 
     def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
         """Run the jobs without an attempt here or a result in the results file. Return all attempts by id."""

@@ -53,6 +53,7 @@ class _Replay(Struct):
     """Member `replay` of a record: length and block hashes of the prompt, from which it can be replayed."""
 
     trace_block_size: _BlockSize
+    """Number of tokens in a block."""
     input_length: TokenCount
     input_sequence_hashes: list[Annotated[int, Meta(ge=0)]]
 
@@ -80,6 +81,7 @@ class _Record(Struct):
     event_type: str | None = None
     event_time_unix_ms: Number | None = None
     event_source: str | None = None
+    """Part of the system that wrote the record."""
     agent_context: _Context | None = None
     request: _Request | None = None
     tool: JsonObject | None = None
@@ -167,8 +169,10 @@ class _Entry(Struct):
     api_time: Number | None = None
     """Duration of the answer in seconds."""
     think_time: Number | None = None
+    """Pause of the user before the request, in seconds."""
     ttft: Number | None = None
     agent_id: str | None = None
+    """Name of the subagent that sent the request; None: the main agent."""
     requests: list["_Entry"] = []
 
 

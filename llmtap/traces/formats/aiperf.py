@@ -51,12 +51,15 @@ _WRITTEN_COLUMNS: Final = (
 class _Row(msgspec.Struct):
     input_length: TokenCount | None = None
     payload: msgspec.Raw = msgspec.Raw()
+    """Whole JSON body of the request."""
     messages: list[JsonObject] | None = None
     text_input: str | None = None
     output_length: TokenCount | None = None
     hash_ids: list[Id] | None = None
     timestamp: Number | None = None
+    """Arrival in ms."""
     delay: Number | None = None
+    """Pause after the previous answer, in ms."""
     session_id: str | None = None
     tools: list[JsonObject] | None = None
     extra: JsonObject | None = None

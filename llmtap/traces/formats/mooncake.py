@@ -37,6 +37,7 @@ _SECOND_PLACES: Final = 9
 
 class _Row(msgspec.Struct):
     timestamp: Number
+    """Arrival in ms."""
     input_length: TokenCount
     output_length: TokenCount
     hash_ids: Annotated[list[Id], msgspec.Meta(max_length=1 << 24)] | None = None

@@ -50,6 +50,7 @@ class _Data(Struct):
     audio_tokens: list[TokenCount] = []
     video_tokens: list[TokenCount] = []
     reason_ratio: float | None = None
+    """Share of the output tokens that are reasoning."""
 
 
 class _Request(Struct):

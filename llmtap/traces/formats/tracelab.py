@@ -55,6 +55,7 @@ class _Round(Struct):
     input_tokens_total: TokenCount | None = None
     output_tokens: TokenCount | None = None
     prefix_tokens: TokenCount | None = None
+    """Number of input tokens that came from a cache."""
     reasoning_output_tokens: TokenCount | None = None
     round_id: str | None = None
     model: str | None = None

@@ -149,6 +149,7 @@ class Emitters:
         self._socket = socket
         self._tap_bytes = tap_bytes
         self._emitters: dict[asyncio.AbstractEventLoop, Emitter] = {}
+        """By event loop: its emitter."""
         self._is_failure_logged = False
         """Whether it is logged already that no emitter could be made."""
 
@@ -204,14 +205,14 @@ def _only_while_measured(method: Callable[Concatenate["AppExchange", P], None]) 
     """Make a method do nothing after the end of the exchange, and drop the exchange if the method fails."""
 
     @wraps(method)
-    def guarded(self: "AppExchange", *args: P.args, **kwargs: P.kwargs) -> None:
+    def call_guarded(self: "AppExchange", *args: P.args, **kwargs: P.kwargs) -> None:
         if not self.is_over:
             try:
                 method(self, *args, **kwargs)
             except Exception as exc:
                 self.give_up(exc)
 
-    return guarded
+    return call_guarded
 
 
 class AppExchange:

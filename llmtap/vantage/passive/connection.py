@@ -291,6 +291,7 @@ class ConnectionTable:
         self._local = local
         """Addresses of this host, which show whether it is the client or the server."""
         self._early_bytes = EarlyBytes()
+        """Memory of all segments that came too early, with its limit."""
         self._directions: dict[bytes, tuple[Connection, TcpDirection]] = {}
         """By flow (addresses and ports): its connection, and the direction in it."""
         self._without_request: OrderedDict[bytes, Connection] = OrderedDict()

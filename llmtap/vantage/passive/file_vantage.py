@@ -185,10 +185,12 @@ class FileVantage:
         self.damage = ""
         """Description and place of the damage at which `read` ended; empty: no damage."""
         self.stopped = False
+        """Whether a signal stopped the reading."""
         self.packets = 0  # number of packets read
         self.began_ns = 0  # time of the first packet
         self.now_ns = 0  # time of the newest packet
         self._digest = digest
+        """Function that gets each batch of frames."""
         self._ledger = Ledger()
         """Counts of the exchanges, as a relay has them."""
         self._skip_rules = SkipRules(options.skip, "watch.skip")

@@ -54,6 +54,7 @@ class ClientConnection:
     ) -> None:
         self._context = context
         self._on_closed = on_closed
+        """Function that is called when the connection has ended."""
         self.address = address
         self._stream: Stream | None = None
         self._state = HEAD
@@ -62,6 +63,7 @@ class ClientConnection:
         self._arrival_ns = 0  # time of the first byte of the head that is being read
         self._wait_start_ns = 0  # start of the present wait: for a request, or in the state LINGER
         self._lingered_bytes = 0
+        """Number of bytes that were read and ignored after the last answer."""
         self._ahead_paused = False  # whether reading is paused because `_buffer` is full
         self._ahead_ns = 0  # time of the latest read of the bytes in `_buffer`
         self._has_served = False  # whether an exchange has ended on this connection

@@ -237,6 +237,7 @@ class ExperimentRouter:
         self._assigners = [
             Assigner(experiment.key, experiment.name, [arm.weight for arm in stage.arms]) for stage in stages
         ]
+        """For each stage of the experiment: assigns units to arms."""
         self.stage = 0
         """Index of the present stage of the schedule, whose shares apply to each new request."""
         self.plans: list[_Plan] = []

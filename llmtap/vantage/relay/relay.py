@@ -135,6 +135,7 @@ class Relay:
         """Channel to the meter, with the counts of this process."""
         self.tap = reporter.tap
         self._pools: list[Pool] = []
+        """Pools of connections to each upstream."""
         self._checks: list[_UpstreamCheck] = []
         """One check of each upstream."""
         origin = parse_origin(options.upstream, "relay.upstream")
@@ -142,6 +143,7 @@ class Relay:
         self.pool = route.pool
         self.context = RelayContext(loop, options, reporter, route)
         self.forwarding: ForwardingThread | None = None
+        """Thread that forwards long bodies; None: not compiled, or not wanted."""
         self._briefing = asyncio.Event()
         """Set when the meter has sent the state of the experiment, so that requests can be accepted."""
         if experiment is not None:

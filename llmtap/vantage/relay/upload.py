@@ -59,6 +59,7 @@ class RelayContext:
         self.route = route
         self.makes_request_ids = options.request_id == "make"
         self.adds_fields = self.makes_request_ids or options.forwarded_for or options.via
+        """Whether the relay adds header fields to requests."""
         self.router: ExperimentRouter | None = None
         self.forwarder: Any = None
         """The compiled Forwarder (forwarding thread); None: the event loop forwards all bodies."""

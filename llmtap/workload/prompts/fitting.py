@@ -37,6 +37,7 @@ class FittedPrompt:
     text: str
     tokens: int
     wanted_tokens: int
+    """Number of tokens that the prompt should have."""
     method: str
     """Method of counting the tokens, see `TokenCounter.method`."""
 
@@ -270,7 +271,7 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
     def cut(text: str, tokens: int) -> tuple[str, int]:
         return cut_text(tokenizer, text, tokens)
 
-    def fitted(made: Callable[[int], str], tokens: int) -> str:
+    def fit_text(made: Callable[[int], str], tokens: int) -> str:
         size = tokens + tokens // 16 + 4
         best, count = cut(made(size), tokens)
         if count < tokens:
@@ -281,4 +282,4 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
                 best = again
         return best
 
-    return fitted
+    return fit_text

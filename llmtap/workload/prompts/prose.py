@@ -181,6 +181,7 @@ class _Names(dict[str, str]):
     def __init__(self, chance: random.Random, language: str) -> None:
         super().__init__(_TYPES if language == "typescript" else dict.fromkeys(_TYPES, ""))
         self._chance = chance
+        """Random generator."""
         self._uses_snake_case = language == "python"
 
     def __missing__(self, field: str) -> str:

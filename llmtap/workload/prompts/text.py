@@ -108,6 +108,7 @@ class RowText:
     def __init__(self, requests: Requests, seed: int = 0) -> None:
         self._requests = requests
         self._numbers = NumberedBytes(seed)
+        """Makes the bytes that select words."""
 
     def key(self, row: int, tokens: int, before: int = 0) -> bytes:
         """Return `tokens` bytes of a row, one for each word.

@@ -203,6 +203,7 @@ class ChatTemplate:
         self._place = place
         self._template_error = jinja2.TemplateError
         self._token_texts = dict(special_tokens)
+        """Texts of the model's special tokens, which the template can use."""
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as exc:

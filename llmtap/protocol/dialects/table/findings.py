@@ -68,7 +68,9 @@ class Findings(msgspec.Struct, gc=False):
     ends: int = 0
     """Number of values of `Rule.done` that the event has."""
     pieces: list[shapes.Piece] = []
+    """Class and text of each output."""
     choices: dict[int, None] = {}
+    """Choices with output, as the keys of a dict, which keep their order."""
     beside: list[EventClass] = []
     """Classes of the event in addition to those of its pieces."""
     tokens: int = 0

@@ -57,8 +57,10 @@ class TableDialect:
         self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
         """Paths of counts that differ from OpenAI's, with their order in the table."""
         self.count_paths = count_paths(table)
+        """Paths of the token counts in the table."""
         ends = (".*".join(map(re.escape, end.split("*"))) for end in as_texts(table.paths))
         self._match_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
+        """Matches the paths of requests that can have such answers."""
         self._name_of = follow_first(table.match)
         """Returns the name of an event from its JSON; None: the `event:` line names it."""
         self.message_id = follow_first(table.message)
@@ -73,6 +75,7 @@ class TableDialect:
         self._rules_by_name = {
             name: [*(rule for rule in rules if name in rule.names), *self._more_rules(name)] for name in names
         }
+        """By name of an event: rules that can fit it."""
         paths = [path for rule in table.rules for _, path in rule_paths(rule)]
         paths += (*as_texts(table.match), *as_texts(table.model), *self.count_paths, *as_texts(table.message))
         starts = [step for path in paths for step in parse_path(path)[:1] if isinstance(step, str)]

@@ -34,6 +34,7 @@ class CompiledRule:
         self.conditions = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
         """For each condition: a function that gets a value, and the value wanted (None: any value)."""
         self.names = as_texts(rule.event)
+        """Names of events that the rule fits; empty: all."""
         self.reads_error = bool(rule.error)
         self.reads_data = bool(self.names) and any("." in as_texts(getattr(rule, key)) for key in OUTPUTS)
         """Whether the whole data of the event, which then is no object, is output."""
@@ -68,6 +69,7 @@ class CompiledRule:
         self.repeats = rule.repeats
         """Whether the rule's output repeats that of other rules."""
         self.usage_member = _usage_member(rule, table)
+        """Top-level member with the usage; None: it is elsewhere."""
         self.has_evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
         """Whether the rule reads output, usage, a verdict or the end, which is evidence for the dialect."""
         self.has_meaning = self.has_evidence or self.mark not in (EventClass.METADATA, EventClass.KEEPALIVE)
