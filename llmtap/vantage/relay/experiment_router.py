@@ -58,15 +58,7 @@ class _Plan:
 
 
 class Assignment:
-    """Assignment of one request to an arm.
-
-    Attributes:
-        arm_data: content of the ARM frame that reports the arm to the meter; None while it is unknown.
-        excluded: reason for the exclusion from the experiment's result; None: not excluded.
-        head: request head, with the changes of the arm.
-        holds_body: whether the body must be read before the request is sent (`settle`).
-        on_memory_lost: called when another body takes the memory of this one; it must call `settle`.
-    """
+    """Assignment of one request to an arm."""
 
     __slots__ = (
         "_client_set_field", "_held_bytes", "_lost_memory", "_plan", "_router", "_unit", "arm_data",
@@ -79,7 +71,9 @@ class Assignment:
         """Whether the held body was given up to make room for later requests."""
         self._client_set_field = False  # whether the client sent a header field of another arm
         self.on_memory_lost: Callable[[], None] | None = None
+        """Called when another body takes the memory of this one; it must call `settle`."""
         self.head = head
+        """Request head, with the changes of the arm."""
         self._plan: _Plan | None = None
         """Changes of the assigned arm; None while the arm is unknown."""
         self._unit = ""
@@ -87,8 +81,11 @@ class Assignment:
         self._held_bytes = 0
         """Size of the body that waits for its end."""
         self.excluded: str | None = None
+        """Reason for the exclusion from the experiment's result; None: not excluded."""
         self.holds_body = False
+        """Whether the body must be read before the request is sent (`settle`)."""
         self.arm_data: bytes | None = None
+        """Content of the ARM frame that reports the arm to the meter; None while it is unknown."""
 
     @property
     def route(self) -> Route:

@@ -117,24 +117,7 @@ class UploadOwner(Waiter, Protocol):
 
 
 class Upload:
-    """One request on its way to the upstream.
-
-    Attributes:
-        upstream: connection to which the request is sent; None before and after.
-        reused: whether `upstream` was kept alive from an earlier request.
-        repeatable_request: the whole request, as long as it can be sent again; b"": it must not be.
-        assignment: arm of an experiment; None without an experiment.
-        broken: whether the upstream's socket takes no more of the request.
-        end_ns: time of the read with the request's last byte; 0 before.
-        request_bytes: number of bytes read from the client for this request, or up to the end of its tunnel.
-        upgrade: whether the request asks for a WebSocket, and the options allow it.
-        connect_ns: duration of connecting; None with a kept-alive connection.
-        connected_ns: time when the new connection was ready; None with a kept-alive connection.
-        send_ns: duration of the last send to the upstream, which is the error of the time of submission.
-        send_wait_ns: total time in which the upstream's socket did not take bytes of the request.
-        has_exact_stamps: whether the kernel stamped all bytes of the answer; False until the upstream's
-            connection is released.
-    """
+    """One request on its way to the upstream."""
 
     __slots__ = (
         "_client",
@@ -175,6 +158,7 @@ class Upload:
         self._stream = stream  # stream of the client
         self._route = context.route
         self.assignment: Assignment | None = None
+        """Arm of an experiment; None without an experiment."""
         self._scanner: BodyScanner | None = None
         self._connect_attempt: Attempt | None = None
         self._waiting_data = b""  # request bytes that wait for a connection or an assignment
@@ -185,17 +169,30 @@ class Upload:
         self._made_request_id = b""
         """Request id that the relay added; empty: the client sent one."""
         self.upgrade = False
+        """Whether the request asks for a WebSocket, and the options allow it."""
         self.upstream: Stream | None = None
+        """Connection to which the request is sent; None before and after."""
         self.reused = False
+        """Whether `upstream` was kept alive from an earlier request."""
         self.repeatable_request = b""
+        """The whole request, as long as it can be sent again; b"": it must not be."""
         self.broken = False
+        """Whether the upstream's socket takes no more of the request."""
         self.end_ns = 0
+        """Time of the read with the request's last byte; 0 before."""
         self.request_bytes = 0
+        """Number of bytes read from the client for this request, or up to the end of its tunnel."""
         self.connect_ns: int | None = None
+        """Duration of connecting; None with a kept-alive connection."""
         self.connected_ns: int | None = None
+        """Time when the new connection was ready; None with a kept-alive connection."""
         self.send_ns = 0
+        """Duration of the last send to the upstream, which is the error of the time of submission."""
         self.send_wait_ns = 0
+        """Total time in which the upstream's socket did not take bytes of the request."""
         self.has_exact_stamps = False
+        """Whether the kernel stamped all bytes of the answer; False until the upstream's connection is
+        released."""
         self._send_began_ns = 0
         """Time at which the latest send to the upstream began."""
         self.retries = 0
