@@ -73,6 +73,8 @@ class SelftestDensity(msgspec.Struct, frozen=True):
 
 
 class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of the times that llmtap measured, compared with the simulated server's own."""
+
     n: int
     """Number of exchanges."""
     unmatched: int
@@ -82,6 +84,8 @@ class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelftestResult(MeasurementErrors, frozen=True, kw_only=True):
+    """Public JSON of a self-test of the load generator."""
+
     load: SelftestDensity
     uncertainty: float | None
     """Uncertainty of the times as the load generator itself reports it, in seconds."""

@@ -42,6 +42,8 @@ class Coarse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """Declaration of a column of a capture."""
+
     name: str
     type: str
     """Type as in FORMAT.md; `schema.py` has the types of Arrow."""

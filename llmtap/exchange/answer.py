@@ -55,6 +55,8 @@ _FRAMINGS: Final = {LineParser: "ndjson", ArrayParser: "json-array", MessageStre
 
 
 class BodyKind(Enum):
+    """Kind of an answer's body, which decides how it is cut into events."""
+
     UNDECIDED = 0
     SSE = 1
     JSON = 2

@@ -251,6 +251,8 @@ class Added:
 
 @dataclass(slots=True)
 class Exchange:
+    """One request and its response with its timeline."""
+
     relay: Annotated[str, Bound(64, "llmtap")]
     seq: int
     """Number of the exchange in its relay, from 1. A missing number is an exchange that was dropped."""

@@ -43,6 +43,8 @@ _COUNTS: Final = {
 
 
 class FixtureRequest(Struct, frozen=True):
+    """Request of the fixture."""
+
     method: str
     path: str
     headers: dict[str, str]
@@ -145,6 +147,8 @@ class ExpectedEvent(Struct, frozen=True, kw_only=True):
 
 
 class ExpectedTokens(Struct, frozen=True):
+    """Expected number of output tokens, and its source."""
+
     n: int
     """Number of output tokens."""
     source: str = field(name="from")
@@ -154,6 +158,8 @@ class ExpectedTokens(Struct, frozen=True):
 
 
 class ExpectedUsage(Struct, frozen=True):
+    """Expected token counts of the provider."""
+
     event: int
     """Index of the event with the usage."""
     normalized: dict[str, int]
@@ -161,6 +167,8 @@ class ExpectedUsage(Struct, frozen=True):
 
 
 class ExpectedError(Struct, frozen=True):
+    """Expected error that an event reports."""
+
     event: int
     """Index of the event with the error."""
     type: str | None

@@ -48,6 +48,8 @@ Part: TypeAlias = "str | bytes | array[int]"
 
 @dataclass(slots=True)
 class PromptMessage:
+    """One message of a prompt."""
+
     role: str
     parts: list[Part] = field(default_factory=list)
     """Parts of the message. Adjacent texts are joined, so that the client's division of its text has no
@@ -75,6 +77,8 @@ class PromptMessage:
 
 @dataclass(slots=True)
 class PromptShape:
+    """Messages and parameters of a request."""
+
     messages: list[PromptMessage]
     shape: RequestShape
     """Numbers, sizes and parameters of the request, without text."""
@@ -265,6 +269,8 @@ class _Reader:
 
 
 class _MessageBuilder:
+    """Collects the parts of one message."""
+
     __slots__ = ("_reader", "_thinking", "parts")
 
     def __init__(self, reader: _Reader) -> None:

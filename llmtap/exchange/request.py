@@ -86,6 +86,8 @@ whether the text of the answer is to be captured, too. `body` is decoded, and em
 
 
 class _RequestBody(msgspec.Struct):
+    """Fields of a request body that every exchange needs, of any type."""
+
     model: Any = None
     stream: Any = None
     service_tier: Any = None

@@ -31,6 +31,8 @@ seconds and more than this share of the figure."""
 
 
 class FigureUnit(Enum):
+    """Unit of a figure's value."""
+
     TIME = "ms"
     SHARE = "%"
     NUMBER = ""
@@ -41,6 +43,8 @@ _CSV_UNITS: Final = {FigureUnit.TIME: "s", FigureUnit.SHARE: "share", FigureUnit
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
+    """Declaration of a figure that requirements and comparisons can name."""
+
     name: str
     unit: FigureUnit
     better: str
@@ -216,6 +220,8 @@ def bounded_figures(result: _Json) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FigureValidity:
+    """Whether a figure of a result can be trusted."""
+
     state: str
     """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str = ""

@@ -87,6 +87,8 @@ def parse_conditions(texts: Iterable[str], place: str) -> Iterator[Condition]:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
+    """Conditions of `--require`, all of which a result must meet."""
+
     conditions: tuple[Condition, ...] = ()
 
     @classmethod

@@ -76,6 +76,8 @@ _Limit = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None
 
 
 class _Limits(msgspec.Struct):
+    """Fields of a recorded body that limit the output tokens."""
+
     max_completion_tokens: _Limit = None
     max_tokens: _Limit = None
     max_output_tokens: _Limit = None
@@ -85,6 +87,8 @@ _decode_limits: Final = msgspec.json.Decoder(_Limits).decode
 
 
 class BodyMaker:
+    """Makes the JSON bodies of requests to one endpoint."""
+
     def __init__(self, options: BodyOptions, *, decode: Decode | None = None) -> None:
         """`decode` converts prompts of token ids for an endpoint that accepts only text."""
         self.options = options
@@ -265,11 +269,15 @@ def model_ids(models: bytes) -> list[str]:
 
 
 class _Model(msgspec.Struct):
+    """One model in the server's list."""
+
     id: str = ""
     owned_by: Any = ""
 
 
 class _Models(msgspec.Struct):
+    """Answer of the server to `GET /v1/models`."""
+
     data: list[_Model] = []
 
 
@@ -285,6 +293,8 @@ def _decode_json(raw: msgspec.Raw) -> Any:
 
 
 class Maker(Protocol):
+    """Makes request bodies for one kind of target."""
+
     def body(self, prompt: Prompt, output: int) -> bytes: ...
 
     def adapt_recorded(self, body: bytes, path: str = "") -> bytes: ...

@@ -190,6 +190,8 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
 
 
 class _Answer:
+    """One call and its answer."""
+
     def __init__(self, x: Exchange) -> None:
         """`x`: exchange into which the answer is read."""
         self._x = x

@@ -30,6 +30,8 @@ _ID: Final = b"X-Request-Id"
 
 
 class _PreparedPrompt(msgspec.Struct, array_like=True):
+    """A prompt as stored in the file of bodies."""
+
     text: str
     ids: tuple[int, ...]
     system: str
@@ -101,6 +103,8 @@ class PromptMaker:
 
 
 class PromptCall:
+    """One request in flight, with the methods of `http.Call`."""
+
     __slots__ = ("_cancel", "row")
     has_token = False
     """Always False: the sender does not see tokens before the end of the answer."""

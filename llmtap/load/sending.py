@@ -273,6 +273,8 @@ def protocol_of(url: str) -> Spoken:
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
+    """Server to which requests are sent."""
+
     origin: Origin
     path: bytes
     headers: Headers = field(default_factory=list)

@@ -25,6 +25,8 @@ CORRECTED: Final = ("ttft", "ttft_any", "e2e", "user_idle")
 
 
 class _PackedTally(msgspec.Struct, array_like=True):
+    """A `LoadTally` in packed form."""
+
     summary: bytes
     lateness: bytes
     ttft_uncertainties: bytes
@@ -40,6 +42,8 @@ _decode = msgspec.msgpack.Decoder(_PackedTally).decode
 
 
 class LoadTally:
+    """Counts of one sending process, or of all of them after `merge`."""
+
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.summary = Summary(objectives, reader)
         self._reader = reader

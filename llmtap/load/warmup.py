@@ -42,6 +42,8 @@ ROUNDS_MAX: Final = 8
 
 
 class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to warm up."""
+
     requests: int = 100
     """Minimum number of answers that end well. Together they must have at least `tokens` output tokens."""
     tokens: int = 10_000
@@ -62,6 +64,8 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
+    """A single request, sent when no other is in flight."""
+
     outcome: str
     """Word of `Outcome`."""
     ttft_ns: int | None
@@ -73,6 +77,8 @@ class Probe:
 
 @dataclass(slots=True)
 class WarmUp:
+    """What was sent to warm the server up, and whether that was enough."""
+
     skipped: str | None = None
     """Reason why no warm-up was sent; None: it was sent."""
     requests: int = 0

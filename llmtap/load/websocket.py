@@ -54,6 +54,8 @@ mono_ns = SystemClock.mono_ns
 
 
 class OpeningFailed(Exception):
+    """A session could not be opened."""
+
     def __init__(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
         super().__init__(problem)
         self.outcome = outcome
@@ -61,6 +63,8 @@ class OpeningFailed(Exception):
 
 
 class _Error(msgspec.Struct):
+    """Error that a server event reports."""
+
     type: Any = None
     code: Any = None
     event_id: Any = None
@@ -78,6 +82,8 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class ResponseWait:
+    """One request and the wait for its answer."""
+
     def __init__(self, observer: Observer, request_id: str) -> None:
         self.observer = observer
         self.request_id = request_id

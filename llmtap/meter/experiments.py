@@ -99,6 +99,8 @@ Send = Callable[[int], None]
 
 @dataclass(slots=True)
 class _Arm:
+    """Counts and figures of one arm in the present stage."""
+
     sample: ArmSample
     """Figures of the arm's exchanges."""
     assigned_requests: int = 0
@@ -174,6 +176,8 @@ class _SavedArm(Struct, array_like=True):
 
 
 class _SavedExperiment(Struct, array_like=True):
+    """Saved form of the experiment, for the next meter."""
+
     id: int
     name: str
     """Name of the experiment; empty if none was configured."""
@@ -206,6 +210,8 @@ _decode: Final = msgpack.Decoder(_SavedExperiment).decode
 
 
 class Experiments:
+    """The experiment of the proxy: its switch, its stages, and the comparison of its arms."""
+
     def __init__(self, experiment: Experiment | None, clock: Clock, *, shares_known: bool = True) -> None:
         """`shares_known`: whether the weights by which requests were assigned to arms are known. If not (as
         in a capture), the sample ratio is not tested, and differences of shares have no p."""

@@ -379,6 +379,8 @@ class OfflineMeter:
 
 
 class _ExchangeCallback:
+    """Sink that calls a function with each exchange."""
+
     def __init__(self, on_exchange: Callable[[Exchange], None]) -> None:
         self._on_exchange = on_exchange
 

@@ -42,6 +42,8 @@ RELAYS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RelayState:
+    """State of a relay at the time of a scrape."""
+
     name: str
     connected: bool
     status: RelayStatus | None
@@ -116,6 +118,8 @@ class Reckoning:
 
 @dataclass(slots=True)
 class _Relay:
+    """A relay that is or was connected."""
+
     hello: Hello
     epoch: int
     """Number of its connection, counted over all relays."""
@@ -325,6 +329,8 @@ SCRAPE_TIMEOUT_S: Final = 4.0
 
 
 class UpstreamLoad:
+    """Latest values of the upstream's own metrics."""
+
     def __init__(self, url: str) -> None:
         """`url`: address of the metrics. It can contain a key, so it is never reported."""
         self._url = url

@@ -69,6 +69,8 @@ _SavedCount = tuple[str, str, int, int, int, int]
 
 
 class _SavedSlos(Struct, array_like=True):
+    """Saved form of all counts."""
+
     terms: dict[str, str]
     """Text of the options of each class."""
     begin_ns: int

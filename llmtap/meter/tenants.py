@@ -111,6 +111,8 @@ Finder = Callable[[RequestHead, str, ReadBody], str | None]
 
 
 class Tenants:
+    """Finds the tenant of each request by the rules."""
+
     def __init__(self, options: TenantOptions, salt: str) -> None:
         self._names = options.names
         """Display names, by value that a rule found."""

@@ -35,6 +35,8 @@ Kind = Literal["interval", "gauge", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class MonitorSeries:
+    """Declaration of a series of samples."""
+
     unit: str
     """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
     kind: Kind = "gauge"
@@ -216,6 +218,8 @@ def metrics_url(target: str) -> str:
 
 
 class _Sample(NamedTuple):
+    """A line of a server's metrics."""
+
     labels: dict[bytes, bytes]
     value: float
 

@@ -66,6 +66,8 @@ def open_exchange(x: Exchange, shape: RequestShape | None) -> OpenExchange:
 
 @dataclass(slots=True, eq=False)
 class _Front:
+    """An ended exchange of the front that waits for its partners."""
+
     exchange: Exchange
     keys: frozenset[Key]
     memory_bytes: int
@@ -78,6 +80,8 @@ class _Front:
 
 @dataclass(slots=True, eq=False)
 class _Back:
+    """An ended exchange of the back that waits for its partner."""
+
     exchange: Exchange
     keys: frozenset[Key]
     """Hashes and ids by which an exchange of the front can fit."""

@@ -79,6 +79,8 @@ class DecodingBudget:
 
 
 class _Stage(Protocol):
+    """Decoder of one coding."""
+
     window_bytes_max: int
     """Maximum size of the window, in which the library stores output for back references."""
 
@@ -175,6 +177,8 @@ def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -
 
 
 class _Gzip:
+    """Decoder of `gzip`, member after member."""
+
     __slots__ = ("_has_ended", "_head", "_inflater")
     window_bytes_max = _DEFLATE_WINDOW_MAX
 
@@ -237,6 +241,8 @@ class _Deflate:
 
 
 class _Brotli:
+    """Decoder of `br`."""
+
     __slots__ = ("_decompressor",)
     window_bytes_max = _BROTLI_WINDOW_MAX
 

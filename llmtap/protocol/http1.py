@@ -145,6 +145,8 @@ def _kind_of(name: bytes) -> int:
 
 
 class Framing(Enum):
+    """How the length of a body is known."""
+
     NONE = 0
     LENGTH = 1
     CHUNKED = 2
@@ -233,6 +235,8 @@ def _without_connection_fields(headers: Headers, connection: tuple[bytes, ...]) 
 
 
 class _HeadCollector:
+    """Collects the parts of a head that httptools reports."""
+
     __slots__ = ("headers", "is_complete", "target")
 
     def __init__(self) -> None:
@@ -466,12 +470,16 @@ def _content_length(values: list[bytes], status: int = 400) -> int:
 
 
 class BodyScanner(Protocol):
+    """Finds the end of a body."""
+
     def feed(self, data: bytes) -> int:
         """Scan the next bytes. Return -1 if the body continues, else the offset in `data` of its end."""
         ...
 
 
 class LengthScanner:
+    """Scanner of a body with a Content-Length."""
+
     __slots__ = ("left",)
 
     def __init__(self, left: int) -> None:
@@ -488,6 +496,8 @@ class LengthScanner:
 
 
 class CloseScanner:
+    """Scanner of a body that ends when the connection closes."""
+
     __slots__ = ()
 
     def feed(self, data: bytes) -> int:
@@ -653,6 +663,8 @@ class ChunkedScanner:
 
 
 class ChunkedDecoder:
+    """Decoder of a chunked body."""
+
     __slots__ = ("_scanner", "done", "trailers")
 
     def __init__(self) -> None:

@@ -36,6 +36,8 @@ _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 
 
 class SkipRules:
+    """Rules of the requests that are forwarded but not measured."""
+
     __slots__ = ("_exact_paths", "_method_bytes", "_methods", "_prefixes", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:

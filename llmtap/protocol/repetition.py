@@ -242,6 +242,8 @@ def _insert_bytes(sample: bytes, values: list[tuple[int, int, bool]], more: list
 
 
 class Reader(Protocol):
+    """Reads the events of one answer."""
+
     @property
     def names_read(self) -> frozenset[str] | None: ...
 
@@ -308,6 +310,8 @@ class TokenRun(Protocol):
 
 
 class PythonTokenRun:
+    """Token run in Python: the reference of the compiled one."""
+
     __slots__ = ("_chunked", "_events", "_text_in", "_texts_bytes", "keeps_texts")
 
     def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:

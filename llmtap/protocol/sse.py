@@ -35,6 +35,8 @@ BOM: Final = b"\xef\xbb\xbf"
 
 
 class SseEvent(msgspec.Struct, gc=False):
+    """One event of an answer, with its place in the body."""
+
     start: int
     """Offset of the event's first byte in the body."""
     end: int
@@ -391,6 +393,8 @@ _SSE_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class MessageStreamParser:
+    """Splits a body of binary messages of Amazon's event streams."""
+
     __slots__ = ("_buffer", "_first_payloads", "_part_parser", "_skipped", "broken", "offset")
 
     def __init__(self) -> None:

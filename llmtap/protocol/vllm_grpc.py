@@ -46,6 +46,8 @@ _pb, _sglang = _message_types()
 
 @dataclass(frozen=True, slots=True)
 class GrpcRequest:
+    """A request for one answer."""
+
     request_id: str = ""
     text: str = ""
     token_ids: Sequence[int] = ()
@@ -58,6 +60,8 @@ class GrpcRequest:
 
 @dataclass(frozen=True, slots=True)
 class GrpcUsage:
+    """Token counts of an answer."""
+
     prompt_tokens: int
     output_tokens: int
     """Number of output tokens. vLLM possibly reports only those of the last chunk: then count all ids."""

@@ -36,6 +36,8 @@ class Opcode(IntEnum):
 
 
 class WebSocketMessage(msgspec.Struct, gc=False):
+    """One message, or one control frame."""
+
     opcode: Opcode
     size: int
     """Number of bytes of all its frames, heads included."""

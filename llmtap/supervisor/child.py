@@ -58,6 +58,8 @@ class ChildState(msgspec.Struct, kw_only=True):
 
 
 class _Process(Protocol):
+    """A process that this program started, or took over at a hot restart."""
+
     @property
     def pid(self) -> int: ...
     async def wait(self) -> int: ...

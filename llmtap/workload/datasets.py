@@ -117,6 +117,8 @@ class RecordedDataset(PlannedWorkload):
 
 @dataclass(frozen=True, slots=True)
 class _RecordedScript(ConversationScript):
+    """Texts of a data set."""
+
     data: DataSet
     plan: WorkloadPlan
     seed: int
@@ -270,6 +272,8 @@ _SCRIPT_SIGNATURE: Final = re.compile(
 
 
 class _SourceFile(msgspec.Struct):
+    """One row of a data set of source code."""
+
     content: str
     language: str | None = None
     lang: str | None = None

@@ -111,6 +111,8 @@ class SharedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
+    """Lengths of one request before its prompt is made."""
+
     message: int
     """Number of tokens of the new message; `output`: of the answer."""
     output: int
@@ -137,6 +139,8 @@ class ConversationScript(Protocol):
 
 @dataclass(slots=True)
 class WorkloadPlan:
+    """Requests of a workload, with the lengths of the parts of their prompts."""
+
     requests: Requests = field(default_factory=Requests)
     messages: "array[int]" = field(default_factory=int_column)
     """Tokens of the new message of each request."""
@@ -265,6 +269,8 @@ class _Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
+    """The same pause before every turn."""
+
     time: Duration
 
     def quantile_ns(self, p: float) -> int:
@@ -272,6 +278,8 @@ class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
 
 
 class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
+    """Exponential distribution of the pauses before turns."""
+
     mean: Duration
 
     def quantile_ns(self, p: float) -> int:
@@ -282,6 +290,8 @@ Think = ThinkFixed | ThinkExponential
 
 
 class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Numbers of turns, and pauses between them."""
+
     turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
     think: Think
     """Pauses of the user between turns."""
@@ -386,6 +396,8 @@ class PlannedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class RandomIds:
+    """Prompts of random token ids."""
+
     vocabulary: int = CL100K_IDS
 
     def describe(self) -> Mapping[str, Any]:
@@ -399,6 +411,8 @@ class RandomIds:
 
 @dataclass(frozen=True, slots=True)
 class ComposedWorkload(PlannedWorkload):
+    """A workload of distributions of lengths, a generator of texts, and shared prefixes."""
+
     name: str
     input: Lengths
     """Distribution of the length of a new message, without context and history."""
@@ -474,6 +488,8 @@ def check_rows(planned: Requests, requests: Requests) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedScript(ConversationScript):
+    """Texts that a generator makes."""
+
     writer: ProseWriter
     plan: WorkloadPlan
     seed: int

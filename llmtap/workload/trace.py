@@ -29,6 +29,8 @@ from llmtap.workload.trace_rows import TraceParts, TraceRows, tie_note, tied_sha
 
 @dataclass(frozen=True, slots=True)
 class Trace:
+    """A trace that was read as a whole."""
+
     requests: Requests
     format: str = ""
     notes: list[str] = field(default_factory=list)

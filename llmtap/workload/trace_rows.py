@@ -76,6 +76,8 @@ class Links:
 
 @dataclass(slots=True)
 class _Session:
+    """A conversation of the trace: its rows so far."""
+
     number: int
     rows_by_turn: dict[int, int] = field(default_factory=dict)
     """By number of a turn: its row."""

@@ -98,6 +98,8 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ComplianceVerdict:
+    """Result of judging a report by one requirement."""
+
     status: Status
     evidence: str
     """Sentence with the facts from which the status follows."""
@@ -110,6 +112,8 @@ StepFilter = Callable[[Step], bool]
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
+    """One requirement of the IETF draft, with the function that judges it."""
+
     id: str
     """Section of the IETF draft, and place in it. `4.2.5-2`: second key word. `4.2.6-1c`: third item (c) of
     the list after the first key word. `5.3.2-p1`: first requirement without a key word."""

@@ -69,6 +69,8 @@ _LLMTAP_OWNER: Final = "llmtap"
 
 
 class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
+    """Grid of prompt lengths, response lengths and concurrencies to measure."""
+
     pp: list[int]
     """Prompt lengths in tokens, including the chat template (exo-bench: prompt processing)."""
     tg: list[int]
@@ -108,6 +110,8 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the server and of the requests to it."""
+
     target: str
     model: str | None = None
     server: Kind = "auto"
@@ -186,6 +190,8 @@ class _PreparedPrompts:
 
 
 class ExoBench:
+    """One run of the benchmark of an exo cluster or another server."""
+
     def __init__(
         self, options: ExoOptions, grid: ExoGrid, watcher: SessionWatcher, *, nvml: Any = None
     ) -> None:

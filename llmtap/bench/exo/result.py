@@ -149,6 +149,8 @@ class SystemMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the benchmark, with the field names of exo-bench."""
+
     runs: list[ExoRun]
     cluster: Mapping[str, Any]
     """State of the server, and with the key `bench` the settings of the benchmark."""
@@ -159,6 +161,8 @@ class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoCell(NamedTuple):
+    """One cell of the grid: requests of equal lengths that are sent together."""
+
     pp: int
     """Number of prompt tokens (exo-bench: prompt processing)."""
     tg: int

@@ -70,6 +70,8 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
+    """Server that is measured, as it was recognised."""
+
     kind: Kind
     url: str
     """URL of the server, without `/v1` at its end if the endpoint's path does not begin with `/v1`."""
@@ -93,6 +95,8 @@ class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ModelList(msgspec.Struct):
+    """Answer of the server to `GET /v1/models`."""
+
     data: list[JsonObject] = []
 
 
@@ -303,6 +307,8 @@ class Power:
 
 
 class TotalEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON: energy of all batches together."""
+
     joules: float
     """Energy of all batches."""
     inference_seconds: float
@@ -356,6 +362,8 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """Instance of the model on the cluster's nodes."""
+
     id: str
     others: int
     """Number of other placements that match the filter and were not used."""

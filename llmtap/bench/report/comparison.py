@@ -138,6 +138,8 @@ class TestComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultsFolder(msgspec.Struct, frozen=True):
+    """A results folder that is compared."""
+
     label: str
     """Name of the system in the comparison."""
     results: str

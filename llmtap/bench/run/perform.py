@@ -99,6 +99,8 @@ _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
 
 
 class _StoppedLoad(Latencies, frozen=True, kw_only=True):
+    """Row of the table of a test that was stopped: latencies of one complete load."""
+
     name: str
     n: int
 

@@ -61,6 +61,8 @@ class ChartMark(msgspec.Struct, frozen=True):
 
 
 class ChartSpec(msgspec.Struct, frozen=True):
+    """Declaration of a chart of a report."""
+
     title: str
     kind: Literal["line", "cdf", "histogram", "bars", "steps", "points"]
     x_title: str

@@ -139,6 +139,8 @@ async def round_trip_ns(url: str, clock: Clock) -> int | None:
 
 
 class _Detector:
+    """Reads from a server what it reports about itself."""
+
     def __init__(self, session: aiohttp.ClientSession, target: BenchTarget) -> None:
         self._session = session
         self._target = target

@@ -47,6 +47,8 @@ RATE_SPARE: Final = 1.1
 
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.5.2)."""
+
     ttft_p99: Annotated[Duration | None, opt("success criterion (required): largest P99 of TTFT")] = None
     workload: Annotated[
         str,
@@ -87,6 +89,8 @@ class CapacityCriteria(msgspec.Struct, frozen=True):
 
 
 class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     max_concurrency: int | None
     """Highest concurrency that meets the criteria; None if not even one request at a time meets them."""
     limit: int | None

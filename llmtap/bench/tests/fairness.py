@@ -49,6 +49,8 @@ _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.6.2)."""
+
     workload: Annotated[
         Literal["request-classes", "synthetic-skewed"],
         opt(
@@ -150,6 +152,8 @@ class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     rate_rps: float
     """Rate of the mix."""
     capacity: Capacity | None
@@ -166,6 +170,8 @@ class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ClassRow(NamedTuple):
+    """Row of a table: one request class."""
+
     name: str
     figures: ClassFigures
 

@@ -106,6 +106,8 @@ class ArmFigures(Latencies, frozen=True, kw_only=True):
 
 
 class GuardrailLevel(msgspec.Struct, frozen=True):
+    """Figures of all configurations at one load."""
+
     level: float
     """Load in % of the capacity."""
     rate_rps: float
@@ -114,11 +116,15 @@ class GuardrailLevel(msgspec.Struct, frozen=True):
 
 
 class PeakThroughput(Capacity, frozen=True, kw_only=True):
+    """Highest throughput of a configuration."""
+
     reduction: float | None
     """Share of the baseline's throughput that is lost; None for the baseline itself."""
 
 
 class GuardrailMeasurements(msgspec.Struct, frozen=True):
+    """Public JSON of the test's figures."""
+
     capacity: Capacity
     """Capacity of the baseline, from which the loads are computed."""
     levels: list[GuardrailLevel]
@@ -129,6 +135,8 @@ class GuardrailMeasurements(msgspec.Struct, frozen=True):
 
 
 class _ArmRow(NamedTuple):
+    """Row of a table: one configuration at one load."""
+
     load: str
     arm: str
     name: str
@@ -136,6 +144,8 @@ class _ArmRow(NamedTuple):
 
 
 class _OverheadRow(NamedTuple):
+    """Row of a table: overhead of one configuration in one metric at one load."""
+
     load: str
     name: str
     metric: str
@@ -143,6 +153,8 @@ class _OverheadRow(NamedTuple):
 
 
 class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.10.2)."""
+
     workload: Annotated[str, opt("benign workload; conversation is recommended")] = "conversation"
     output_tokens: test.OutputTokens = None
     levels: Annotated[tuple[Level, ...], opt("loads in % of max_rate", min_length=1)] = (

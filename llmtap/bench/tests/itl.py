@@ -49,6 +49,8 @@ Level = Annotated[float, Meta(gt=0, le=200)]
 
 
 class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.4.2)."""
+
     workload: test.Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
@@ -85,6 +87,8 @@ class Modality(msgspec.Struct, frozen=True):
 
 
 class ChunkSizes(msgspec.Struct, frozen=True):
+    """Numbers of tokens per chunk; None if they are unknown."""
+
     single_token_share: float | None
     """Share of the chunks with exactly one token."""
     tokens_per_chunk_mean: float | None
@@ -131,6 +135,8 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItlMeasurements(msgspec.Struct, frozen=True):
+    """Public JSON of the test's figures."""
+
     max_rate_rps: float
     """Saturation rate, from which the loads are computed."""
     max_rate_from: str

@@ -82,6 +82,8 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     lengths: list[LengthFigures]
     scaling_exponent: figures.IntervalFigure | None
     """Power of the prompt length with which TTFT grows."""
@@ -92,6 +94,8 @@ class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.9.2)."""
+
     workload: Annotated[
         str,
         opt("workload: long-context (document and question), or FILE.toml with texts of your own"),

@@ -67,6 +67,8 @@ _NOT_MEASURABLE: Final = "not measurable"
 
 
 class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.8.2)."""
+
     workload: Annotated[
         str,
         opt("workload of 4.3.2 (long-context is recommended, 5.8.2), or FILE.toml of your own"),
@@ -127,6 +129,8 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
 
 
 class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     capacity: int
     """Number of concurrent requests that the server can hold: 100 %."""
     capacity_source: str
@@ -146,6 +150,8 @@ class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Level(NamedTuple):
+    """One measured level of load."""
+
     percent: int
     """Number of concurrent requests in % of the capacity."""
     slots: int

@@ -68,6 +68,8 @@ class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reductions(msgspec.Struct, frozen=True):
+    """Reduction of TTFT with a cold and with a warm cache."""
+
     cold: TtftReduction
     """Reduction with a cache that has none of the prefixes."""
     warm: TtftReduction
@@ -129,11 +131,15 @@ class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _StateRow(NamedTuple):
+    """Row of a table: TTFT in one state of the cache."""
+
     name: str
     ttft: figures.LatencyRow
 
 
 class _EffectRow(NamedTuple):
+    """Row of a table: reduction of TTFT in one state of the cache."""
+
     state: str
     reduction: TtftReduction
 

@@ -54,6 +54,8 @@ DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 
 
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.2.2)."""
+
     workload: test.Workload = "synthetic-uniform"
     duration: Annotated[
         Duration, opt("duration of each level; at least 60s, 300s for stable figures (5.2.2.1)")
@@ -201,6 +203,8 @@ def _violations(steady: SteadyPart, lowest: SteadyPart, params: ThroughputParams
 
 
 class ThroughputLevel(LevelFigures, frozen=True, kw_only=True):
+    """Figures of one level of load."""
+
     planned_rps: float | UnsetType = UNSET
     """Planned load of an open loop."""
     concurrency: float | UnsetType = UNSET
@@ -238,6 +242,8 @@ class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _LevelRow(NamedTuple):
+    """Row of a table: one level of load."""
+
     attempt: LevelAttempt
     level: ThroughputLevel
 

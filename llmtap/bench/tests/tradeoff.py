@@ -46,6 +46,8 @@ LEVELS_MIN: Final = 10
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.3.2)."""
+
     workload: test.Workload = "synthetic-uniform"
     duration: Annotated[Duration, opt("duration of a level, at least 60s (5.3.2)")] = DURATION_MIN
     levels: Annotated[
@@ -67,6 +69,8 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TradeoffLevel(LevelFigures, frozen=True, kw_only=True):
+    """Figures of one level of load."""
+
     percent: float
     """Share of the capacity in %."""
     offered_rps: float

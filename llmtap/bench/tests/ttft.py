@@ -74,6 +74,8 @@ class ServerMean(msgspec.Struct, frozen=True):
 
 
 class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     requests: int
     """Number of requests that were sent."""
     answered: int
@@ -96,11 +98,15 @@ class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ComponentRow(NamedTuple):
+    """Row of a table: one part of TTFT."""
+
     name: str
     row: figures.LatencyRow
 
 
 class _MeanRow(NamedTuple):
+    """Row of a table: mean of one time that the server measured."""
+
     name: str
     row: ServerMean
 

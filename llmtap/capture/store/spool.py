@@ -270,6 +270,8 @@ def read_spool(path: Path) -> SpoolContents:
 
 
 class _Frame(NamedTuple):
+    """One frame of a spool, as read."""
+
     kind: int
     version: int
     """Schema version of the spool."""

@@ -125,6 +125,8 @@ class Host(NamedTuple):
 
 
 class ObservedProcess(NamedTuple):
+    """One process of the host, as read."""
+
     pid: int
     parent: int
     """Id of the parent process."""

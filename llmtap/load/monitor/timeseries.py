@@ -27,12 +27,16 @@ SAMPLES_MAX: Final = 100_000
 
 
 class SampledProcess(Struct, frozen=True):
+    """A process whose CPU time was counted."""
+
     pid: int
     name: str
     """Name of the program."""
 
 
 class SampledGpus(Struct, frozen=True):
+    """The GPUs of the host."""
+
     devices: list[str]
     unread: int
     """Number of further GPUs, which are not sampled."""
@@ -77,6 +81,8 @@ _UNKNOWN_SAMPLING: Final = SamplingReport()
 
 
 class SampledSeries(Struct, frozen=True):
+    """Values of one series at the times of the samples."""
+
     unit: str
     kind: str
     """`gauge` (a state) or `counter` (a growing sum)."""
@@ -144,6 +150,8 @@ SeriesFigures = GaugeFigures | CounterFigures | RatioFigure
 
 
 class DeviceEnergy(Struct, frozen=True):
+    """Energy of one GPU."""
+
     joules: float
 
 
@@ -261,6 +269,8 @@ class Columns:
 
 @dataclass(slots=True)
 class TimeSeries:
+    """All samples of a run, while it is measured and after."""
+
     start_ns: int
     system: Columns
     server: Columns | None = None

@@ -64,6 +64,8 @@ HOLD_NS: Final = 2_000_000_000
 
 
 class ProgressListener(Protocol):
+    """Receiver of the progress of a replay."""
+
     def on_preparing(self, done: int, of: int) -> None:
         """Receive how many of the request bodies are made."""
         ...

@@ -319,6 +319,8 @@ def reverse_words(plan: ReplayPlan) -> ReplayPlan:
 
 @dataclass(frozen=True, slots=True)
 class _ReversedPrompts:
+    """Prompts with their words in reverse order, so that the server has no prefix of them in its cache."""
+
     source: PromptSource
 
     def prompt(self, row: int) -> Prompt:

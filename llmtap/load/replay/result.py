@@ -67,6 +67,8 @@ TURNS_MAX: Final = 20
 
 @dataclass(slots=True)
 class _Task:
+    """One conversation: its requests, and its time from the first to the last."""
+
     requests: int = 0
     ended_well: int = 0
     """Number of requests of the conversation that ended well."""
@@ -77,6 +79,8 @@ class _Task:
 
 @dataclass(slots=True)
 class _Turn:
+    """Latencies of all requests with the same place in their conversations."""
+
     ttft: Histogram = field(default_factory=Histogram)
     e2e: Histogram = field(default_factory=Histogram)
 

@@ -14,10 +14,14 @@ from llmtap.errors import ConfigError
 
 
 class SavedWindow(Struct, frozen=True):
+    """Member `window` of a saved result."""
+
     start: str | None = None
 
 
 class SavedLoad(Struct, frozen=True, kw_only=True):
+    """Member `load` of a saved result."""
+
     stopped: str | None
     """Why the load ended early; None: it ended as planned."""
     offered_rps: float | None = None
@@ -27,10 +31,14 @@ class SavedLoad(Struct, frozen=True, kw_only=True):
 
 
 class SavedTokens(Struct, frozen=True):
+    """Member `tokens` of a saved result."""
+
     output_per_second: float | None = None
 
 
 class SavedGoodput(Struct, frozen=True):
+    """Member `goodput` of a saved result."""
+
     objectives: str | None = None
     met: int = 0
     """Number of requests that met all objectives."""
@@ -41,6 +49,8 @@ class SavedGoodput(Struct, frozen=True):
 
 
 class SavedMetric(Struct, frozen=True):
+    """A metric of a saved result, in seconds."""
+
     n: int = 0
     p50: float | None = None
     p99: float | None = None
@@ -49,10 +59,14 @@ class SavedMetric(Struct, frozen=True):
 
 
 class SavedClock(Struct, frozen=True):
+    """Clock of a host that sent requests."""
+
     host: str
 
 
 class SavedSender(Struct, frozen=True):
+    """Member `sender` of a saved result."""
+
     llmtap: str
     """Version of llmtap."""
     clock: str
@@ -63,10 +77,14 @@ class SavedSender(Struct, frozen=True):
 
 
 class SavedWarmup(Struct, frozen=True):
+    """Member `warmup` of a saved result."""
+
     requests: int
 
 
 class SavedReplay(Struct, frozen=True, kw_only=True):
+    """Parts of a saved result that a comparison needs."""
+
     n: int
     """Number of requests."""
     plan: dict[str, Any]

@@ -16,12 +16,16 @@ from llmtap.report.values import METRIC_TITLES, at
 
 
 class FigureState(StrEnum):
+    """Validity of a figure."""
+
     VALID = "valid"
     DOUBTFUL = "doubtful"
     NOT_VALID = "not_valid"
 
 
 class FigureVerdict(Struct, frozen=True):
+    """Validity of one figure, with the findings that limit it."""
+
     state: FigureState
     requested: bool
     """Whether the user asked for the figure, so that a problem makes the result invalid."""

@@ -115,6 +115,8 @@ class Progress(msgspec.Struct, tag=True):
 
 
 class WorkerDone(msgspec.Struct, tag=True):
+    """Last report of a sending process."""
+
     tally: bytes
     """Packed counts of the process (`LoadTally`)."""
     stopped: str | None
@@ -146,6 +148,8 @@ def frame(message: WorkerReady | Progress | WorkerDone) -> bytes:
 
 
 class FrameDecoder:
+    """Parser of the messages of a sending process."""
+
     def __init__(self) -> None:
         self._unread_bytes = bytearray()
 

@@ -324,6 +324,8 @@ class WorkerPool:
 
 @dataclass(frozen=True, slots=True)
 class LostWorker:
+    """Stands for a sending process that ended without its last report."""
+
     status: int | None
     """Exit status of the lost process (negative for a signal); None if the host was lost."""
 

@@ -129,6 +129,8 @@ class AdminConnection(asyncio.Protocol):
 
 
 class _UnsentAnswer:
+    """An answer that the client has not taken as a whole."""
+
     __slots__ = ("body", "n_bytes", "transport")
 
     def __init__(self, body: object, size: int, transport: asyncio.Transport | None) -> None:

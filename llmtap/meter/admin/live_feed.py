@@ -52,6 +52,8 @@ _KEY_FIGURES: Final = ("n", "window", "load", "outcomes", "tokens", "goodput", "
 
 
 class _Subscriber:
+    """One client of `/api/v1/live`, with what is to be sent to it."""
+
     __slots__ = (
         "is_closed", "missed_count", "missed_total", "query", "queue", "start_s", "task", "wake_event",
         "wants_exchanges", "wants_summaries", "weight_bytes",

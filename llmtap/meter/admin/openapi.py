@@ -26,12 +26,16 @@ JSON: Final = "application/json"
 
 
 class Parameter(msgspec.Struct, frozen=True):
+    """A query or path parameter of a route."""
+
     name: str
     text: str
     schema: Schema = msgspec.field(default_factory=lambda: TEXT)
 
 
 class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """Declaration of a route of the admin API."""
+
     path: str
     name: str
     text: str

@@ -120,6 +120,8 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class _SwitchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of the request that switches the experiment."""
+
     enabled: bool
 
 
@@ -299,6 +301,8 @@ def admin_runner(app: web.Application, tls: ssl.SSLContext | None = None) -> Adm
 
 
 class _Admin:
+    """Handlers of the routes."""
+
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self.connections = AdminConnections(pipeline.admin_limits)

@@ -67,6 +67,8 @@ _status_decoder: Final = msgspec.json.Decoder(RelayStatus)
 
 
 class Sink(Protocol):
+    """Receiver of the exchanges and events of one relay."""
+
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer:

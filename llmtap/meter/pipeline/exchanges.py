@@ -214,6 +214,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentExchanges:
+    """Newest finished exchanges, for the API."""
+
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
         self._trace_url = trace_url
         """Template of the address of a trace; None: exchanges have no link."""
@@ -325,6 +327,8 @@ OpenExchange = tuple[Observer, str | None]
 
 @dataclass(frozen=True, slots=True)
 class StreamsQuery:
+    """Filters and limits of one request for running streams."""
+
     limit: int = STREAMS_DEFAULT
     window_ns: int = WINDOW_DEFAULT_NS
     id: str | None = None
@@ -374,6 +378,8 @@ class _StreamCopy:
 
 
 class Streams:
+    """Exchanges under way of all relays, for the API."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._assemblers: list[Assembler] = []

@@ -43,6 +43,8 @@ _SUM_FIELDS: Final = ("n", "counted", "met", "benefit_n", "benefit")
 
 
 class _SavedStep(Struct, array_like=True):
+    """Saved form of a `_Step`."""
+
     ttft: bytes
     """Histogram of times to first token."""
     itl: bytes
@@ -52,6 +54,8 @@ class _SavedStep(Struct, array_like=True):
 
 
 class _SavedLevel(Struct, array_like=True):
+    """Saved form of a `_Level`."""
+
     end_ns: int
     """Monotonic time of the end of the latest complete step."""
     points: list[_Point]

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Receiver:
+    """Listener for the connections of relays and other vantages."""
+
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self._connections: set[_Connection] = set()
@@ -58,6 +60,8 @@ class Receiver:
 
 
 class _Connection(asyncio.Protocol):
+    """Connection of one relay or other vantage."""
+
     def __init__(self, pipeline: ExchangePipeline, connections: "set[_Connection]") -> None:
         self._pipeline = pipeline
         self._all_connections = connections

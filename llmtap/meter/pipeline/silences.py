@@ -36,6 +36,8 @@ STREAMS_PER_ROUND: Final = 256
 
 
 class SilenceGroup(NamedTuple):
+    """Labels by which silent streams are grouped."""
+
     kind: SilenceKind
     tenant: str
     model: str | None
@@ -44,6 +46,8 @@ class SilenceGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SilentStream:
+    """An open stream that has had no token for too long."""
+
     id: str
     group: SilenceGroup
     arm: str | None
@@ -57,6 +61,8 @@ class SilentStream:
 
 
 class _SavedSilences(msgspec.Struct, array_like=True):
+    """Saved form of the silences of one model."""
+
     streams: int
     """Number of finished streams."""
     kinds: dict[SilenceKind, tuple[list[int], list[int]]]

@@ -45,6 +45,8 @@ class SliceLevel:
 
 @dataclass(slots=True)
 class _Slice(Generic[T]):
+    """Data of one time slice."""
+
     start_ns: int
     level: int
     """Index of the slice's length in the levels; larger slices are made by merging."""
@@ -297,6 +299,8 @@ class _SavedSlice(Struct, array_like=True):
 
 
 class _SavedWindows(Struct, array_like=True):
+    """Saved form of all windows."""
+
     terms: str
     """Text of the objectives and the reader by which the exchanges were judged."""
     begin_ns: int

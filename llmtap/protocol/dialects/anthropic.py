@@ -39,6 +39,8 @@ _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 
 
 class Anthropic(shapes.ObjectReader):
+    """Reader of Anthropic's Messages API."""
+
     name = "anthropic"
     end_certain = True
     names_read: Final = frozenset({"type", "delta", "error", _GUARDRAIL})

@@ -37,6 +37,8 @@ _TEXTS: Final = ("outputText", "generation", "outputs", "results")
 
 
 class BedrockText(shapes.ObjectReader):
+    """Reader of the text models of Amazon Bedrock."""
+
     name = "bedrock.invoke"
     claim_max = 4
     end_certain = True

@@ -56,6 +56,8 @@ class Released(NamedTuple):
 
 
 class _StoredEvent(NamedTuple):
+    """An event that waits until a dialect is chosen."""
+
     event: SseEvent | None
     delta: Delta | None
     """Meaning of an event that is not for a dialect; else None."""

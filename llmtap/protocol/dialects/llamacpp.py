@@ -18,6 +18,8 @@ _STOPPED: Final = {"stopped_eos": "eos", "stopped_word": "word", "stopped_limit"
 
 
 class LlamaCpp(shapes.ObjectReader):
+    """Reader of the own API of llama.cpp's server (`/completion`)."""
+
     name = "llamacpp.native"
     end_certain = True
 

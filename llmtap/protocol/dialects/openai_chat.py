@@ -56,11 +56,15 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Logprobs(msgspec.Struct, gc=False):
+    """Log probabilities of a choice."""
+
     content: list[msgspec.Raw] | None = None
     refusal: list[msgspec.Raw] | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
+    """One choice of a chunk or of a whole answer."""
+
     delta: _Delta | None = None
     index: Index = 0
     finish_reason: str | None = None
@@ -72,6 +76,8 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Chunk(ChunkFields, gc=False):
+    """A chunk, or a whole answer."""
+
     choices: list[_Choice] | None = None
 
 
@@ -90,6 +96,8 @@ _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"
 
 
 class OpenAIChat(ChoicesReader):
+    """Reader of chat completions."""
+
     name = "openai.chat"
     end_certain = True
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)

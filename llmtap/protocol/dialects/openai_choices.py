@@ -314,10 +314,14 @@ def _typed_choice(choice: JsonObject) -> JsonObject:
 
 
 class _Logprobs(msgspec.Struct, gc=False):
+    """Log probabilities of a choice."""
+
     tokens: list[msgspec.Raw] | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
+    """One choice of a chunk or of a whole answer."""
+
     text: Any = None
     index: Index = 0
     finish_reason: str | None = None
@@ -330,10 +334,14 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Chunk(ChunkFields, gc=False):
+    """A chunk, or a whole answer."""
+
     choices: list[_Choice] | None = None
 
 
 class OpenAICompletions(ChoicesReader):
+    """Reader of the completions API."""
+
     name = "openai.completions"
     end_certain = True
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)

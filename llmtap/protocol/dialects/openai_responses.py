@@ -90,6 +90,8 @@ _PLACES: Final = frozenset({"sequence_number", "response", "response_id", "item"
 
 
 class OpenAIResponses(shapes.ObjectReader):
+    """Reader of the Responses API."""
+
     name = "openai.responses"
     end_certain = True
     names_read: Final = frozenset(

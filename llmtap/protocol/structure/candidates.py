@@ -49,6 +49,8 @@ class EdgeEvent:
 
 @dataclass(slots=True)
 class Candidates:
+    """Values in an answer that its inferred table possibly lacks."""
+
     models: dict[str, str]
     """Texts that are possibly the name of the model, by their paths."""
     last_events: list[EdgeEvent]

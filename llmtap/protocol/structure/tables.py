@@ -55,6 +55,8 @@ class _Draft:
 
 @dataclass(slots=True)
 class _Usage:
+    """Paths of the token counts in the answer."""
+
     counts: dict[str, list[str]]
     """Paths in the usage object, by their meaning: `input`, `output` and so on."""
     holders: list[tuple[Kind, Path]]

@@ -33,6 +33,8 @@ def openai_error(status: int, code: str, message: str) -> JsonObject:
 
 
 class _StreamOptions(msgspec.Struct):
+    """Field `stream_options` of a request."""
+
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -60,11 +62,15 @@ class _CompletionRequest(shape.CommonRequest, kw_only=True):
 
 
 class _ChatRequest(_CompletionRequest, kw_only=True):
+    """Body of a request for chat completions."""
+
     messages: list[shape.Message]
     max_completion_tokens: int | None = None
 
 
 class _CompletionsRequest(_CompletionRequest, kw_only=True):
+    """Body of a request for completions."""
+
     prompt: str | list[Any]
 
 
@@ -76,6 +82,8 @@ def read_chat(body: bytes) -> shape.SimulatedRequest:
 
 
 class _BenchChatRequest(_ChatRequest, kw_only=True):
+    """Body of a request to exo's benchmark endpoint."""
+
     use_prefix_cache: bool | None = False
 
 
@@ -273,6 +281,8 @@ class OpenAICompletionsShape(OpenAIChatShape):
 
 
 class _ResponsesRequest(shape.CommonRequest, kw_only=True):
+    """Body of a request to the Responses API."""
+
     input: str | list[Any]
     instructions: str | None = None
     max_output_tokens: int | None = None

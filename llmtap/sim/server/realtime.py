@@ -54,6 +54,8 @@ class RealtimeSettings(msgspec.Struct):
 
 
 class _ClientEvent(msgspec.Struct):
+    """An event of the client, of any type."""
+
     type: str
     event_id: str | None = None
     session: RealtimeSettings | None = None

@@ -213,6 +213,8 @@ def text_of(content: Any) -> str:
 
 
 class Message(msgspec.Struct):
+    """One message of a prompt."""
+
     role: str = "user"
     content: Any = None
 
@@ -221,6 +223,8 @@ class Message(msgspec.Struct):
 
 
 class _AnthropicRequest(CommonRequest, kw_only=True):
+    """Body of a request to Anthropic's Messages API."""
+
     messages: list[Message]
     system: Any = None
     stop_sequences: list[str] | None = None
@@ -315,11 +319,15 @@ _CREATED_AT: Final = "2023-11-14T22:13:20Z"
 
 
 class _OllamaOptions(CommonRequest, kw_only=True):
+    """Field `options` of a request to Ollama's API."""
+
     num_predict: int | None = None
     stop: str | list[str] | None = None
 
 
 class _OllamaRequest(msgspec.Struct):
+    """Body of a request to Ollama's API."""
+
     model: str = "sim"
     messages: list[Message] | None = None
     prompt: str | None = None

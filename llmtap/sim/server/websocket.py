@@ -219,6 +219,8 @@ _STORED_MAX: Final = 64
 
 
 class _ClientEvent(msgspec.Struct):
+    """An event of the client, of any type."""
+
     type: str
     stream_id: str | None = None
     previous_response_id: str | None = None

@@ -59,6 +59,8 @@ class _Replay(Struct):
 
 
 class _Request(Struct):
+    """Member `request` of a Dynamo record."""
+
     request_id: str
     model: str | None = None
     input_tokens: TokenCount | None = None
@@ -71,12 +73,16 @@ class _Request(Struct):
 
 
 class _Context(Struct):
+    """Member `agent_context` of a Dynamo record."""
+
     session_id: str
     parent_trajectory_id: str | None = None
     parent_session_id: str | None = None
 
 
 class _Record(Struct):
+    """One record of Dynamo's trace."""
+
     schema: str | None = None
     event_type: str | None = None
     event_time_unix_ms: Number | None = None
@@ -88,6 +94,8 @@ class _Record(Struct):
 
 
 class _Line(_Record):
+    """A line of the file: a record, alone or as the member `event`."""
+
     timestamp: int | float | None = None
     event: _Record | None = None
 
@@ -157,6 +165,8 @@ def _is_dynamo(head: bytes, name: str) -> bool:
 
 
 class _Entry(Struct):
+    """One request or other event of a conversation in WEKA's format."""
+
     t: Number
     """Arrival in seconds since the conversation began."""
     type: str
@@ -177,6 +187,8 @@ class _Entry(Struct):
 
 
 class _Conversation(Struct):
+    """One file of WEKA's format: a conversation with its subagents."""
+
     id: str
     block_size: _BlockSize
     requests: list[_Entry]

@@ -49,6 +49,8 @@ _WRITTEN_COLUMNS: Final = (
 
 
 class _Row(msgspec.Struct):
+    """One line of a trace for AIPerf."""
+
     input_length: TokenCount | None = None
     payload: msgspec.Raw = msgspec.Raw()
     """Whole JSON body of the request."""

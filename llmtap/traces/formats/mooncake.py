@@ -36,6 +36,8 @@ _SECOND_PLACES: Final = 9
 
 
 class _Row(msgspec.Struct):
+    """One line of a Mooncake trace."""
+
     timestamp: Number
     """Arrival in ms."""
     input_length: TokenCount

@@ -34,6 +34,8 @@ Members = dict[str, msgspec.Raw]
 
 
 class _Request(msgspec.Struct):
+    """One line of a batch file."""
+
     custom_id: str
     body: msgspec.Raw
     url: str

@@ -43,6 +43,8 @@ _FIRST_BYTES: Final = 4_096
 
 
 class _Data(Struct):
+    """Member `data` of a request: its numbers of tokens."""
+
     output_tokens: TokenCount
     input_tokens: TokenCount | None = None
     text_tokens: TokenCount | None = None
@@ -54,6 +56,8 @@ class _Data(Struct):
 
 
 class _Request(Struct):
+    """One request of a ServeGen trace."""
+
     timestamp: Number
     data: _Data
     request_id: int | None = None

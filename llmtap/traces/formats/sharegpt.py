@@ -51,11 +51,15 @@ Messages = list[tuple[str, str]]
 
 
 class _Turn(msgspec.Struct):
+    """One message of a conversation."""
+
     value: str
     speaker: str = msgspec.field(name="from")
 
 
 class _Conversation(msgspec.Struct):
+    """One conversation of the data set."""
+
     conversations: list[_Turn]
     id: str | int | None = None
     model: str | None = None

@@ -45,11 +45,15 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Event(Struct):
+    """One event of an agent's log."""
+
     event_type: str
     timestamp: str | None = None
 
 
 class _Round(Struct):
+    """One round of an agent: a request and the tools after it."""
+
     session_id: str
     round_index: TokenCount
     input_tokens_total: TokenCount | None = None

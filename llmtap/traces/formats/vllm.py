@@ -20,6 +20,8 @@ from llmtap.traces.text import BODY_BYTES_MAX, TokenCount, first_objects, json_r
 
 
 class _Row(msgspec.Struct, omit_defaults=True):
+    """One line of a data set for vLLM's benchmark."""
+
     prompt: str
     output_tokens: TokenCount | None = None
     label: str | None = None

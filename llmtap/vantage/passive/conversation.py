@@ -53,6 +53,8 @@ class FrameSink(Protocol):
 
 
 class _Exchange:
+    """A request on the connection, until its answer is complete."""
+
     __slots__ = (
         "began_ns", "error_ns", "interims", "method", "paused_ns", "request_bytes", "response_bytes", "seq",
         "status", "tapped",

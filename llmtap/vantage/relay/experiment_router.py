@@ -338,6 +338,8 @@ class _Body(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
+    """A message of a conversation, as raw JSON."""
+
     role: Any = None
     content: msgspec.Raw = _ABSENT
 

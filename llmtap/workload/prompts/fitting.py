@@ -34,6 +34,8 @@ BATCH_ROWS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
+    """A prompt with its number of tokens."""
+
     text: str
     tokens: int
     wanted_tokens: int
@@ -53,6 +55,8 @@ class FittedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
+    """Wanted length of a prompt, and the function that makes it."""
+
     tokens: int
     """Number of tokens that the prompt should have."""
     make: Callable[[int], Prompt]
@@ -73,6 +77,8 @@ def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fi
 
 
 class _Search:
+    """Search of the number of words that gives a prompt the wanted number of tokens."""
+
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         """What the prompt should be."""

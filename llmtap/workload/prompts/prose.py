@@ -84,6 +84,8 @@ def _tokens_of(piece: str) -> int:
 
 
 class ProseWords:
+    """Writes random words."""
+
     def text(self, tokens: int, key: str, topic: str) -> str:
         return prose(tokens, key)
 

@@ -65,6 +65,8 @@ def open_tokenizer(text: str, place: str) -> Tokenizer:
 
 
 class OwnTokenizer:
+    """llmtap's own tokenizer, which needs no file."""
+
     name = OWN
     specials = 0
 
@@ -82,6 +84,8 @@ class OwnTokenizer:
 
 
 class _Tiktoken:
+    """Tokenizer of the package tiktoken."""
+
     specials = 0
 
     def __init__(self, name: str, encoding: Any) -> None:
@@ -101,6 +105,8 @@ class _Tiktoken:
 
 
 class _HuggingFace:
+    """Tokenizer of a tokenizer.json."""
+
     def __init__(self, path: Path, place: str) -> None:
         self.name = str(path)
         self._tokenizer = open_tokenizer_file(path, place)

@@ -28,6 +28,8 @@ _CALLS: Final = frozenset(("call", "tool_call"))
 
 
 class CompiledRule:
+    """A rule of a table in the form in which events are read."""
+
     def __init__(self, rule: Rule, table: DialectTable) -> None:
         self.rule = rule
         conditions = {**dict.fromkeys(as_texts(rule.has)), **rule.where}
