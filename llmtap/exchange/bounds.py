@@ -130,6 +130,7 @@ def _reader_of(kind: type) -> tuple[int, Callable[[object], Any]]:
 
 
 def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
+    """Return the fixed size of a class, and the names of its parts of variable size."""
     fixed_bytes, names = 0, list[str]()
     for name, field in getattr(kind, "__dataclass_fields__", {}).items():
         if is_dataclass(field.type) and isinstance(field.type, type):

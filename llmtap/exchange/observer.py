@@ -381,6 +381,7 @@ class Observer:
         return deltas
 
     def _end_read(self, answer: AnswerReader, size: int, t_ns: int) -> None:
+        """Finish the work after the events of a read."""
         if not answer.idle:
             self._mark_followed_token(t_ns)
         elif (repetition := answer.repetition_finder.repetition) is not None and self._decoder is None:
@@ -647,6 +648,7 @@ class Observer:
         self._answer.give_up()
 
     def _count_read(self, t_ns: int, added_ns: int) -> None:
+        """Count a read of the answer, and the latency added to it."""
         x = self._x
         x.reads += 1
         self._last_read_ns = t_ns
@@ -775,6 +777,7 @@ class Observer:
             self._x.unparsed_events += 1
 
     def _keep_text(self, text: str) -> None:
+        """Store a part of the answer's text, for the recorder or a tokenizer."""
         assert self._texts is not None
         if self._text_chars < self._text_chars_max:
             self._text_chars += len(text)

@@ -190,6 +190,7 @@ class Session:
         self._open_responses.clear()
 
     def _store_cause(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
+        """Store the client's event that requests a response, until the response begins."""
         if stream in self._causes or len(self._causes) < RESPONSES_MAX:
             stored = payload if len(payload) <= _CAUSE_BYTES_MAX else b""
             self._causes[stream] = (t_ns, added_ns, stored)

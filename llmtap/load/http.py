@@ -682,6 +682,7 @@ class Call:
 
     @property
     def is_waiting(self) -> bool:
+        """Whether the call waits before its next attempt."""
         return self._timer is not None
 
     def _retry_wait_ns(self, retry_after: bytes | None = None, date: bytes | None = None) -> int | None:

@@ -305,6 +305,7 @@ class LoadRun:
         self._check_end()
 
     def _check_endpoint(self, row: int, x: Exchange) -> None:
+        """Stop if the first answers show that the target lacks the endpoint."""
         if not is_unanswerable(x):
             self._check_count = 0
             return
@@ -315,6 +316,7 @@ class LoadRun:
             self.stop(NO_ENDPOINT, drain_ns=0)
 
     def _start_drain(self, drain_ns: int, reason: str) -> None:
+        """Set the time at which open requests are cancelled."""
         if drain_ns == NEVER:
             return
         end_ns = mono_ns() + drain_ns
@@ -334,6 +336,7 @@ class LoadRun:
         self._check_end()
 
     def _check_end(self) -> None:
+        """End the run if no request is to be sent or in flight."""
         if self._end_future.done():
             return
         if self._schedule.rows_left and mono_ns() < self._sending_end_ns:

@@ -110,6 +110,7 @@ class DeferredWork:
             (urgent or waiting).popleft()()
 
     def _request_turn(self) -> None:
+        """Ask the event loop for a turn of deferred work."""
         if not self._turn_is_scheduled:
             self._turn_is_scheduled = True
             self._loop.call_soon(self._schedule_turn)
@@ -126,6 +127,7 @@ class DeferredWork:
             self._sleep()
 
     def _run_slice(self) -> None:
+        """Run deferred work until the slice of time has passed or a request is due."""
         urgent, waiting, pacer = self._urgent_work, self._waiting_work, self.pacer
         end_ns = mono_ns() + SLICE_NS
         while urgent or waiting:
@@ -138,6 +140,7 @@ class DeferredWork:
             self._request_turn()  # Continue in the loop's next iteration, after it has read its sockets.
 
     def _sleep(self) -> None:
+        """Sleep shortly, so that one turn reads data of many sockets."""
         wait_ns = GATHER_NS
         if self.pacer is not None:
             wait_ns = min(wait_ns, self.pacer.next_ns - mono_ns() - WAKING_NS)

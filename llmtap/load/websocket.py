@@ -207,6 +207,7 @@ class WebSocketSession:
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run ended before the answer")
 
     def check_connection(self, now_ns: int) -> None:
+        """Check, after a quiet time, whether the connection still exists."""
         if self._stream is not None and now_ns - self._last_activity_ns > QUIET_NS:
             self._last_activity_ns = now_ns
             self._stream.look_again()

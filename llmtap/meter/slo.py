@@ -58,6 +58,7 @@ class SloCount(NamedTuple):
     """Exchanges left out, because llmtap itself failed; they are neither counted nor good."""
 
     def plus(self, other: "SloCount") -> "SloCount":
+        """Return the sums of both counts."""
         return SloCount(*map(add, self, other))
 
 

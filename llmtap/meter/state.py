@@ -159,6 +159,7 @@ class MeterState:
             self._report_problem(kind, self._folder, f"the disk has not answered within {DISK_S:g} s")
 
     async def _take_initial_state(self, *, takes_over: bool) -> None:
+        """Read the state of earlier meters or, if the meter takes over, only whether the experiment is on."""
         if not takes_over:
             await self._absorb_new_files()
             return
@@ -173,6 +174,7 @@ class MeterState:
         return read_state(self._folder / FILE)
 
     async def _leave_state_to(self, folder: Path) -> None:
+        """Write later figures for the next meter, which uses a folder, instead of the own files."""
         await self._absorb_new_files()
         if self._lock_fd is None and folder == self._folder:
             # Another proxy uses this folder, and must not get our figures.
@@ -183,6 +185,7 @@ class MeterState:
         await self._turn()
 
     async def _write_last_state(self) -> None:
+        """Write the state for the last time, and release the folder."""
         self._stop_periodic_task()
         await self._turn(ended=True)
         self._unlock()

@@ -337,6 +337,7 @@ class Summary:
             _histogram_in(self._inferred_metrics, "tbc").record_many(m.tbc_ns)
 
     def _add_chunking(self, x: Exchange, m: Measured) -> None:
+        """Add the numbers of events, reads and chunks of an answer."""
         log, counts = x.timeline.events, self._counts
         counts["events"] += len(log)
         counts["content_events"] += m.output_events
@@ -355,6 +356,7 @@ class Summary:
                 self._chunk_tokens.record_many(m.tokens_per_chunk)
 
     def _record_hold(self, ns: int | None) -> None:
+        """Keep the longest hold before a burst."""
         if ns is not None and (self._burst_hold_max_ns is None or ns > self._burst_hold_max_ns):
             self._burst_hold_max_ns = ns
 

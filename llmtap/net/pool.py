@@ -368,6 +368,7 @@ class Attempt:
             self._succeed(stream)
 
     def _succeed(self, stream: Stream) -> None:
+        """Give the open connection to the waiter."""
         pool = self._pool
         self._remove()
         pool.connects += 1
@@ -392,6 +393,7 @@ class Attempt:
             self._sock = None
 
     def _remove(self) -> None:
+        """Remove the attempt from the sets of the pool."""
         self._pool.attempts.discard(self)
         self._pool.unresolved.pop(self, None)
 

@@ -225,6 +225,7 @@ class LiveMatcher:
         return True
 
     def _leave_out_oldest(self) -> None:
+        """Give up the exchange that has waited longest, to make room."""
         front, back = next(iter(self._fronts.values()), None), next(iter(self._backs.values()), None)
         if back is not None and (front is None or end_ns(back.exchange) <= end_ns(front.exchange)):
             self._remove_back(back)

@@ -300,7 +300,7 @@ class Finder:
     ) -> tuple[list[Exchange], tuple[Evidence, ...]]:
         """Exclude candidates by prompt, text and order. Return the remaining candidates and the evidence."""
         evidence = [kind]
-        steps = ((Evidence.PROMPT, self._same_prompt), (Evidence.TEXT, _same_text))
+        steps = ((Evidence.PROMPT, self._with_same_prompt), (Evidence.TEXT, _same_text))
         for step, choose in steps if self._comparable else ():
             chosen = choose(candidates, back)
             if chosen and (len(chosen) < len(candidates) or len(candidates) == 1):
@@ -315,7 +315,7 @@ class Finder:
         return candidates, tuple(dict.fromkeys(evidence))
 
     @staticmethod
-    def _same_prompt(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
+    def _with_same_prompt(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
         key = prompt_key(back)
         return [] if key is None else [front for front in candidates if prompt_key(front) == key]
 

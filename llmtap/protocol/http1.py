@@ -456,6 +456,7 @@ def _connection_options(value: bytes) -> list[bytes]:
 
 
 def _stays_open(is_11: bool, connection: tuple[bytes, ...]) -> bool:
+    """Return whether the connection can carry another request."""
     # RFC 9112 9.3: `close` decides first. Otherwise HTTP/1.1 stays open, and HTTP/1.0 only with `keep-alive`.
     return b"close" not in connection and (is_11 or b"keep-alive" in connection)
 

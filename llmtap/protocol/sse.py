@@ -282,6 +282,7 @@ class SseParser:
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
     def _dispatch(self, end: int, out: list[SseEvent]) -> None:
+        """End the block: add its event, unless it is too long."""
         if self._too_long or end - self._start > self._event_bytes_max:
             self.skipped += 1
         else:
@@ -471,6 +472,7 @@ class MessageStreamParser:
         return events
 
     def _events(self, message: bytes, headers: int) -> list[SseEvent]:
+        """Return the events of one message."""
         start, self.offset = self.offset, self.offset + len(message)
         names = _message_headers(message[_PRELUDE_BYTES : _PRELUDE_BYTES + headers])
         payload = message[_PRELUDE_BYTES + headers : -4]

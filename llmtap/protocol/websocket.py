@@ -216,6 +216,7 @@ class MessageParser:
         self._sizes[control] += len(head)
 
     def _add_payload(self, part: bytes) -> None:
+        """Add a part of a frame's payload to its message."""
         control = bool(self._opcode & _CONTROL)
         self._payload_left -= len(part)
         self._sizes[control] += len(part)

@@ -337,6 +337,7 @@ class _Recorder:
         record.busy_ns[run.server] += run.end_ns - now_ns
 
     def _record_batch(self, now_ns: int, run: EngineRun) -> None:
+        """Record the end of a batch: all its requests end."""
         batch: Batch = run.work
         record, watcher = self._record, self._watcher
         for request in batch.members:
@@ -348,6 +349,7 @@ class _Recorder:
                 watcher.on_ended(request, times, now_ns, served=True)
 
     def _record_iteration(self, now_ns: int, output: EngineOutput) -> None:
+        """Record the tokens of an iteration."""
         record, token_times = self._record, self._token_times
         if output.cached is not None:
             if not record.cached:

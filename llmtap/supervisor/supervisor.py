@@ -192,6 +192,7 @@ class Supervisor:
         handover.unblock_signals()
 
     def _on_stop(self) -> None:
+        """Stop after the open exchanges; at the second signal, at once."""
         if self._stop_event.is_set():
             # At a second signal, kill the relays instead of waiting for their exchanges.
             for child in self._children:
@@ -328,6 +329,7 @@ class Supervisor:
         return child
 
     async def _forget_child(self, child: Child) -> None:
+        """Remove a process that has ended."""
         await child.wait_and_close()
         self._children.discard(child)
 

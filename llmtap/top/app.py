@@ -157,6 +157,7 @@ class TextTable(DataTable[Text]):
         self.redraw()
 
     def action_first(self) -> None:
+        """Move the cursor to the first row."""
         self.move_cursor(row=0, animate=False)
         self.scroll_to(0, 0, animate=False, immediate=True)
 
@@ -366,6 +367,7 @@ class TopApp(App[None]):
             await self.feed.wait(self._wake_event)
 
     def _wake(self) -> None:
+        """Request the documents of the open view now."""
         self._wants_refresh = True
         self._wake_event.set()
 

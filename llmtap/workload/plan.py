@@ -128,13 +128,17 @@ class PlannedTurn:
 class ConversationScript(Protocol):
     """Texts of a workload. Each has exactly the given length; equal arguments give equal texts."""
 
-    def message(self, row: int, tokens: int) -> str: ...
+    def message(self, row: int, tokens: int) -> str:
+        """Return the message of a row."""
+        ...
 
     def answer(self, row: int, tokens: int) -> str:
         """Return the text that later prompts contain as the answer to this row."""
         ...
 
-    def context(self, number: int, tokens: int) -> str: ...
+    def context(self, number: int, tokens: int) -> str:
+        """Return the text of a shared context."""
+        ...
 
 
 @dataclass(slots=True)

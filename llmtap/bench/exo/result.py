@@ -337,9 +337,9 @@ class RunBuilder:
             findings=batch.findings,
         )
         parts = zip(exchanges, timings, rates, strict=True)
-        return [self._run(batch, index, *part, exo_batch) for index, part in enumerate(parts)]
+        return [self._make_run(batch, index, *part, exo_batch) for index, part in enumerate(parts)]
 
-    def _run(
+    def _make_run(
         self,
         batch: SentBatch,
         index: int,

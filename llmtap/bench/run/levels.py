@@ -649,5 +649,6 @@ class RateSearch:
 
     @property
     def _gap_min(self) -> int:
+        """Smallest difference between both ends at which the search ends."""
         # While no level has passed, ignore `resolution`, so that the search goes down to the lowest level.
         return 1 if self.best is None else self.resolution

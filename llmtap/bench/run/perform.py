@@ -201,7 +201,7 @@ class Bench:
         errors = {**not_ready, **await self._connection_errors(tests)}
         if len(errors) == len(tests):
             raise _with_file_key(next(exc for name, exc in errors.items() if name not in not_ready))
-        setup = self._setup(tests)
+        setup = self._make_setup(tests)
         if self.again:
             # Remove the results of all tests before the first one runs: after an interruption, the command
             # without --again then resumes this run.
@@ -404,7 +404,7 @@ class Bench:
         )
         return session, params
 
-    def _setup(self, tests: Sequence[BenchTest[Any]]) -> BenchSetup:
+    def _make_setup(self, tests: Sequence[BenchTest[Any]]) -> BenchSetup:
         file = self.file
         return BenchSetup(
             command=self.command,

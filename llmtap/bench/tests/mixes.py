@@ -382,6 +382,7 @@ class Prefixes:
         return parts
 
     def _script(self, parts: WorkloadPlan, texts: int) -> GeneratedScript:
+        """Return the script of all texts."""
         content = self.workload.content
         assert not isinstance(content, RandomIds)
         return GeneratedScript(content, parts, texts)

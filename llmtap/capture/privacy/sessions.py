@@ -367,6 +367,7 @@ class Sessions:
         return _latest_ended(siblings or (), x)
 
     def _remember(self, past: _PastExchange) -> None:
+        """Store an exchange as a possible parent of later ones."""
         for key in past.keys:
             same = self._by_key.setdefault(key, [])
             if len(same) == _EXCHANGES_PER_KEY_MAX:

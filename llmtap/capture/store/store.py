@@ -426,6 +426,7 @@ class Store:
         self._finisher.forget_removed()
 
     def _pause(self, problem: str, reason: str) -> None:
+        """Log that the capture cannot write now, once per problem."""
         if problem != self.problem:
             log.warning("event=capture_paused problem=%s spool=%s reason=%r", problem, self._folder, reason)
         self.problem = problem

@@ -380,6 +380,7 @@ class MetricRecorder:
                 self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # Only the first can be None.
 
     def _cell(self, i: int, key: Key) -> Buckets | ExponentialBuckets:
+        """Return the buckets of a series; above the limit on series, those of the overflow series."""
         cell = self._new_values.get((i, key))
         if cell is not None:
             return cell

@@ -239,6 +239,7 @@ class Series:
         return self._cell((name, labels))
 
     def _cell(self, key: _Key) -> Buckets:
+        """Return the buckets of a histogram; they are made at its first value."""
         cell = self._cells.get(key)
         if cell is None:
             family = self._families[key[0]]

@@ -137,6 +137,7 @@ class ServerScraper:
         self.columns.add((before_ns + after_ns) // 2, after_ns - before_ns, values)
 
     def _count_failure(self, reason: str) -> None:
+        """Count a failed scrape by its reason; further reasons are counted as `other`."""
         is_listed = reason in self._failures or len(self._failures) < FAILURE_REASONS_MAX
         self._failures[reason if is_listed else "other"] += 1
 

@@ -174,6 +174,7 @@ class Baseline:
             self._models[side].add(x.model)
 
     def _pair_figures(self, name: str) -> dict[str, object]:
+        """Return public JSON of one figure in the recording, in the replay, and of the difference."""
         n = self._histograms["difference"][name].n
         sides = {side: _percentiles_s(by_name[name]) for side, by_name in self._histograms.items()}
         return {"n": n, **sides, "slower": self._slower_counts[name] / n if n else None}

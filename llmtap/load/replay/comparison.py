@@ -143,12 +143,14 @@ def _figures(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -
 
     `in_bursts`: in one result the chunks come in bursts, so the metrics of BURST_SENSITIVE are not compared.
     """
-    for figure in chain(_quantiles(a, b, level, in_bursts=in_bursts), _scalars(a, b, level)):
+    for figure in chain(_quantile_figures(a, b, level, in_bursts=in_bursts), _scalar_figures(a, b, level)):
         if figure.sides[0] is not None or figure.sides[1] is not None:
             yield _compare_figure(figure, level)
 
 
-def _quantiles(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -> Iterator[_FigureOfPair]:
+def _quantile_figures(
+    a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool
+) -> Iterator[_FigureOfPair]:
     for metric in (one.name for one in shown_on(Surface.COMPARISON)):
         both = [(result.metric(metric), _values(result, metric)) for result in (a, b)]
         for option in dict.fromkeys(one.option for one, _ in both):
@@ -162,7 +164,7 @@ def _quantiles(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool)
                 yield _FigureOfPair(key, metric, name, "s", counts, sides, intervals, option, is_compared)
 
 
-def _scalars(a: SavedReplay, b: SavedReplay, level: float) -> Iterator[_FigureOfPair]:
+def _scalar_figures(a: SavedReplay, b: SavedReplay, level: float) -> Iterator[_FigureOfPair]:
     for key, (name, counts_of) in _SHARES.items():
         pairs = [counts_of(result) for result in (a, b)]
         intervals = [share_interval(k, n, level) for k, n in pairs]

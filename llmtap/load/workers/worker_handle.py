@@ -143,6 +143,7 @@ _decode = msgspec.msgpack.Decoder(WorkerReady | Progress | WorkerDone).decode
 
 
 def frame(message: WorkerReady | Progress | WorkerDone) -> bytes:
+    """Encode a message with its length before it."""
     packed = _encode(message)
     return _LENGTH.pack(len(packed)) + packed
 

@@ -312,9 +312,11 @@ class _Admin:
         """Shares JSON answers between equal requests at the same time."""
 
     async def healthz(self, request: web.Request) -> web.Response:
+        """Answer that the process runs."""
         return web.Response(text="ok\n")
 
     async def readyz(self, request: web.Request) -> web.Response:
+        """Answer whether a relay accepts requests."""
         if self._pipeline.relays.has_ready_relay(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
         reason = "no relay reports to the meter, or the upstream that it needs accepts no connection\n"
@@ -378,6 +380,7 @@ class _Admin:
         return window, certain, other
 
     async def exchanges(self, request: web.Request) -> web.Response:
+        """Answer with the newest exchanges that match the filters of the query."""
         fields = read_fields(request.query.items())
         key = ("exchanges", *sorted(fields.items()))
         query = Query.parse(fields)

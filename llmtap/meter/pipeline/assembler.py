@@ -312,6 +312,7 @@ class Assembler:
             raise
 
     def _upgrade(self, seq: int, observer: Observer, t_ns: int) -> None:
+        """Begin a session if the exchange became a WebSocket of a known API."""
         observer.on_upgrade(t_ns)
         head, endpoint = self._heads.pop(seq, None), observer.exchange.endpoint
         if head is None or endpoint is None:
@@ -334,6 +335,7 @@ class Assembler:
         )
 
     def _read_sliced(self, observer: Observer, frame: Frame) -> Iterator[None]:
+        """Read a large frame in slices, so that the event loop can run in between."""
         kind, seq, t_ns, extra_ns, data = frame
         if kind == _ANSWER:
             head, body = _split_message(data)
@@ -359,6 +361,7 @@ class Assembler:
         *,
         continues: bool,
     ) -> None:
+        """Give data of a tunnel to its session or, without one, to the observer."""
         up = kind == _TUNNEL_UP
         session = self._sessions.get(seq)
         if session is not None:
@@ -435,6 +438,7 @@ class Assembler:
         self._end(seq, exchange)
 
     def _end(self, seq: int, exchange: Exchange) -> None:
+        """Pass a complete exchange to the sink."""
         exchange.anchor = self._steps.pop(seq, 0)
         self._arms.pop(seq, None)
         self._cpu_ns.pop(seq, None)
@@ -444,6 +448,7 @@ class Assembler:
         self._sink.on_end(exchange)
 
     def _forget(self, seq: int) -> None:
+        """Remove all data of an exchange whose number is used again."""
         self._steps.pop(seq, None)
         self._arms.pop(seq, None)
         self._cpu_ns.pop(seq, None)

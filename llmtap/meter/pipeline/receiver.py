@@ -155,6 +155,7 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _acknowledge(self) -> None:
+        """Send the confirmations of processed batches."""
         # Write to the socket, not through the transport: after a failed write, the transport closes the
         # connection and discards unread bytes of a relay that has died. A write to the socket leaves them
         # readable.
@@ -214,6 +215,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(ACK.pack(word))
 
     def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
+        """Register the relay by its hello, the first frame."""
         if frame[0] != FrameKind.HELLO:
             raise ValueError(f"expected a hello as the first frame of a connection, got kind {frame[0]}")
         hello = msgspec.json.decode(frame[4], type=Hello)

@@ -428,6 +428,7 @@ class Recorder:
                 self._encode()
 
     def _read_request(self, x: Exchange, headers: Headers, body: bytes) -> None:
+        """Read the shape of a request's prompt, and redact its text if the capture has texts."""
         full = self._redactor is not None and self._captures_text(x.tenant)
         x.capture_data = data = _RequestData(self._request_memory, body if full else None)
         data.count_memory(x)
@@ -447,6 +448,7 @@ class Recorder:
         data.count_memory(x)
 
     def _finish_exchange(self, x: Exchange) -> None:
+        """Add the data of the request to its finished exchange."""
         data, x.capture_data = x.capture_data, None
         if not isinstance(data, _RequestData):
             x.text = None
@@ -461,6 +463,7 @@ class Recorder:
         data.release()
 
     def _is_sampled(self, x: Exchange) -> bool:
+        """Return whether the exchange's conversation is in the sample of captured ones."""
         unit = x.id if x.turn is None else x.turn.session
         digest = blake2b(unit.encode(), key=self._salt, digest_size=8).digest()
         return int.from_bytes(digest) < self._options.full_share * (1 << 64)

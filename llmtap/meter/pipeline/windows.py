@@ -209,6 +209,7 @@ class Slices(Generic[T]):
         return best
 
     def _next_merge_job(self) -> tuple[int, int, int, int, Merging[T]] | None:
+        """Return the slices to be merged next: their range, start, level and work; None if none."""
         past = len(self._levels)
         for (level, start_ns), group in groupby(list(enumerate(self._sealed_slices)), self._merge_target):
             slices = list(group)

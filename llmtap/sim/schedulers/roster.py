@@ -499,6 +499,7 @@ class Roster:
         return self.memory.blocks_needed(tokens, names) + reserved <= self.memory.free_blocks
 
     def _give_seat(self, request: int, tokens: int, names: Sequence[int]) -> _Seat:
+        """Admit a waiting request, with memory for its tokens."""
         cached = self._cached_tokens(names)
         self.memory.hold(tokens, names)
         self._waiting.remove(request)
@@ -560,6 +561,7 @@ class Roster:
         self._preempted_requests.add(request)
 
     def _forget(self, request: int) -> None:
+        """Remove all data of a request that has ended or was given up."""
         self._made_tokens.pop(request, None)
         self._swapped_requests.discard(request)
         self._preempted_requests.discard(request)

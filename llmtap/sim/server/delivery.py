@@ -219,6 +219,7 @@ class Delivery:
             self.is_closed = True
 
     def _flush(self) -> None:
+        """Make one write of the collected chunks."""
         self._ready_writes.append(Write(self._write_ns, tuple(self._batch)))
         self._batch.clear()
         self._write_ns = NEVER

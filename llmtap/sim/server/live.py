@@ -223,6 +223,7 @@ class LiveEngine:
         self._handle_step(now_ns, self._engine.arrive(now_ns, number))
 
     def _finish_run(self) -> None:
+        """Handle the end of a run: its tokens, and the runs that follow."""
         end_ns, run_number, run = heappop(self._runs)
         step = self._engine.on_done(end_ns, run)
         if not isinstance(run.work, Batch):
@@ -294,6 +295,7 @@ class LiveEngine:
             ticket.listener.on_refused(at_ns)
 
     def _call_later(self, at_ns: int, act: Callable[[], None]) -> None:
+        """Call a function at a simulated time."""
         heappush(self._later_calls, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:

@@ -90,12 +90,12 @@ class SimServer:
         self.app.add_routes([web.post(api.path, partial(self._handle, api)) for api in ENDPOINTS])
         self.app.add_routes(
             [
-                web.get("/v1/models", self._models),
-                web.get("/health", self._health),
-                web.get("/metrics", self._metrics),
-                web.get("/sim/truth", self._truth),
+                web.get("/v1/models", self._answer_models),
+                web.get("/health", self._answer_health),
+                web.get("/metrics", self._answer_metrics),
+                web.get("/sim/truth", self._answer_truth),
                 *(web.get(kind.path, partial(self._session, kind)) for kind in SESSIONS),
-                web.route("*", "/{path:.*}", self._unknown),
+                web.route("*", "/{path:.*}", self._answer_unknown_path),
             ]
         )
         self.app.on_shutdown.append(self._close_sessions)
@@ -128,22 +128,22 @@ class SimServer:
     async def _close(self, app: web.Application) -> None:
         self.reception.close()
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _answer_health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _answer_models(self, request: web.Request) -> web.Response:
         model = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "llmtap"}
         return _json_response({"object": "list", "data": [model]})
 
-    async def _unknown(self, request: web.Request) -> web.Response:
+    async def _answer_unknown_path(self, request: web.Request) -> web.Response:
         message = f"there is no endpoint {request.method} {request.path}"
         return _json_response(openai_error(404, "unknown_url", message), 404)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _answer_metrics(self, request: web.Request) -> web.Response:
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return web.Response(body=self.gauges.text(), headers={"Content-Type": content_type})
 
-    async def _truth(self, request: web.Request) -> web.Response:
+    async def _answer_truth(self, request: web.Request) -> web.Response:
         since = request.query.get("since", "0")
         if not since.isdigit():
             return _json_response({"error": f"since: expected a number of 0 or more, got {since!r}"}, 400)

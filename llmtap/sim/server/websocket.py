@@ -142,6 +142,7 @@ class SimulatedSession:
             self._begin_next(lane, now_ns)
 
     def _begin_next(self, lane: str, now_ns: int) -> None:
+        """Begin the next waiting response of a lane."""
         waiting = self._lanes[lane]
         while waiting and not self._is_over:
             try:
@@ -179,6 +180,7 @@ class SimulatedSession:
         self._begin_next(lane, self._reception.clock.mono_ns())
 
     async def _respond(self, turn: SessionTurn) -> None:
+        """Send one response, also if it is cancelled or fails."""
         try:
             await self._answer(turn)
         except asyncio.CancelledError:

@@ -96,6 +96,7 @@ class Results:
             self._file.truncate(whole)
 
     def _store(self, attempt: SweepAttempt) -> None:
+        """Keep a successful attempt, so that its job is not run again."""
         if attempt.summary is not None:
             self.successes[attempt.id] = attempt
 

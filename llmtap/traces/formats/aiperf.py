@@ -136,7 +136,7 @@ def _write(writer: format.TraceWriter) -> None:
     ids = BlockIds(writer)
     with_bodies: dict[str, bool] = {}  # Whether the first row of each session has a body.
 
-    def reason(body: str | None, input_tokens: int | None, session: str | None) -> str | None:
+    def reason_to_drop(body: str | None, input_tokens: int | None, session: str | None) -> str | None:
         if body is None and input_tokens is None:
             return "neither a body nor a count of input tokens"
         if body is not None and not is_json_object(body):
@@ -145,11 +145,11 @@ def _write(writer: format.TraceWriter) -> None:
             return "its session began with rows of the other kind, with or without bodies"
         return None
 
-    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+    def reasons_to_drop(batch: pa.RecordBatch) -> list[str | None]:
         names = ("request_body", "input_tokens", "session")
-        return list(map(reason, *(batch.column(name).to_pylist() for name in names)))
+        return list(map(reason_to_drop, *(batch.column(name).to_pylist() for name in names)))
 
-    for batch in writer.rows_to_write((*_WRITTEN_COLUMNS, *BLOCK_COLUMNS), (), reasons=reasons):
+    for batch in writer.rows_to_write((*_WRITTEN_COLUMNS, *BLOCK_COLUMNS), (), reasons=reasons_to_drop):
         # Rows with a body are written without length and blocks. Remove their blocks before new ids are
         # assigned: otherwise the ids in the file would have gaps.
         has_body = pc.is_valid(batch.column("request_body"))

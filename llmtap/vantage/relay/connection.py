@@ -264,6 +264,7 @@ class ClientConnection:
                 self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
+        """Begin the request whose first bytes came during the previous one."""
         if self._state == HEAD and self._buffer and self._stream is not None:
             data, self._buffer = self._buffer, b""
             self._read_head(data, self._ahead_ns)
@@ -271,6 +272,7 @@ class ClientConnection:
                 self._flow.last_ns = self._context.now_ns()
 
     def _store_ahead(self, data: bytes, t_ns: int) -> None:
+        """Store bytes of a further request until the present one has ended."""
         if not self._buffer:
             self._arrival_ns = t_ns
         self._ahead_ns = t_ns
@@ -331,6 +333,7 @@ class ClientConnection:
         self._close()
 
     def _linger(self, now_ns: int) -> None:
+        """Read and ignore what the client still sends, so that it gets the answer before a reset."""
         # RFC 9112 9.6: close in stages. Otherwise a TCP reset could destroy the answer before the client has
         # read it.
         assert self._stream is not None

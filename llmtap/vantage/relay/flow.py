@@ -251,6 +251,7 @@ class Flow(FlowState):
         self._head_part = data
 
     def _forward_interim(self, head: http1.ResponseHead, raw: bytes, t_ns: int) -> None:
+        """Forward an interim (1xx) response, which HTTP/1.0 clients do not understand."""
         # RFC 9110 15.2: forward 1xx responses, except to HTTP/1.0 clients, which do not know them.
         if self._client.is_11:
             sent = self._send(response_lines(head, keep_alive=True, client_11=True))
