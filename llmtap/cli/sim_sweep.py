@@ -183,6 +183,7 @@ class AxesReader:
         return KvMemory(blocks, block_tokens)
 
     def _set_axis(self, name: str, values: Sequence[Any], option: str) -> None:
+        """Set the values of an axis; refuse a second option for the same axis."""
         before = self._options.get(name)
         if before is not None:
             problem = "twice" if before == option else f"also by {before}"

@@ -295,6 +295,7 @@ class _MessageBuilder:
             self.parts.append(text)
 
     def add_mark(self, kind: bytes, value: Any) -> None:
+        """Add the hash of a value, so that only equal values are equal parts."""
         self.parts.append(kind + _digest(value))
 
     def add_media(self, value: Any) -> None:
@@ -312,6 +313,7 @@ class _MessageBuilder:
                 self.add_thinking(item.get("text") if isinstance(item, dict) else item, depth + 1)
 
     def add_call(self, function: JsonObject) -> None:
+        """Add a tool call: the name and the arguments of its function."""
         self.parts.append(b"call")
         if isinstance(function.get("name"), str):
             self.add_text(function["name"])

@@ -150,10 +150,12 @@ class _EventRecorder(DialectChooser):
         self.events: list[SseEvent] = []
 
     def read_event(self, event: SseEvent) -> Delta:
+        """Keep the event; return a Delta without content."""
         self.events.append(event)
         return Delta(EventClass.METADATA)
 
     def read_body(self, body: bytes) -> Delta:
+        """Keep the body as one event."""
         return self.read_event(SseEvent(0, len(body), body))
 
 

@@ -116,6 +116,7 @@ class DeferredWork:
             self._loop.call_soon(self._schedule_turn)
 
     def _schedule_turn(self) -> None:
+        """Run deferred work now, or after the next reads if data waits in sockets."""
         self._turn_is_scheduled = False
         if self._urgent_work or self._waiting_work:
             if self._is_behind:

@@ -261,6 +261,7 @@ def count_range(n: float, share: float, alpha: float) -> Interval:
     limit, expected = log(1 / alpha), n * share
 
     def end_towards(extreme: float) -> float:
+        """Return the end of the interval on the side of an extreme share."""
         inside, outside = expected, extreme
         if multinomial_e_log((extreme, n - extreme), (share, 1 - share)) <= limit:
             return extreme

@@ -278,6 +278,7 @@ class PlainStream:
         return self._fd
 
     def _watch_for_data(self) -> None:
+        """Let the event loop call the reader when there are data."""
         self._loop.add_reader(self._fd, self._readable)
 
     def _readable(self) -> None:
@@ -344,24 +345,30 @@ class PlainStream:
 
     @property
     def paused(self) -> bool:
+        """Whether reading is suspended."""
         return not self._reading
 
     @property
     def acked_bytes(self) -> int:
+        """Number of bytes that the peer's kernel has acknowledged."""
         return acked_bytes_of(self._sock)
 
     @property
     def received_bytes(self) -> int:
+        """Always 0: the handler sees each byte as soon as it is read."""
         return 0
 
     @property
     def out_of_order(self) -> bool:
+        """Whether the kernel's timestamps of this connection are possibly too early."""
         return out_of_order(self._sock)
 
     def came_at_once(self, data: bytes) -> bool:
+        """Always False: without timestamps of the kernel this is unknown."""
         return False
 
     def stamped_since(self, t_ns: int) -> bool:
+        """Always False: reads have no timestamps of the kernel."""
         return False
 
     def pause(self) -> None:
@@ -376,6 +383,7 @@ class PlainStream:
             self._watch_for_data()
 
     def shutdown_write(self) -> None:
+        """Send the end of this side's data; the peer can still send."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
@@ -487,9 +495,11 @@ class KernelStream(PlainStream):
         self.handler.on_data(data, t_ns)
 
     def came_at_once(self, data: bytes) -> bool:
+        """Return whether data of several events arrived in one TCP segment."""
         return has_several_events(data) and self._received.came_at_once(self._sock)
 
     def stamped_since(self, t_ns: int) -> bool:
+        """Return whether all reads since a time have exact timestamps of the kernel."""
         return self._unstamped_ns < t_ns and not self.out_of_order
 
 
@@ -532,9 +542,11 @@ class CompiledStream(PlainStream):
         return t_ns
 
     def came_at_once(self, data: bytes) -> bool:
+        """Return whether data of several events arrived in one TCP segment."""
         return bool(self.reader.came_at_once(data))
 
     def stamped_since(self, t_ns: int) -> bool:
+        """Return whether all reads since a time have exact timestamps of the kernel."""
         return bool(self.reader.stamped_since(t_ns))
 
     def is_alive(self) -> bool:

@@ -71,21 +71,26 @@ class TlsStream(asyncio.Protocol):
 
     @property
     def acked_bytes(self) -> int:
+        """Number of encrypted bytes that the peer's kernel has acknowledged."""
         return acked_bytes_of(self._sock)
 
     @property
     def received_bytes(self) -> int:
+        """Number of encrypted bytes that arrived."""
         # Only this count of the kernel includes a part of a record that waits in the TLS layer.
         return received_bytes_of(self._sock)
 
     @property
     def out_of_order(self) -> bool:
+        """Always False: reads have no timestamps of the kernel."""
         return False  # timestamps are taken on reading, so the order of packets does not matter
 
     def came_at_once(self, data: bytes) -> bool:
+        """Always False: the segments of decrypted data are unknown."""
         return False
 
     def stamped_since(self, t_ns: int) -> bool:
+        """Always False: reads have no timestamps of the kernel."""
         return False
 
     def write(self, data: bytes) -> bool:
@@ -96,6 +101,7 @@ class TlsStream(asyncio.Protocol):
 
     @property
     def paused(self) -> bool:
+        """Whether reading is suspended."""
         return self._transport is not None and not self.closed and not self._transport.is_reading()
 
     def pause(self) -> None:

@@ -237,6 +237,7 @@ class LiveMatcher:
             self._left_out += [Unpaired(x, Leftover.LEFT_OUT) for x in left]
 
     def _decide_backs(self, before_ns: int, fronts_under_way: _OpenFronts) -> Iterator[Unpaired | None]:
+        """Decide about the exchanges of the back that arrived up to a time, the oldest first."""
         for back in sorted(self._backs.values(), key=lambda one: one.exchange.timeline.arrival_ns):
             x = back.exchange
             if x.timeline.arrival_ns <= before_ns and self._backs.get(id(x)) is back:

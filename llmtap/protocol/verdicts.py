@@ -129,6 +129,7 @@ def _content_filter_verdict(entry: JsonObject) -> Verdict | None:
 
 
 def _as_input_verdict(verdict: Verdict) -> Verdict:
+    """Make a verdict one on the prompt instead of the answer."""
     verdict.phase = "input"
     verdict.kind = None if verdict.kind is None else INPUT
     return verdict
@@ -429,6 +430,7 @@ def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -
 
 
 def _filtered_phase(value: JsonObject) -> str | None:
+    """Return the phase (input or output) whose text a content filter names; None without one."""
     for entry in _objects_in(value.get("contentFilter") or value.get("content_filter")):
         if (role := entry.get("role")) in ("user", "history", "system", "assistant"):
             return "output" if role == "assistant" else "input"

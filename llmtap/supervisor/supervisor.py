@@ -324,6 +324,7 @@ class Supervisor:
         return _Plan(self._settings, self._ports, self._run)
 
     def _register(self, child: Child) -> Child:
+        """Add a running process; it is removed at its end."""
         self._children.add(child)
         self._run_task(self._forget_child(child))
         return child

@@ -205,6 +205,7 @@ def assemble_plan(
 
 
 def _make_unfitted(made: Callable[[int], str], tokens: int) -> str:
+    """Make a text as it is: default of `ConversationPrompts.fit`."""
     return made(tokens)
 
 

@@ -186,7 +186,7 @@ def load_trace(
         except FormatError as exc:
             raise ConfigError(place, str(exc)) from None
     if not rows.requests:
-        raise ConfigError(place, rows.reason_empty())
+        raise ConfigError(place, rows.reason_for_no_rows())
     requests = rows.ordered_requests()
     # The file was read to its end, so the notes of the reader are complete: they count the skipped entries.
     notes = trace.source.notes + rows.notes() + (tie_note(requests.arrival_ns) if parts.timed else [])

@@ -392,7 +392,8 @@ class TraceRows:
         """Number of rows omitted because they have no arrival or no token count."""
         return sum(self._missing_counts.values())
 
-    def reason_empty(self) -> str:
+    def reason_for_no_rows(self) -> str:
+        """Return why none of the trace's rows could be read as a request."""
         if self._missing_counts["arrival_ns"]:
             return NO_TIMES
         if self.unsendable:

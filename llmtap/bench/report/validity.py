@@ -131,14 +131,14 @@ def document_verdict(reports: Sequence[BenchReport | BenchRepeat]) -> DocumentVe
     by_kind = {
         kind: [
             DocumentFinding(
-                report.test, _with_run(report, finding.step), finding.what, finding.says, finding.share
+                report.test, _name_with_run(report, finding.step), finding.what, finding.says, finding.share
             )
             for report in reports
             for finding in getattr(report.verdict, kind)
         ]
         for kind in ("findings", "cautions", "unchecked")
     }
-    verdicts = {_with_run(report, report.test): report.verdict for report in reports}
+    verdicts = {_name_with_run(report, report.test): report.verdict for report in reports}
     sentences = {name: one.says for name, one in verdicts.items() if one.says}
     parts = [f"{name}: {sentence}" for name, sentence in sentences.items() if sentence != _ALL_VALID]
     if rest := len(sentences) - len(parts):
@@ -160,7 +160,7 @@ def grade_of(findings: Sequence[Any], cautions: Sequence[Any]) -> str:
     return "not valid" if findings else "caution" if cautions else "valid"
 
 
-def _with_run(report: BenchReport | BenchRepeat, name: str) -> str:
+def _name_with_run(report: BenchReport | BenchRepeat, name: str) -> str:
     return name if report.run == 1 else f"run-{report.run}/{name}"
 
 

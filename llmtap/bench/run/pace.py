@@ -216,6 +216,7 @@ class Pace:
 
 
 def _with_tokens(load: MeasuredLoad, kind: RequestKind) -> MeasuredLoad:
+    """Return the load as if its answers had the length of the kind's answers."""
     if kind.output_tokens is None or not load.output_tokens:
         return load
     ratio = kind.output_tokens / load.output_tokens

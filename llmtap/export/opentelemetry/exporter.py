@@ -91,6 +91,7 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
         self.answer, self.rejected_spans = None, 0
 
     def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
+        """Record the answer to a call; called by gRPC."""
         call, status = proceed(details, request), grpc.StatusCode
         code = call.code()
         if code is status.OK:
@@ -155,6 +156,7 @@ class _ReceiverMixin:
         super().__init__()
 
     def _initialize_channel_and_stub(self: Any) -> None:  # The SDK also calls this when it reconnects.
+        """Let the receiver's answers pass through `_receiver`; called by the SDK."""
         super()._initialize_channel_and_stub()  # type: ignore[misc]
         self._client = self._stub(grpc.intercept_channel(self._channel, self._receiver))
 

@@ -91,6 +91,7 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> LoadVe
 
 
 def _has_figure(name: str, result: Mapping[str, Any]) -> bool:
+    """Return whether a result has the figure."""
     if name in FROM_SCHEDULE:
         return bool(at(result, "corrected", name.removesuffix("_scheduled"), "n"))
     match name:

@@ -90,6 +90,7 @@ def _is_cross_origin(request: web.Request) -> bool:
 
 
 def _opens_dashboard(request: web.Request) -> bool:
+    """Return whether a user opens the page, for example by a link, and no script requests it."""
     return (
         request.method == hdrs.METH_GET
         and request.path == "/"

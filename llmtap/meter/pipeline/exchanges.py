@@ -391,9 +391,11 @@ class Streams:
         return sum(map(len, self._assemblers))
 
     def join(self, assembler: Assembler) -> None:
+        """Add the exchanges under way of a relay."""
         self._assemblers.append(assembler)
 
     def leave(self, assembler: Assembler) -> None:
+        """Remove the exchanges of a relay that has disconnected."""
         self._assemblers.remove(assembler)
 
     def add_to(self, app: web.Application) -> None:

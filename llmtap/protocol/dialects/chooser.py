@@ -429,6 +429,7 @@ class DialectChooser:
 
 
 def _is_data(event: SseEvent) -> bool:
+    """Return whether an event has data, and is no keep-alive."""
     return bool(event.data) and event.event != b"ping"
 
 

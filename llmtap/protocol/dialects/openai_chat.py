@@ -208,6 +208,7 @@ class OpenAIChat(ChoicesReader):
         return True
 
     def _before_choices(self, chunk: _Chunk, data: bytes) -> None:
+        """Read what must be known before the choices of a chunk."""
         self._repeat_match = None if chunk.usage is None else _repeats(data)
         if self._running_count.is_running is None:  # This is the first chunk with choices.
             self._id = _id_of(data)
@@ -215,6 +216,7 @@ class OpenAIChat(ChoicesReader):
                 self._running_count.is_running = False  # Gemini's totals do not fit the text so far.
 
     def _after_choices(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
+        """Complete the Delta of a chunk whose choices were read."""
         if self._repeat_match is not None:
             delta.usage_running = self._repeat_match[1] == b"reasoning"
             self._repeat_match = None

@@ -350,6 +350,7 @@ class EngineSource:
         self._engine.advance(now_ns)
 
     def close(self, now_ns: int) -> None:
+        """Remove the choices from the engine, because the client has disconnected."""
         self._engine.leave(now_ns, self.tickets)
         self.on_news = _do_nothing
 

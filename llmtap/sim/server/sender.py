@@ -208,6 +208,7 @@ class ResponseSender:
             self._last_ns = now_ns
 
     def _break_off(self, data: bytes, chunks: tuple[Chunk, ...]) -> None:
+        """End the answer with its fault: reset, cut off or failed."""
         last = chunks[-1]
         transport = self._transport
         outcome = "error" if self._source.given_up else self._job.outcome

@@ -380,6 +380,7 @@ class OllamaChat(Shape):
         return {**head, "done": bool(more), **more}
 
     def _last_line(self, text: str) -> JsonObject:
+        """Return the line that ends the answer, with its counts and times."""
         a = self._answer
         return self._line(
             text,

@@ -192,6 +192,7 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
 def _interface_request(
     sock: socket.socket, interface: str, request: int, data: ctypes.Array[ctypes.c_char]
 ) -> None:
+    """Send the kernel a request about a network interface, with a buffer for the answer."""
     fcntl.ioctl(sock, request, struct.pack("16sP16x", interface.encode(), ctypes.addressof(data)))
 
 

@@ -52,6 +52,7 @@ class _Direction:
         self._tunnel.on_end_forwarded(self)
 
     def sink_drained(self) -> None:
+        """Continue after the sink has taken all bytes."""
         if self.ended:
             self.forward_end()
         else:
