@@ -318,6 +318,7 @@ class Tap:
             self.source.set_room(self._bytes_max - self._outstanding_bytes - self.rows.size)
 
     def _flush(self) -> None:
+        """Make a batch of the collected frames and send it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -341,6 +342,7 @@ class Tap:
             self._start_timer()  # to collect again soon; a thread without frames signals its next frame
 
     def _send(self) -> None:
+        """Write batches until the socket takes no more."""
         sock = self._sock
         assert sock is not None
         try:
@@ -363,6 +365,7 @@ class Tap:
             self._loop.remove_writer(sock)
 
     def _on_readable(self) -> None:
+        """Read acknowledgements and control words from the meter."""
         assert self._sock is not None
         try:
             data = self._sock.recv(4_096)
@@ -399,6 +402,7 @@ class Tap:
             self._loop.call_later(RECONNECT_S, self.connect)
 
     def _disconnect(self) -> None:
+        """Close the connection and forget all frames: a new connection begins with an empty state."""
         if self._sock is not None:
             self._loop.remove_reader(self._sock)
             if self._is_writing:

@@ -255,6 +255,7 @@ class AnswerReader:
         return out
 
     def _close(self, whole: bool, t_ns: int) -> list[Delta]:
+        """Read what is left at the end of the body. `whole`: the body is complete."""
         if self.kind is BodyKind.UNDECIDED:
             held_bytes, self._held_bytes = self._held_bytes, b""
             if not held_bytes.strip():
@@ -382,6 +383,7 @@ class AnswerReader:
         return out
 
     def _read_events(self, events: list[SseEvent], t_ns: int) -> list[Delta]:
+        """Read events with the dialect; while it is not chosen, offer them to all candidates."""
         out: list[Delta] = []
         for event in events:
             if self.dialect.open:
@@ -405,6 +407,7 @@ class AnswerReader:
         return out
 
     def read_message(self, message: WebSocketMessage, t_ns: int = 0) -> list[Delta]:
+        """Read a WebSocket message as one event."""
         payload, out = message.payload, list[Delta]()
         if message.opcode is Opcode.TEXT and payload is not None:
             event = SseEvent(0, message.size, payload)

@@ -303,6 +303,7 @@ def make_fixture(
 def _fixture_without_expectation(
     name: str, saved: Saved, explained: Explained, framing: str, source: str
 ) -> Fixture:
+    """Return a fixture whose `chunks` end where events end, at evenly spaced times."""
     body = saved.body
     request = parse_request_head(saved.request_head)
     response = parse_response_head(saved.head, b"POST")
@@ -457,6 +458,7 @@ def _error_of(events: Sequence[SavedEvent]) -> ExpectedError | None:
 
 
 def _end_of(x: Exchange, events: Sequence[SavedEvent], framing: str) -> str:
+    """Return how the stream ends, as a fixture names it."""
     if framing == "json":
         return "json"
     if _error_of(events) is not None:

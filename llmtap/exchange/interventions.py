@@ -181,6 +181,7 @@ class Interventions:
             x.guardrail = _guardrail_json(flagged)
 
     def _complete_verdict(self, signal: _Signal, x: Exchange) -> None:
+        """Set phase, kind and confidence of a verdict, which can depend on the whole exchange."""
         verdict, status = signal.verdict, x.status or 0
         no_token = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and no_token and not verdict.substituted:
@@ -212,6 +213,7 @@ class Interventions:
             self._name_error(verdict, status, streamed=x.stream)
 
     def _phase_of_header(self) -> str | None:
+        """Return the phase that the header of applied guardrails names; None: none, or both."""
         if self.applied_guardrails is None:
             return None
         before, after = (

@@ -332,6 +332,7 @@ class Observer:
         return ()
 
     def _read_slices(self, answer: AnswerReader, data: bytes, size: int, t_ns: int) -> Iterator[None]:
+        """Read a piece of the body slice by slice, and yield between slices, so that other work can run."""
         decoder = self._decoder
         if decoder is None:
             slices: Iterable[bytes] = (data[i : i + SLICE_BYTES] for i in range(0, len(data), SLICE_BYTES))
@@ -707,6 +708,7 @@ class Observer:
             self._first_shared_ns = max(self._first_shared_ns, wait_ns)
 
     def _add(self, delta: Delta, t_ns: int) -> None:
+        """Log an event and count its tokens. `t_ns`: time of the read that ended it."""
         t = self._t
         log = t.events
         tokens = delta.tokens
@@ -857,6 +859,7 @@ class Observer:
         return streamed or self._loss_reason is not None or self._x.endpoint is not None
 
     def _close(self, *, whole: bool) -> None:
+        """Read the rest of the answer. `whole`: the answer is complete."""
         self._expect_no_repetition()
         if self._is_closed:
             return

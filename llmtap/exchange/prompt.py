@@ -187,6 +187,7 @@ class _Reader:
         return messages
 
     def _ids_or_text(self, value: Any) -> list[Part]:
+        """Return the parts of a prompt that is a text or a list of token ids."""
         if isinstance(value, str):
             return [value] if value else []
         if isinstance(value, dict):  # llama.cpp: a prompt with pictures
@@ -421,6 +422,7 @@ def _parameters(value: JsonObject) -> RequestShape:
 
 
 def _response_format(value: JsonObject) -> str | None:
+    """Return the form of output that a request demands, such as `json_schema`; None: any."""
     for wanted in (
         value.get("response_format"),
         _as_object(value.get("text")).get("format"),  # in the Responses API

@@ -198,6 +198,7 @@ class Session:
     def _begin_response(
         self, stream: str, t_ns: int, added_ns: int, payload: bytes, event_id: str = "", size: int = 0
     ) -> _Response | None:
+        """Begin the exchange of a response; None: too many are open."""
         self._causes.pop(stream, None)
         if len(self._open_responses) >= RESPONSES_MAX:
             return None
@@ -273,6 +274,7 @@ class Session:
         end_ns: int | None = None,
         failed: bool = False,
     ) -> None:
+        """Finish the exchange of a response, and pass it on."""
         self._open_responses.remove(response)
         observer = response.observer
         if end_ns is not None:

@@ -129,6 +129,7 @@ def remove_implausible(x: Exchange) -> None:
 
 
 def _check_times(x: Exchange) -> None:
+    """Remove impossible times of the server, such as those longer than the exchange, and count them."""
     duration_ns = _duration_ns(x.timeline)
     limit_ns = None if duration_ns is None else duration_ns + x.uncertainty_ns
     valid: list[dict[str, Any]] = []

@@ -249,6 +249,7 @@ def _ratio_rules(slo: SloClass, job: str, scope: _Scope) -> list[Rule]:
 
 
 def _burn_expr(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> str:
+    """Return the PromQL condition of an alarm: the error budget burns too fast in both windows."""
     this = f'{{sloth_id="{_class_labels(slo, job)["sloth_id"]}"}}'
     long, short = window_name(alarm.long_ns), window_name(alarm.short_ns)
     limit = f"{slo.budget:.10g} > {alarm.factor:.10g}"

@@ -279,6 +279,7 @@ class _Answer:
         self._usage = chunk.usage or self._usage
 
     def _set_outcome(self, code: grpc.StatusCode, details: str) -> None:
+        """Set status, outcome and error from the status of the gRPC call."""
         x = self._x
         begun = x.timeline.first_byte_ns is not None
         match code:

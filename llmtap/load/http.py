@@ -365,6 +365,7 @@ class Call:
         self._reset_attempt()
 
     def _reset_attempt(self) -> None:
+        """Set the state of a request's attempt to that of one not yet begun."""
         self._retry_plan = self._verdict = None
         self._observer: Observer | None = None
         self._unobserved_request = b""
@@ -405,6 +406,7 @@ class Call:
         self._begin_attempt(request)
 
     def _begin_attempt(self, request: bytes) -> None:
+        """Send the request on a kept connection; if there is none, open one."""
         sender = self._sender
         now_ns = mono_ns()
         self.began_ns = self.last_ns = now_ns
@@ -612,6 +614,7 @@ class Call:
             observer.response_data(data[end:], t_ns, 0, at_once=self._at_once)
 
     def _on_complete(self, data: bytes, t_ns: int, *, stamped: bool = True) -> None:
+        """Return the connection to the pool and end the answer, or retry. `data`: rest of the answer."""
         stream, self._stream = self._stream, None
         assert stream is not None and self._observer is not None
         self._stamped = stamped and not stream.out_of_order
@@ -751,6 +754,7 @@ class Call:
             self._stream = None
 
     def _end(self, outcome: Outcome, error: str | None) -> None:
+        """End the request: release its connection, and finish its exchange."""
         self._create_observer()
         self._parse_early_data()
         if self.over:
@@ -769,6 +773,7 @@ class Call:
         return (lateness.error_since if self._stamped else lateness.worst_since)(self.began_ns)
 
     def _finish(self, outcome: Outcome, error: str | None) -> None:
+        """Pass on the exchange with the times of the sender."""
         sender, observer = self._sender, self._observer
         assert observer is not None
         x = observer.finish(

@@ -282,6 +282,7 @@ class LoadRun:
             self._check_end()
 
     def _on_done(self, call: Call | PromptCall, x: Exchange) -> None:
+        """Keep an exchange, make the rows that waited for it due, and check the end of the run."""
         if call.row in self._freed_rows:
             self._freed_rows.remove(call.row)
         else:

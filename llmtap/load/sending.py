@@ -216,6 +216,7 @@ class Lateness:
         self._timer = self._loop.call_later(PROBE_NS / 1e9, self._probe)
 
     def _probe(self) -> None:
+        """Note how late this call is, and set the next one."""
         now_ns = mono_ns()
         late_ns = now_ns - self._due_ns
         if not self._kernel or late_ns > GRAIN_NS:

@@ -191,6 +191,7 @@ def _round_listener(listener: WarmUpProgress, before: int, planned: int, progres
 async def _send_until_stable(
     send: _Send, result: WarmUp, options: WarmUpOptions, progress: WarmUpProgress
 ) -> None:
+    """Send probes until the times of the latest ones differ little, or `probes_max` are sent."""
     while len(result.probes) < options.probes_max:
         progress(len(result.probes), options.probes_max, "probes")
         for probe in await _send_probes(send, min(PROBES_COMPARED, options.probes_max - len(result.probes))):

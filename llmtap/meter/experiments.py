@@ -472,6 +472,7 @@ class Experiments:
             self._check_sample_ratio()
 
     def _check_sample_ratio(self) -> None:
+        """Log an error if the arms have other shares of the units than configured."""
         assert self.experiment is not None
         was_alarming = self._sample_ratio_p <= RATIO_ALPHA
         units = {name: arm.units for name, arm in self._arms.items()}
@@ -639,6 +640,7 @@ class Experiments:
 
 
 def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield each metric that an exchange has, with its values."""
     if m.e2e_ns is not None and x.outcome in ENDED_WELL:
         yield "e2e", (m.e2e_ns,)
     if x.tokens.output is not None:

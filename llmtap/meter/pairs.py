@@ -246,6 +246,7 @@ class PairBook:
             yield
 
     def _add_pair(self, pair: Pair) -> None:
+        """Mark both exchanges of a pair as each other's partners, and add the figures of the pair."""
         id_ = pair.front.id
         front, *backs = (self._ended_exchanges.pop(x.id) for x in (pair.front, *pair.backs))
         partners = (front.exchange.span_ids,)
@@ -268,6 +269,7 @@ class PairBook:
             self._pass_on(ended)
 
     def _record_histograms(self, figures: MeasuredPair, model: str) -> None:
+        """Record the delays of a pair in the Prometheus histograms of its model."""
         for name in PAIRS:
             delays_ns = figures.token_delays_ns if name == "token" else None
             values = (

@@ -148,6 +148,7 @@ class Tenants:
         return self._hashed_finder(find) if rule.hashed else find
 
     def _value_finder(self, rule: TenantRule) -> Finder:
+        """Return the function that reads the value of a rule from a request."""
         if rule.header is not None:
             name = rule.header.lower().encode()
             return lambda head, path, body: self._decode_name(sole_value(head.headers, name))
@@ -184,6 +185,8 @@ class Tenants:
         return None if value is None else self._clean_name(value.decode("utf-8", "replace"))
 
     def _clean_name(self, value: object) -> str | None:
+        """Return a value as the name of a tenant, without characters that cannot be shown; None: it is
+        none."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):

@@ -227,6 +227,7 @@ class Figure:
                 self._sampled[unit][0][0] += n - len(values)
 
     def _sample(self, unit: int, values: Sequence[int], *, new: bool) -> None:
+        """Keep the values of a unit if it is one of the SAMPLE_UNITS units with the smallest ids."""
         units = self._sampled
         if new and unit not in units:
             if len(units) < SAMPLE_UNITS:

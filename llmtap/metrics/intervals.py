@@ -236,6 +236,7 @@ def _mode_places(data: Values, enough: float) -> list[float]:
 
 
 def _peaks(data: Values, enough: float) -> list[float]:
+    """Return the places of the peaks of a smoothed density; each has at least `enough` values."""
     spread = min(float(data.std()), float(stats.iqr(data)) / 1.349) or float(data.std())
     low, high = float(data.min()), float(data.max())
     if not spread or low == high:

@@ -506,6 +506,7 @@ class StepDetector:
         self._previous_batch_mean, self._batch = mean, (0.0, 0, 0)
 
     def _update_test(self, now_ns: int, residual: float, block: StepChange) -> None:
+        """Add a residual to the test for a step, and begin or end a step."""
         noise = Noise.of(self._days) if now_ns - self.start_ns >= HISTORY_NS_MIN else None
         if noise is None:
             self._state = StepState.LEARNING

@@ -444,6 +444,7 @@ class Summary:
         )
 
     def merge_bytes(self, packed: bytes) -> None:
+        """Add a summary that `to_bytes` has packed."""
         p = _decode(packed)
         self.n += p.n
         if p.opened is not None:

@@ -165,6 +165,7 @@ def first_share_below(
 
 
 def _ended_share(counts: SurvivalCounts, at_risk: Sequence[int], cell: int) -> EndedShare:
+    """Return how many durations reached `cell` and how many of them ended, with the Kaplan-Meier estimate."""
     since, ended = counts.edges[cell], sum(counts.ended[cell:])
     last = sum(n >= AT_RISK_MIN for n in at_risk) - 1
     # If an event ended one of the durations in the cell after edge `last`, the share can be estimated up to

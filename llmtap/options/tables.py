@@ -134,6 +134,7 @@ class OptionTables:
                 self._put_table(table, table_content, places, report)
 
     def _put_table(self, table: str, content: Any, places: Mapping[str, str], report: Any) -> None:
+        """Check one table of a configuration file and store its values. `report` takes each mistake."""
         kind = self.kind_of(table)
         if kind is None:
             first, _, name = table.partition(".")

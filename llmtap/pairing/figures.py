@@ -182,6 +182,7 @@ def _duration_ns(x: Exchange) -> int | None:
 def _add_delays(
     figures: MeasuredPair, front: Exchange, delivered: GatewayAttempt, clock: VantageOffset
 ) -> None:
+    """Add by how much the gateway delays first tokens and ends, with the errors of the clocks."""
     back = delivered.exchange
     error = error_ns(front, back, clock)
     front_ns, back_ns = ttft_ns(front.timeline), ttft_ns(back.timeline)

@@ -138,6 +138,7 @@ class Decoder:
         return self._decode(data, 0)
 
     def _decode(self, data: bytes, layer: int) -> Iterator[bytes]:
+        """Decode data by one coding, and the result by the codings after it."""
         stage = self._stages[layer]
         inner = layer + 1
         for i in range(0, len(data), _INPUT_BYTES):
@@ -152,6 +153,7 @@ class Decoder:
 
 
 def _stage_of(name: bytes) -> _Stage:
+    """Return a decoder for a content coding. Raises DecodeError if it is unknown."""
     if name in (b"gzip", b"x-gzip"):  # RFC 9110 8.4.1.3: both names mean the same coding
         return _Gzip()
     if name == b"deflate":

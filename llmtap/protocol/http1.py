@@ -256,6 +256,7 @@ class _HeadCollector:
 
 
 def _tokenise_request(raw: bytes, method: bytes) -> _HeadCollector:
+    """Return the fields of a request head, split by llhttp."""
     fields = _HeadCollector()
     try:
         try:

@@ -71,6 +71,7 @@ class SkipRules:
     def _rule_of(
         self, method: str, path: str | None, query: str, fields: Iterable[tuple[bytes, bytes]]
     ) -> str | None:
+        """Return the rule by which a request is not measured; None: no rule fits."""
         if path is not None:
             if path in self._exact_paths:
                 return self._exact_paths[path]

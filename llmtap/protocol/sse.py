@@ -161,6 +161,7 @@ class SseParser:
         return out
 
     def _scan(self, data: bytes) -> list[SseEvent]:
+        """Find the lines of new data, and return the events that they complete."""
         at = self.offset  # offset of `data` in the body
         self.offset += len(data)
         if at == len(self._bom) < len(BOM):
@@ -223,6 +224,7 @@ class SseParser:
         return out
 
     def _add_to_line(self, part: bytes, start: int) -> None:
+        """Keep a part of a line whose end has not arrived."""
         if not part:
             return
         if self._start < 0:
@@ -234,6 +236,7 @@ class SseParser:
             self._tail += part
 
     def _end_line(self, line: bytes, start: int, end: int, out: list[SseEvent]) -> None:
+        """Read a complete line; an empty line ends the event, which is appended to `out`."""
         if self._line_size:
             start -= self._line_size
             self._tail += line

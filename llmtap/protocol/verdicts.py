@@ -412,6 +412,7 @@ def _policy_gateway_verdict(message: Any, place: str) -> Verdict | None:
 
 
 def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -> Verdict | None:
+    """Return the verdict that the code of an error shows; None: none."""
     inner = error.get("innererror") or error.get("inner_error")
     inner = inner if isinstance(inner, dict) else {}
     for source, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
@@ -438,6 +439,7 @@ def _filtered_phase(value: JsonObject) -> str | None:
 
 
 def _type_verdict(error: JsonObject, value: JsonObject, place: str) -> Verdict | None:
+    """Return the verdict that the type of an error shows; None: none."""
     kind = error.get("type")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
         return None
@@ -465,6 +467,7 @@ def _metadata_verdict(error: JsonObject, place: str) -> Verdict | None:
 
 
 def _message_verdict(text: str) -> Verdict | None:
+    """Return the verdict that words in the message of an error show; None: none."""
     for phrase in _DECISIVE_PHRASES:
         if phrase in text:
             return _block_verdict("error.message", None, detail={"value": phrase})

@@ -29,6 +29,7 @@ REQUEST_ID: Final = "x-request-id"
 
 
 def _message_types() -> tuple[Any, Any]:
+    """Return the modules with the messages of vLLM and of SGLang."""
     with warnings.catch_warnings():
         # The package was generated for an older protobuf. It works, but warns.
         warnings.simplefilter("ignore")

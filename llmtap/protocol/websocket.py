@@ -160,6 +160,7 @@ class MessageParser:
         return at + size
 
     def _read_head(self, data: bytes, at: int) -> int:
+        """Read a frame's head, which can arrive in parts. Return the offset after it."""
         head = self._head
         while True:
             needed = 2
@@ -282,6 +283,7 @@ class _Inflater:
         return text
 
     def _inflate(self, data: bytes, bytes_max: int) -> bytes | None:
+        """Return the decompressed data; None: too many bytes or final blocks."""
         pieces: list[bytes] = []
         left = bytes_max
         for _ in range(_FINAL_BLOCKS_MAX + 1):

@@ -459,6 +459,7 @@ def _chart_series(chart: _Chart, series: Mapping[str, Any], i: int) -> PlotSerie
 
 
 def _x_axis(chart: _Chart) -> Axis:
+    """Return the x axis that fits the values of a chart."""
     title = chart["x_title"]
     xs = [x for one in chart["series"] for x in one["x"]]
     if any(isinstance(x, str) for x in xs):

@@ -339,6 +339,7 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
 
 
 def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:
+    """Return the chart of one quantity with the curve of each line of the sweep."""
     series = []
     points: list[tuple[float, Line, Any]] = []
     for i, (line, choice) in enumerate(zip(sweep.lines, looks, strict=True)):

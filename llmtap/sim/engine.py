@@ -304,6 +304,7 @@ class _Recorder:
         """Number of runs so far, which orders runs that end at the same time."""
 
     def record_step(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
+        """Record what a step of the engine has done. `run`: the work that ended; None: none ended."""
         if run is not None:
             if isinstance(run.work, Batch):
                 self._record_batch(now_ns, run)
@@ -318,6 +319,7 @@ class _Recorder:
             self._record_start(started)
 
     def _record_start(self, run: EngineRun) -> None:
+        """Record the batch or the iteration that the engine begins."""
         record, now_ns, work = self._record, run.start_ns, run.work
         if isinstance(work, Batch):
             requests, size = work.members, len(work.members)
@@ -366,6 +368,7 @@ class _Recorder:
             self._end(now_ns, request, served=True)
 
     def _end(self, now_ns: int, request: int, *, served: bool) -> None:
+        """Record the end of a request. `served`: it was complete, and not given up."""
         record, times = self._record, self._token_times.pop(request, ())
         # Tokens that were already made leave at their due times, so the answer does not end before the last
         # one.

@@ -67,6 +67,8 @@ class PrefixAware:
         """Blocks sent to each server; the least recently sent block is first, and is removed first."""
 
     def server(self, request: int, open_requests: Sequence[int]) -> int:
+        """Return the server that was sent the longest prefix of the request, unless it is far busier than
+        others."""
         requests = self._requests
         if not self._blocks_max:
             return least_loaded(open_requests)
@@ -137,6 +139,7 @@ class RoutedEngine:
         return total
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
+        """Pass a request to the engine of its server. `more`: others arrive at the same time."""
         server = self._router.server(request, self._open_requests)
         self._server_of[request] = server
         self._open_requests[server] += 1

@@ -61,6 +61,8 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> SystemdSockets:
 
 
 def _listening_socket(fd: int, name: str) -> socket.socket:
+    """Return the socket that systemd passed as a file descriptor. Raises ConfigError if it does not
+    listen."""
     about = f"file descriptor {fd}" + (f" ({name})" if name else "")
     try:
         sock = socket.socket(fileno=fd)

@@ -253,6 +253,7 @@ class _Processes:
         """By name, the present children. A watcher has its side as name, a relay `relay-INDEX`."""
 
     async def run(self, announce: Callable[[], None]) -> int:
+        """Start the processes, restart those that end, and return the exit status after a signal."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

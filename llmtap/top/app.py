@@ -211,6 +211,7 @@ class EventScreen(Screen[None]):
         self.run_worker(self._load(), name="ask")
 
     async def _load(self) -> None:
+        """Fetch the exchange, and try again until the meter answers."""
         while True:
             try:
                 x = await self._feed.exchange(self._exchange_id)

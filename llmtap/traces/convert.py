@@ -212,6 +212,7 @@ def _reasons_text(written: format.TraceWriter) -> str:
 
 
 def _aspect_of(name: str, rows: int, write_format: format.TraceFormat, written: format.TraceWriter) -> Aspect:
+    """Return how many values of one kind the written format keeps, and why it loses the others."""
     if not rows:
         return Aspect(name, 0, 0, "absent")
     reason = write_format.remarks.get(name)

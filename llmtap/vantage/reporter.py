@@ -193,6 +193,7 @@ class Reporter:
             self._probe.cancel()
 
     def _on_probe(self) -> None:
+        """Note how late the event loop called this, and set the next probe."""
         now_ns = self.now_ns()
         self.turns += 1
         late_ns = max(0, now_ns - self._probe_due_ns - PROBE_GRAIN_NS)

@@ -334,6 +334,7 @@ def _ramp(words: _Parameters, rate_rps: float) -> Offsets:
 
 
 def _steps(words: _Parameters, rate_rps: float) -> Offsets:
+    """Return arrivals with several constant rates in turn, such as `10x30s 20x30s`."""
     steps: list[Slope] = []
     for i, word in enumerate(words.bare_words, 1):
         rate, times, length = word.partition("x")

@@ -277,6 +277,7 @@ class _SourceFile(msgspec.Struct):
     content: str
     language: str | None = None
     lang: str | None = None
+    """Name of the language in data sets without the column `language`."""
 
 
 _decode: Final = msgspec.json.Decoder(_SourceFile).decode

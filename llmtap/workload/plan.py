@@ -467,6 +467,7 @@ class ComposedWorkload(PlannedWorkload):
         return ConversationPrompts(plan, GeneratedScript(self.content, plan, seed))
 
     def _draw_turns(self, seed: int) -> Iterator[PlannedTurn]:
+        """Yield random turns without end; the turns of a conversation follow each other."""
         input_random, output_random, turns_random, think_random = (
             Random(f"{seed}/{what}") for what in ("input", "output", "turns", "think")
         )

@@ -345,6 +345,8 @@ class ExoBench:
     async def _send_all(
         self, server: ExoServer, prompts: Prompts, warmup_batches: list[SentBatch], batches: list[SentBatch]
     ) -> None:
+        """Send the warm-up, then each cell of the grid `repeat` times. Append what was sent to the two
+        lists."""
         cells, grid = self._grid.cells(), self._grid
         first = ExoCell(cells[0].pp, cells[0].tg, 1)
         for i in range(grid.warmup):
@@ -357,6 +359,7 @@ class ExoBench:
             batches.append(await self._send(server, prompts, cell, i))
 
     async def _send(self, server: ExoServer, prompts: Prompts, cell: ExoCell, repeat: int) -> SentBatch:
+        """Send the requests of one cell at once, and return them with their exchanges."""
         if self.stopped:
             raise ReplayStopped("stopped before the next batch")
         n, change = cell.concurrency, msgspec.structs.replace

@@ -234,6 +234,7 @@ class NodeMetrics:
         await self._session.close()
 
     async def _run(self) -> None:
+        """Read the values of all nodes once a second."""
         ticks = Ticks(self._clock.mono_ns(), NS_PER_S)
         while True:
             began_ns = self._clock.mono_ns()
@@ -246,6 +247,7 @@ class NodeMetrics:
             await asyncio.sleep(ticks.next_wait(self._clock.mono_ns())[0])
 
     def _add(self, node_values: Mapping[str, Any], t_ns: int, took_ns: int) -> None:
+        """Add the values of each node to its columns. `took_ns`: duration of the read."""
         for node, values_of_node in node_values.items():
             if node not in self.columns and len(self.columns) >= _NODES_SAMPLED_MAX:
                 continue

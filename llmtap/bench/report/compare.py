@@ -373,6 +373,7 @@ def _make_row(
     *,
     doubtful: bool = False,
 ) -> FigureComparison:
+    """Return the comparison of one figure between two systems. `result`: outcome of its statistical test."""
     test = base.runs[0].report["test"]
     tested: Any = {} if result is None else result.to_dict()
     return FigureComparison(

@@ -97,6 +97,7 @@ def _finding_kind(finding: _Json, test: BenchTest[Any]) -> str:
 
 
 def _figure_states(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dict[str, BenchFigure]:
+    """Return for each figure of a test whether the load generator was good enough to measure it."""
     figures: dict[str, BenchFigure] = {}
     for name in FIGURES:
         states = [(step, one) for step, v in verdicts if (one := at(v, "figures", name)) is not None]

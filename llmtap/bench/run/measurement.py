@@ -409,6 +409,7 @@ class _RequestColumns(NamedTuple):
 
 
 def _request_columns(table: pa.Table) -> _RequestColumns:
+    """Return times (in seconds) and counts of the requests as arrays; unknown times are estimated."""
     names = ("sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens")
     sent, scheduled, ttft, end, prompt, output = (table[name].to_numpy().astype(float) for name in names)
     sent = np.where(np.isnan(sent), scheduled, sent)  # For requests that had no connection.

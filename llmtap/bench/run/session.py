@@ -495,6 +495,7 @@ class BenchSession:
     async def _perform(
         self, replay: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, allow_partial: bool = False
     ) -> dict[str, Any]:
+        """Run a replay so that `stop` can end it. Raises Interrupted if it was stopped."""
         self._replay = replay
         try:
             result = await work

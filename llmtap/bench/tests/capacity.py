@@ -179,6 +179,7 @@ def _is_too_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
 
 
 def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
+    """Return the criteria of the capacity that a load has not met, as texts."""
     texts = []
     completed, bound = _completed_share(measured), _bound_s(params)
     if completed < params.completion:

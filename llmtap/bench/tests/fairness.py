@@ -251,6 +251,7 @@ def _mix(session: BenchSession, params: FairnessParams) -> mixes.ClassMix:
 async def _capacity(
     session: BenchSession, params: FairnessParams, mix: mixes.ClassMix, warm: Any
 ) -> Capacity:
+    """Return the known capacity; if there is none, measure it with the mix of classes."""
     known = known_capacity(session, params.max_rate)
     if known is not None:
         return known

@@ -242,6 +242,7 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
 
 
 async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -> _PressureRun:
+    """Send the load of each level, with a probe before and after all of them."""
     capacity = _capacity(session, params)
     assert capacity is not None  # `check` raised an error for None.
     seconds = to_seconds(params.duration)

@@ -398,6 +398,7 @@ def _ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
 
 
 def _reduction(runs: Sequence[PrefixRun], state: str) -> TtftReduction:
+    """Return by how much a state of the cache reduces the TTFT, compared with the cache off."""
     pairs = [(one.states["off"], one.states[state]) for one in runs]
     off, on = figures.paired_values(pairs, "ttft_ns")
     p50, p95, p99 = (

@@ -290,6 +290,7 @@ _digit_or_sign = re.compile(r"[0-9!@#$%^*+/]").search
 
 
 def _redact_keys(text: str) -> tuple[str, int]:
+    """Replace API keys and the values assigned to secret names. Return the text and the number of them."""
     hits = 0
     lower = text.lower()
     for needle, find in _KEYS:

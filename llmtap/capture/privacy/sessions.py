@@ -135,6 +135,7 @@ class BlockHasher:
         return array("I", self._tokenize(text)).tobytes()
 
     def _block_hashes(self, content: bytearray, marks: list[tuple[int, bytes]]) -> "array[int]":
+        """Return an id for each block; it depends on all blocks before, so equal ids mean equal prefixes."""
         ids = array("q")
         size, salt = self._block_bytes, self._salt
         last = bytes(_ID_BYTES)

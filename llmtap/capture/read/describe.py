@@ -85,6 +85,7 @@ class CapturedWorkload:
         self._think_times.append(think.filter(pc.is_valid(think.column("think_us"))))
 
     def _add_blocks(self, batch: pa.RecordBatch) -> None:
+        """Add the block ids, separately for each kind of blocks: only ids of one kind can be compared."""
         table = pa.Table.from_batches([batch.select(_BLOCK_KIND)])
         kinds = table.group_by(_BLOCK_KIND).aggregate([]).to_pylist()
         for kind in kinds:

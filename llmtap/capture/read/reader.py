@@ -421,6 +421,7 @@ def _schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
+    """Return the metadata of a capture of several files: the values that all files share."""
     if len(infos) < 2:
         return infos[0] if infos else schema.CaptureInfo()
     first = infos[0]

@@ -135,6 +135,7 @@ class Finisher:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        """Turn spools into Parquet files. After an error, try again later."""
         pause_s = BACK_OFF_S
         while (spool := self._next_spool()) is not None:
             delivered = None

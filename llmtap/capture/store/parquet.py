@@ -335,6 +335,7 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Join small batches to tables of about ROW_GROUP_BYTES, one for each row group of the file."""
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

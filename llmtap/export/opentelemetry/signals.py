@@ -464,6 +464,7 @@ def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Me
 
 
 def _sdk_point(point: Point, now_ns: int) -> Any:
+    """Return a value of a metric in the form of OpenTelemetry's SDK."""
     instrument, cell, period = point.measure.instrument, point.cell, (point.start_ns, now_ns)
     attributes = dict(point.attributes)
     if isinstance(cell, ExponentialBuckets):

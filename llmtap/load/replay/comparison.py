@@ -241,6 +241,7 @@ def _set_up_differences(a: SavedReplay, b: SavedReplay) -> list[SetUpDifference]
 
 
 def _settings(result: SavedReplay) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a replay by name, to find those in which two replays differ."""
     yield from leaves({k: v for k, v in result.plan.items() if k not in _IGNORED_PARTS})
     sender = result.sender
     yield "sender.llmtap", sender.llmtap

@@ -102,6 +102,7 @@ class TaskTimes:
             self._tasks.setdefault(self._first_rows[row], _Task()).requests += 1
 
     def add(self, row: int, x: Exchange) -> None:
+        """Add the exchange of a row to its turn and its task."""
         t, task = x.timeline, self._tasks[self._first_rows[row]]
         number = min(self._turn_numbers[row], TURNS_MAX - 1)
         self._turns += [_Turn() for _ in range(number + 1 - len(self._turns))]

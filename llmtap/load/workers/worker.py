@@ -199,6 +199,7 @@ class _Commands:
         """Reason of the first command to stop; None: none came."""
 
     def read(self) -> None:
+        """Carry out the commands of the parent, one on each line."""
         data = os.read(self._fd, 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)

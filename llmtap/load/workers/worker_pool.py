@@ -227,6 +227,7 @@ class WorkerPool:
     async def _serve_process(
         self, i: int, ready: "asyncio.Future[None]", on_progress: Callable[[Progress], None]
     ) -> "WorkerDone | LostWorker | None":
+        """Start a worker process and read its frames until it ends. None: it was not started."""
         member = self._members[i]
         try:
             if not await self._start_process(i, member):
@@ -260,6 +261,7 @@ class WorkerPool:
         return LostWorker(status) if done is None else done
 
     async def _start_process(self, i: int, member: Member) -> bool:
+        """Start a worker and send it its rows. Return whether it started."""
         requests, rows = self._requests, self._assigned_rows[i]
         script = WorkerScript(
             array("q", rows).tobytes(),
@@ -290,6 +292,7 @@ class WorkerPool:
         return True
 
     def _result_of(self, began_ns: int, reports: "Sequence[WorkerDone | LostWorker | None]") -> LoadResult:
+        """Join the results of the workers."""
         setup = self._setup
         measuring = setup.load.measuring
         objectives = Objectives.parse(measuring.slo) if measuring.slo else None

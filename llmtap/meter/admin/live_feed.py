@@ -209,6 +209,8 @@ class LiveFeed:
         await response.write_eof()
 
     async def _periodic_event(self, subscriber: _Subscriber) -> bytes:
+        """Return what a subscriber is sent regularly: a summary, or a comment that keeps the connection
+        open."""
         if not subscriber.wants_summaries:
             return b": keep-alive\n\n"
         loop = asyncio.get_running_loop()

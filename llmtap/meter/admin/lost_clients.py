@@ -44,6 +44,7 @@ def is_for_models(path: str) -> bool:
 
 
 def _answer(address: str | None) -> web.Response:
+    """Return the error for a client that took the admin port for the proxy. `address`: of the proxy."""
     where = "" if address is None else f": {address}"
     message = (
         "this is the admin port of llmtap, which shows measurements. Send requests for models to the address"

@@ -216,6 +216,7 @@ class Assembler:
         self._charge_cpu_time(frame, cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(frame[4]))
 
     def _charge_cpu_time(self, frame: Frame, over_ns: int) -> None:
+        """Add CPU time to an exchange, and no longer parse an exchange that takes too much."""
         _, seq, t_ns, _, _ = frame
         observer = self._open_exchanges.get(seq)
         if over_ns <= 0 or observer is None:
@@ -283,6 +284,7 @@ class Assembler:
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
     def _open_exchange(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
+        """Begin an exchange. `whole_ns`: end of the request if `data` is the whole request, else 0."""
         head, body = _split_message(data) if whole_ns else (data, b"")
         self.reckoning.count_opened(seq)
         self._forget(seq)
@@ -298,6 +300,7 @@ class Assembler:
             observer.request_end(whole_ns)
 
     def _make_observer(self, seq: int, t_ns: int, head: bytes) -> tuple[Observer, int]:
+        """Return the observer of a new exchange, and the number of clock steps before it."""
         hello = self._hello
         anchor = self._anchors[-1]
         if t_ns <= anchor.since_ns:
@@ -388,6 +391,7 @@ class Assembler:
     def _pass_to_observer(
         self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes
     ) -> None:
+        """Call the method of the observer that belongs to a kind of frame."""
         if kind == _REQUEST_DATA:
             observer.request_data(data, t_ns)
         elif kind == _REQUEST_END:
@@ -414,6 +418,7 @@ class Assembler:
         # Other kinds are ignored: interim heads, and kinds that only a newer relay sends.
 
     def _close(self, seq: int, t_ns: int, data: bytes) -> None:
+        """End an exchange with the values that the relay sends at its end."""
         closing = _closing_decoder.decode(data)
         if self._close_session(seq, t_ns or None, closing.outcome, closing.error, closing.lag_ns):
             self._forget(seq)

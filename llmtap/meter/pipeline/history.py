@@ -81,6 +81,7 @@ class _Step:
         self.benefit = 0.0
 
     def add(self, x: Exchange, m: Measured, met: bool | None) -> None:
+        """Add an ended exchange. `met`: whether it met its objectives; None: not judged."""
         self.n += 1
         if met is not None:
             self.counted += 1

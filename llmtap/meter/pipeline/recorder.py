@@ -350,6 +350,7 @@ class Recorder:
         self._run_turn(last=True)
 
     def _run_turn(self, *, last: bool = False) -> None:
+        """Process the waiting exchanges, and write rows that are due. `last`: write all of them."""
         requested = self._flushes_requested
         flush = requested > self._flushes_done
         try:
@@ -393,6 +394,7 @@ class Recorder:
         self._open()
 
     def _open(self) -> bool:
+        """Open the capture; after a failure, only some time later. Return whether it is open."""
         now_ns = self._clock.mono_ns()
         if now_ns < self._next_open_ns:
             return False
@@ -407,6 +409,7 @@ class Recorder:
         return True
 
     def _process_inbox(self) -> None:
+        """Process all requests and exchanges that arrived since the latest turn."""
         for _ in range(len(self._inbox)):
             x, headers, body, n_bytes = self._inbox.popleft()
             self._removed_bytes += n_bytes
@@ -478,6 +481,7 @@ class Recorder:
         return out
 
     def _encode(self) -> None:
+        """Make a batch of the rows."""
         rows, self._rows = self._rows, []
         self._row_bytes = 0
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
@@ -494,6 +498,7 @@ class Recorder:
             self._batch_rows += batch.num_rows
 
     def _write(self) -> None:
+        """Append the batches to the capture; keep the rest if this fails."""
         ledger = self._make_ledger()
         while self._batches:
             batch = self._batches[0]

@@ -108,6 +108,7 @@ class Anthropic(shapes.ObjectReader):
         return delta
 
     def _read_delta(self, delta: Any) -> Delta:
+        """Read the `delta` of a `content_block_delta`."""
         if not isinstance(delta, dict):
             return unknown_delta()
         key = next((key for key in _TEXTS if isinstance(delta.get(key), str)), None)
@@ -123,6 +124,7 @@ class Anthropic(shapes.ObjectReader):
         return piece
 
     def _read_start(self, message: Any) -> Delta:
+        """Read the `message` of a `message_start`."""
         if not isinstance(message, dict):
             return Delta(EventClass.ROLE)
         counts = _counts(message.get("usage"))
@@ -140,6 +142,7 @@ class Anthropic(shapes.ObjectReader):
         return delta
 
     def _read_end(self, usage: Any, reason: Any, details: Any, pieces: list[shapes.Piece]) -> Delta:
+        """Read reason and usage at the end of a stream, or of a whole answer with its pieces."""
         counts = _counts(usage)
         delta = shapes.gather(pieces, reason=reason, signal="stop_reason", counts=counts, usage=usage)
         if delta.verdict is not None and isinstance(details, dict):

@@ -347,6 +347,7 @@ class DialectChooser:
         return max(decisive, key=lambda candidate: candidate.rank, default=None)
 
     def _is_decisive(self, candidate: _Candidate) -> bool:
+        """Return whether a candidate has understood enough events to be chosen."""
         if candidate.is_on_path:
             rivals = (c for c in self._candidates if c.claim >= _NAMED)
             if candidate.claim < _FITS and any(c.strong_events for c in rivals):
@@ -408,6 +409,7 @@ class DialectChooser:
         return delta
 
     def _read_whole(self, body: bytes) -> Delta:
+        """Read a body that is one JSON value with the dialect that understands it best."""
         value = read_json(body)
         named: tuple[Reader, Delta] | None = None
         for position, claim in islice(self._dialects.claims_of(value, self._path), CANDIDATES_MAX):
@@ -452,6 +454,7 @@ def _read_with_guardrail(reader: Reader | None, event: SseEvent) -> Delta:
 
 
 def _read_unclaimed(event: SseEvent) -> Delta:
+    """Read an event that no dialect claims: only errors can be found in it."""
     if event.data is None or not is_object(event.data):
         return read_non_object(event)
     return failure_in(read_json(event.data), event.event)

@@ -92,6 +92,7 @@ class LlamaCpp(shapes.ObjectReader):
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
     def _read_end(self, value: JsonObject, timings: JsonObject, delta: Delta) -> None:
+        """Read reason, counts and times of the last event."""
         older = (name for field, name in _STOPPED.items() if value.get(field) is True)
         delta.finish_reason = shapes.text_of(value.get("stop_type")) or next(older, "stop")
         counts = shapes.counts_of(

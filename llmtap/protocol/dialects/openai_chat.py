@@ -437,6 +437,7 @@ class InlineThinking:
         return (held, "") if self._end_marker else ("", held)
 
     def _split_at_end_marker(self, text: str) -> tuple[str, str]:
+        """Return the text before and after the end of thinking; hold back a part of the marker."""
         closing = self._end_marker
         at = text.find(closing)
         if at >= 0:

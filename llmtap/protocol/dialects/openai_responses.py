@@ -238,6 +238,7 @@ def _add_filters(delta: Delta, filters: Any) -> None:
 
 
 def _read_text(kind: str, known: EventClass, value: JsonObject) -> Delta:
+    """Read an event with a piece of text. `known`: class of its kind of event."""
     text, logprobs = value.get("delta"), value.get("logprobs")
     text = shapes.text_of(text.get("text") if isinstance(text, dict) else text)
     if not text:
@@ -318,6 +319,7 @@ def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, 
 
 
 def _output_pieces(items: Any) -> Iterator[shapes.Piece]:
+    """Yield the texts of the output items of a whole answer, with their classes."""
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
             continue

@@ -107,6 +107,8 @@ def usage_of(last: Sequence[EdgeEvent]) -> tuple[EdgeEvent, Path, dict[str, int]
 def _edge_events(
     dialect: TableDialect, events: Iterator[SseEvent], outputs: set[Path], kind_member: str | None
 ) -> Iterator[EdgeEvent]:
+    """Yield the texts and integers of each event besides its output: one of them can be the model or a
+    count."""
     numbers = {id(rule): number for number, rule in enumerate(dialect.table.rules)}
     for event in events:
         value: Any = None if event.data is None else read_data(event.data)

@@ -83,6 +83,7 @@ class _Writer:
         """Name of the table in the file."""
 
     def lines(self) -> Iterator[str]:
+        """Yield the lines of the table in TOML, with notes on what to check."""
         raw: dict[str, Any] = msgspec.to_builtins(self._table)
         place = self._place
         notes = {

@@ -224,6 +224,7 @@ class Structure:
         return full
 
     def _find_kind(self, event: SseEvent, value: Any, marks: tuple[Mark, ...], number: int) -> Kind | None:
+        """Return the kind of an event: its name and its marks; None: there are too many kinds."""
         name = None if event.event is None else event.event.decode("latin-1")[: names.NAME_CHARS_MAX]
         top = tuple(mark for mark in marks if len(mark[0]) == 1)
         kind = self.kinds.get((name, top))
@@ -239,6 +240,7 @@ class Structure:
         return kind
 
     def _add_text(self, leaf: Leaf, kind: Kind, number: int) -> None:
+        """Note a text where it was found. `number`: index of the event."""
         own = names.meaning_of(leaf.path[-1] if leaf.path else "")
         if own.is_reason:
             if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in NOT_ENDED:
@@ -301,6 +303,7 @@ class Structure:
         counter.values.append(value)
 
     def _add_flag(self, flags: dict[tuple[Any, ...], Flag], leaf: Leaf, kind: Kind, number: int) -> None:
+        """Note that a value was found in an event, such as a finish reason."""
         key = (kind.event, kind.marks, leaf.path)
         flag = flags.get(key)
         if flag is None:

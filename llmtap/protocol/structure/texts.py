@@ -76,6 +76,7 @@ def _is_no_text(text: str) -> bool:
 
 
 def _is_cumulative(texts: Sequence[str]) -> bool:
+    """Return whether each text repeats the text before and adds to it."""
     last = texts[-1].strip()
     if last.isascii() and " " not in last:
         return False  # A single word that grows letter by letter is typed by a user, so it is no answer.

@@ -320,6 +320,7 @@ class MultiBinDynamic(DynamicNoBins):
         return self._queues[self.bins.find(self._requests.predicted[request])]
 
     def _next_queue(self) -> int | None:
+        """Return the index of the queue from which the next batch is taken; None: all are empty."""
         queues = self._queues
         filled = [i for i, queue in enumerate(queues) if queue]
         if not filled:

@@ -128,6 +128,7 @@ class DecodePrepone(ContinuousBatching):
         return roster.make_iteration((), roster.take_decode_memory())
 
     def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        """Delay the tokens that were made ahead, so that they leave at even intervals."""
         output = self._roster.on_done(now_ns, work)
         if work.prefill:
             self._departures_ns.update(dict.fromkeys(output.tokens, now_ns))
@@ -174,6 +175,7 @@ class OutputDelay:
         self.form_work = scheduler.form_work
 
     def on_done(self, now_ns: int, work: Any) -> EngineOutput:
+        """Delay each token until the gap after the one before has passed."""
         output = self._scheduler.on_done(now_ns, work)
         next_ns, departures_ns = self._next_ns, []
         releases_ns = repeat(now_ns) if output.due_ns is None else output.due_ns

@@ -524,6 +524,7 @@ class Roster:
         return (seat.start_step - unnamed_tokens) % len(self._growing_requests)
 
     def _release_seats(self, requests: Sequence[int]) -> None:
+        """Free the memory of requests that leave the batch."""
         decoded = False
         for request in requests:
             seat = self._seats.pop(request)
@@ -540,6 +541,7 @@ class Roster:
             self.running = [request for request in self.running if request in self._seats]
 
     def _preempt(self, request: int) -> None:
+        """Take a request out of the batch and put it back into the queue; it keeps the tokens it has made."""
         seat, state, made = self._seats[request], self.state, self._made_tokens.get(request, 0)
         tokens = seat.tokens - seat.unprocessed
         if seat.end_step:

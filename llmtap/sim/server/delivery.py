@@ -301,6 +301,7 @@ class PlannedSource:
         self.next_ns = self._next_tokens[0][0] if self._next_tokens else NEVER
 
     def advance(self, now_ns: int) -> None:
+        """Pass on all tokens whose time has come."""
         next_tokens, delivery = self._next_tokens, self._delivery
         while next_tokens and next_tokens[0][0] <= now_ns and not delivery.is_closed:
             at_ns, choice = next_tokens[0]

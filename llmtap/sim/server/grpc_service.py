@@ -127,6 +127,7 @@ class _MessagePipe:
         return None
 
     def write(self, data: bytes) -> None:
+        """Take the bytes of framed messages from the sender, as a transport does."""
         start = 0
         while start + PREFIX.size <= len(data):
             end = start + PREFIX.size + PREFIX.unpack_from(data, start)[1]
@@ -209,6 +210,7 @@ class GrpcService:
             await server.stop(None)
 
     async def _generate(self, service: str, request: bytes, context: Any) -> None:
+        """Handle one call."""
         reception = self._reception
         accepted_ns = reception.clock.mono_ns()
         metadata: Mapping[str, str] = {

@@ -211,6 +211,7 @@ class LiveEngine:
         self._alarm(self.next_ns)
 
     def _handle_arrival(self) -> None:
+        """Give the next arriving request to the scheduler."""
         now_ns, _, ticket = heappop(self._arrivals)
         self._served_requests.add(ticket)
         number = ticket.number
@@ -255,6 +256,7 @@ class LiveEngine:
                 self._call_later(due_ns, partial(self._send_token, ticket, due_ns))
 
     def _handle_step(self, now_ns: int, step: Step) -> None:
+        """Report what a step has decided: requests given up, and runs begun."""
         for number in step.given_up:
             ticket = self._open_tickets.pop(number, None)
             self._forget_later(number)

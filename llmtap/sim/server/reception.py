@@ -264,6 +264,7 @@ class Reception:
         lengths: list[int],
         listener: EngineSource,
     ) -> list[Ticket]:
+        """Return a ticket for each choice of the answer."""
         assert self._engine_options is not None
         limit, size = self._engine_options.tokens_max, self._engine_options.block_tokens
         shared: list[tuple[int, ...]] = [()] * len(lengths)

@@ -186,6 +186,7 @@ class ResponseSender:
         return False
 
     def _record_times(self, due_ns: int, chunks: tuple[Chunk, ...]) -> None:
+        """Record when tokens were due and when they were really sent."""
         truth = self._truth
         now_ns = self._mono_ns()
         has_tokens = False

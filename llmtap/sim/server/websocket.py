@@ -154,6 +154,8 @@ class SimulatedSession:
         del self._lanes[lane]
 
     def _begin(self, event: Any, lane: str, now_ns: int) -> None:
+        """Accept a request that the client sent as a message. `lane`: requests of one lane run one after the
+        other."""
         parsed, shape_of, request_id = self._plan(event)
         job = self._reception.accept(
             parsed,
@@ -189,6 +191,7 @@ class SimulatedSession:
             self._write_cancelled_end(turn)
 
     async def _answer(self, turn: SessionTurn) -> None:
+        """Send the answer of one turn."""
         job, reception = turn.job, self._reception
         if (status := job.rejection_status) is not None:
             if status == 400:

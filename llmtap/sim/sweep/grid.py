@@ -431,6 +431,7 @@ def _summary_of(attempt: SweepAttempt) -> Mapping[str, Any]:
 
 
 def _scale_at(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:
+    """Return the factor by which a point speeds up the arrivals of the trace."""
     rate, scale, option = point.get("rate"), float(point.get("scale", 1.0)), "--scale"
     if "share" in point:
         assert capacity_rps is not None

@@ -80,6 +80,7 @@ class Results:
         self._file.close()
 
     def _read(self) -> None:
+        """Read the results that an earlier, interrupted sweep has saved."""
         self._file.seek(0)
         data = self._file.read()
         whole = data.rfind(b"\n") + 1
@@ -171,6 +172,7 @@ def _attempts_as_completed(
 
 @contextmanager
 def _process_pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
+    """Yield a function that submits a job to a pool of processes."""
     others = set(multiprocessing.active_children())
     # Do not fork: a fork copies locks in the state in which threads, such as Arrow's, hold them.
     context = multiprocessing.get_context("spawn")

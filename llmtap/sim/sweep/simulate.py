@@ -252,6 +252,7 @@ class SimulationResult:
         )
 
     def _longest_outputs(self) -> LongestOutputs:
+        """Return the mean of the longest output of each batch, and the mean expected for random batches."""
         record = self.record
         sizes = {size for _, size in record.batches}
         expected = expected_longest(self.requests.output, sizes)

@@ -68,6 +68,7 @@ class _Row(msgspec.Struct):
 
 
 def _open(stream: BinaryIO) -> format.TraceSource:
+    """Open a trace; read the first rows at once, to know what they contain."""
     notes: list[str] = []
     rows = _read(stream, notes)
     first: list[format.TraceRow] = []

@@ -374,6 +374,7 @@ class Conversation:
             x.tapped = self._sink.offer(kind, x.seq, t_ns, 0, data)
 
     def _close(self, x: _Exchange, t_ns: int, outcome: Outcome, error: str | None = None) -> None:
+        """End the oldest exchange of the connection."""
         del self._pending[0]
         self._response_exchange = self._response_scanner = self._tunnel = None
         self._response_head.clear()

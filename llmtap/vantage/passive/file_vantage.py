@@ -218,6 +218,7 @@ class FileVantage:
         self._flush()
 
     def _read(self, packets: PacketFile) -> None:
+        """Pass the packets to their connections; their timestamps are the clock."""
         swept_ns = 0
         for t_ns, link, frame in packets:
             self.packets += 1

@@ -233,6 +233,7 @@ class TcpDirection:
             raise LostSyncError("contradicting")  # two packets have different values of the same byte
 
     def _store_early(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
+        """Keep a segment that arrived before earlier bytes of the stream."""
         if not self._early_segments:
             self.hole_ns = t_ns
         early = self._early

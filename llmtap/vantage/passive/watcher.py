@@ -181,6 +181,7 @@ class Watcher:
         return max(timebase.width_ns for timebase in self._timebases)
 
     def _on_readable(self, ring: PacketRing, table: ConnectionTable) -> None:
+        """Process the packets that the kernel has put into the ring."""
         for timebase in self._timebases:
             timebase.check()
         now_ns = self._clock.mono_ns()

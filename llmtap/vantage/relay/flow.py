@@ -208,6 +208,7 @@ class Flow(FlowState):
         self._tap.drop(self.seq, self.last_ns, "overflow")
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
+        """Parse response heads; bytes after the last one are body."""
         self.last_ns = t_ns
         self.upload.repeatable_request = b""  # the server has answered, so the request must not be sent again
         if self.finishing or self.over:
@@ -405,6 +406,7 @@ class Flow(FlowState):
             tunnel.up.on_data(early, t_ns)
 
     def _on_tunnel_data(self, kind: int, data: bytes, t_ns: int) -> None:
+        """Count and report bytes of a tunnel, such as those of a WebSocket. `kind`: their direction."""
         tunnel = self._tunnel
         assert tunnel is not None
         self.last_ns = t_ns

@@ -33,6 +33,7 @@ class ForwardingThread:
         loop.add_reader(self._fd, self._on_signal)
 
     def _on_signal(self) -> None:
+        """Take back the connections that the thread has returned, and collect its frames."""
         loans = self.forwarder.take_returned()
         self._tap.collect()
         for loan in loans:

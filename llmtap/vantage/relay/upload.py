@@ -257,6 +257,7 @@ class Upload:
         t_ns: int,
         skipped: bool,
     ) -> bytes:
+        """Begin an exchange whose request has arrived completely. Return the bytes after it."""
         flow, tap = self._flow, self._context.tap
         whole, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
         self.request_bytes = end
@@ -386,6 +387,7 @@ class Upload:
         self._send(request)
 
     def _send(self, data: bytes) -> None:
+        """Write a part of the request to the upstream; retry on another connection if that is safe."""
         upstream = self.upstream
         assert upstream is not None
         submit_ns = mono_ns()

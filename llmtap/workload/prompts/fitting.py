@@ -195,6 +195,7 @@ class RowPrompts:
         return fit([self._draft(row) for row in rows], self._counter)
 
     def _draft(self, row: int) -> Draft:
+        """Return what is needed to fit the length of a row's prompt."""
         text_of, key_of, before, system = (
             self._counter.words.text,
             self._rows.key,
@@ -229,6 +230,7 @@ class ElasticPrompts:
         return self.prompts([row])[0][0]
 
     def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, FittedPrompt]]:
+        """Return the prompts of rows, with their numbers of tokens."""
         prompts_: dict[int, tuple[Prompt, FittedPrompt]] = {}
         makers: dict[int, _PromptMaker] = {}
         drafts: list[Draft] = []

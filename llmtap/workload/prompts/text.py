@@ -229,6 +229,7 @@ def count_tokens(text: str) -> int:
 
 
 def token_texts(text: str) -> list[str]:
+    """Return the text of each token."""
     ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
     return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 

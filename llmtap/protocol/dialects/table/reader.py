@@ -247,6 +247,7 @@ class TableReader(shapes.ObjectReader):
         return delta
 
     def _read_with(self, rule: CompiledRule, root: Any) -> tuple[Findings, Delta]:
+        """Read an event with the rule that fits it."""
         findings = Findings(self._texts_so_far)
         if self._dialect.message_id is not None and type(root) is dict:
             role = role_of(root) if rule.role is None else rule.role(root)
