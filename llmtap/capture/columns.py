@@ -82,6 +82,7 @@ class Column:
 
 
 def _offset_column(name: str, path: str) -> Column:
+    """Return a column of a time, which is stored as its distance from the arrival."""
     return Column(name, INT, path, Conversion.OFFSET, coarse=Coarse.TIME, distinct=True)
 
 

@@ -367,10 +367,12 @@ class AnswerReader:
         return self._begin_lines(body[len(first) :], parser, t_ns)
 
     def _release_body(self) -> None:
+        """Free the kept body and return its memory to the shared limit."""
         self._share.give(len(self._body))
         self._body.clear()
 
     def _begin_lines(self, payload: bytes, parser: _Lines, t_ns: int) -> list[Delta]:
+        """Decide that the body consists of lines or messages, which `parser` splits."""
         self.kind = BodyKind.NDJSON
         self._lines = parser
         return self.feed(payload, t_ns)

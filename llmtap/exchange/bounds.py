@@ -29,6 +29,7 @@ _FLAT: Final = frozenset({str, bytes, bytearray, array})
 
 
 def _bounds_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Bound]]:
+    """Yield the path of each field that has a length limit, with the limit."""
     for field in fields(kind):
         for about in getattr(field.type, "__metadata__", ()):
             if isinstance(about, Bound):

@@ -431,6 +431,7 @@ def _expected_tokens(x: Exchange) -> ExpectedTokens:
 
 
 def _usage_of(x: Exchange, events: Sequence[SavedEvent]) -> ExpectedUsage | None:
+    """Return the token counts and the event that reported them last; None: none did."""
     last = next((i for i in reversed(range(len(events))) if events[i].delta.counts is not None), None)
     if last is None or x.usage is None:
         return None
@@ -471,6 +472,7 @@ def _end_of(x: Exchange, events: Sequence[SavedEvent], framing: str) -> str:
 
 
 def _trailing_of(saved: Saved, events: Sequence[SavedEvent], framing: str) -> ExpectedTrailing | None:
+    """Return the bytes after the last event; None: there are none, or only blanks."""
     end = events[-1].end if events else 0
     if framing == "json" or not saved.body[end:].strip():
         return None

@@ -142,6 +142,7 @@ class Interventions:
             self._search_opening_for_refusal()
 
     def _search_opening_for_refusal(self) -> None:
+        """Search the first characters of the answer for the words of a refusal."""
         opening, self._opening_text = self._opening_text[:_OPENING_CHARS], ""
         self.needs_text = False
         for pattern in self._patterns:

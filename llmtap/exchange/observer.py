@@ -375,6 +375,7 @@ class Observer:
         self._end_read(answer, size, t_ns)
 
     def _feed(self, answer: AnswerReader, payload: bytes, t_ns: int) -> list[Delta]:
+        """Parse a piece of the body, and add the events found in it."""
         deltas = answer.feed(payload, t_ns)
         self._add_late(answer)
         self._add_all(deltas, t_ns)
@@ -625,6 +626,7 @@ class Observer:
         )
 
     def _is_understood(self, answer: AnswerReader) -> bool:
+        """Return whether a dialect can read the answer, as far as it is known."""
         dialect = answer.dialect
         if self._loss_reason is not None:
             return False
@@ -633,6 +635,7 @@ class Observer:
         return dialect.reading is not Reading.NONE or not has_data
 
     def _end_request(self) -> None:
+        """End the request; from now on, keep the answer's texts if it needs a tokenizer."""
         self._request.end()
         if self._request.wants_text and self._texts is None:
             self._log_run()
@@ -806,6 +809,7 @@ class Observer:
         return make_token_run(repetition, chunked=self._dechunk is not None, keeps_texts=False)
 
     def _expect_no_repetition(self) -> None:
+        """Log the counted repetitions, and let no event be counted as a repetition."""
         self._log_run()
         self.token_run = None
 

@@ -158,6 +158,7 @@ class _Reader:
         return [*self._system_prompts(value), *(self._read_item(item) for item in items)]
 
     def _system_prompts(self, value: JsonObject) -> Iterator[PromptMessage]:
+        """Yield the instructions that a request has outside its messages."""
         for key in ("system", "instructions", "system_prompt", "systemInstruction"):
             if system := value.get(key):
                 content = system.get("parts", system) if isinstance(system, dict) else system
@@ -395,6 +396,7 @@ _FIRST: Final = {
 
 
 def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
+    """Return the functions that can read the prompt, the one for the endpoint first."""
     first = _FIRST.get(endpoint or "")
     return _BY_MEMBERS if first is None else (first, *_BY_MEMBERS)
 

@@ -243,6 +243,7 @@ class RequestReader:
             self.wants_text = self._on_request(self._x, head, body)
 
     def _drop_body(self) -> None:
+        """Stop keeping the body, and return its memory to the shared limit."""
         self._keeps_body = False
         self._body.clear()
         self._share.give(self._taken_bytes)

@@ -343,4 +343,5 @@ class ServerTiming:
 
 
 def _public_row(reported: ServerTime) -> dict[str, object]:
+    """Return a time of the server as the JSON of an exchange shows it."""
     return {"name": reported.name, "ms": reported.ms, "where": reported.where, "unit": reported.unit}

@@ -87,6 +87,7 @@ def _complete_share(result: _Json) -> float | None:
 
 
 def _value_at(*names: str) -> Callable[[_Json], float | None]:
+    """Return a function that reads the value at a path of a result."""
     return lambda result: at(result, *names)
 
 
@@ -282,6 +283,7 @@ def _finding_text(judged: _Json, result: _Json) -> str:
 
 
 def _chunks_share(result: _Json) -> float:
+    """Return the share of answers whose tokens were only counted by chunks."""
     sources = at(result, "tokens", "source") or {}
     n = sum(sources.values())
     return sources.get("chunks", 0) / n if n else 0.0

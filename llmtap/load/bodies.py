@@ -156,6 +156,7 @@ class BodyMaker:
         }
 
     def _sent_value(self, name: str) -> Any:
+        """Return the value of a member that every body has; None: none."""
         value = self._constant_fields.get(name)
         return _decode_json(value) if isinstance(value, msgspec.Raw) else value
 

@@ -190,6 +190,7 @@ class LoadSender:
                 call.check_socket(now_ns)
 
     def _sweep(self) -> None:
+        """Regularly close idle connections and forget old measurements of lateness."""
         now_ns = mono_ns()
         self._timer = self.loop.call_later(SWEEP_S, self._sweep)
         self.pool.sweep(now_ns)
@@ -533,6 +534,7 @@ class Call:
         later.after_read()
 
     def _parse_early_data(self) -> None:
+        """Parse the reads that came before there was an observer."""
         early, self._unparsed_reads = self._unparsed_reads, []
         self._sender.early_bytes -= sum(len(data) for data, _, _ in early)
         for number, (data, t_ns, at_once) in enumerate(early, 1):
@@ -647,6 +649,7 @@ class Call:
         sender.deferred.add(self._finish_answer)
 
     def _finish_answer(self) -> None:
+        """Parse the last piece of the answer, and pass on the exchange."""
         observer, data = self._observer, self._rest_of_answer
         assert observer is not None
         self._rest_of_answer = b""

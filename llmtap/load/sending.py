@@ -105,6 +105,7 @@ class DeferredWork:
         self._is_gathering = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
 
     def finish(self) -> None:
+        """Do all deferred work now."""
         urgent, waiting = self._urgent_work, self._waiting_work
         while urgent or waiting:
             (urgent or waiting).popleft()()

@@ -108,5 +108,6 @@ class QueueGrowth:
         )
 
     def _begin(self, now: QueueTurn) -> None:
+        """Begin to watch the queue at this turn, unless it is short."""
         self._first_turn = self._latest_turn = now if now.queue >= QUEUE_MIN else None
         self._turn_count = 0

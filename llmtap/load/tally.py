@@ -77,6 +77,7 @@ class LoadTally:
         return m
 
     def _record_corrected(self, x: Exchange, m: Measured, late_ns: int) -> None:
+        """Record the latencies since the scheduled time; this corrects coordinated omission."""
         for name, ns in (("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("user_idle", m.user_idle_ns)):
             if ns is not None and x.stream:
                 self.corrected[name].record(ns + late_ns)

@@ -511,6 +511,7 @@ class WebSocketTarget:
             self._stamp_socket.close()
 
     def _sweep(self) -> None:
+        """Regularly check the connections of all sessions."""
         now_ns = mono_ns()
         for session in list(self._sessions):
             session.check_connection(now_ns)

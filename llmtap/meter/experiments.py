@@ -271,6 +271,7 @@ class Experiments:
         return self._is_on, self._switch_ns, self._stage_index
 
     def _is_settled_at(self, t_ns: int) -> bool:
+        """Return whether requests sent at a time belong to the shares now in use."""
         return t_ns >= self._settled_ns
 
     def _advance(self) -> None:
@@ -379,6 +380,7 @@ class Experiments:
         return []
 
     def _extend_figures_period(self, first_wall_ns: int, last_wall_ns: int) -> None:
+        """Extend the period that the figures cover."""
         first_ns, last_ns = self._figures_wall_ns or (first_wall_ns, last_wall_ns)
         self._figures_wall_ns = min(first_ns, first_wall_ns), max(last_ns, last_wall_ns)
 

@@ -196,6 +196,7 @@ class PairBook:
             yield from self._open_exchanges([], [])
 
     def _search(self, known_ns: int) -> Iterator[None]:
+        """Pair exchanges, and pass on those that can no longer be paired. Yield between steps."""
         yield from self._settle(self._matcher.take_left_out())
         if len(self._matcher) or self._requests:
             fronts: list[OpenExchange] = []
@@ -296,6 +297,7 @@ class PairBook:
             self._delay_count -= _delay_count_of(pairs.popleft())
 
     def _pass_on(self, ended: _EndedExchange) -> None:
+        """Report an exchange to the sinks, which had to wait for its partner."""
         for sink in self.sinks:
             try:
                 sink.on_end(ended.exchange, ended.measured, ended.key, ended.met)

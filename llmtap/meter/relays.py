@@ -298,6 +298,7 @@ def _status_at(relay: _Relay, now_ns: int) -> RelayStatus | None:
 
 
 def _add_lost(status: RelayStatus, lost: int) -> RelayStatus:
+    """Return a status in which unsettled exchanges are counted as lost."""
     unsettled = max(0, status.unsettled - lost)
     return msgspec.structs.replace(status, lost=status.lost + lost, unsettled=unsettled)
 

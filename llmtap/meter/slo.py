@@ -327,6 +327,7 @@ def _window_name(ns: int) -> str:
 
 
 def _class_count(counts: _Counts, name: str) -> SloCount:
+    """Return the counts of an SLO class, added over all tenants."""
     total = SloCount()
     for (slo, _), count in counts.items():
         if slo == name:

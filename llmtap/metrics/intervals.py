@@ -176,6 +176,7 @@ class _Pool:
         return low + (high - low) * (rank - int(rank))
 
     def _value_at(self, rank: int, times: NDArray[np.int_], reached: Values) -> float:
+        """Return the value at a rank of a resample. `times`: how often each group of values is in it."""
         piece = int(np.searchsorted(reached, rank, side="right")) - 1
         start, end = self._edges[piece], self._edges[piece + 1]
         inside = np.cumsum(times[self._groups[start:end]])

@@ -303,6 +303,7 @@ class StepDetector:
         self._open_block(now_ns)
 
     def _open_block(self, now_ns: int) -> None:
+        """Begin a block: streams that are tested together."""
         self._block_ns = now_ns
         self._parts: dict[int, _Part] = {}
         self._block_streams = 0
@@ -407,6 +408,7 @@ class StepDetector:
         return step if step is not None and step.until_ns is None else None
 
     def _end_long_step(self, now_ns: int) -> None:
+        """End a step that has lasted for ACCEPTED_NS: its level is the normal one from now on."""
         step = self.open_step
         if step is not None and now_ns - step.since_ns >= ACCEPTED_NS:
             step.until_ns = now_ns
@@ -430,6 +432,7 @@ class StepDetector:
             self._begin_day(now_ns)
 
     def _begin_day(self, now_ns: int) -> None:
+        """Begin a new day of the history, and forget the oldest one."""
         days = (now_ns - self._day_ns) // DAY_NS
         self._day_ns += days * DAY_NS
         self._days.extend(_Day() for _ in range(min(days, DAYS + 1)))
@@ -541,6 +544,7 @@ class StepDetector:
         self._state = StepState.STEADY if self.open_step is None else StepState.STEP
 
     def _threshold(self, noise: Noise, streams_per_ns: float) -> float:
+        """Return the sum of the test above which a step is reported."""
         threshold = noise.threshold(streams_per_ns)
         if self.open_step is not None:
             return threshold

@@ -197,6 +197,7 @@ def _product_limit(
 
 
 def _limits(share: float, variance: float, n: int, critical: float) -> tuple[float, float]:
+    """Return the ends of the confidence interval of a survival."""
     if not variance:
         # No event ended any of the n durations, so the variance is 0. Use the exact binomial limit: the
         # smallest survival s with s^n >= (1 - LEVEL) / 2.

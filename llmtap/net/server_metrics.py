@@ -257,6 +257,7 @@ def read_metrics(body: bytes) -> dict[str, float]:
 
 
 def _samples_of(source: _Source, samples: Mapping[str, list[_Sample]]) -> list[_Sample]:
+    """Return the samples of a metric that have the label of the source."""
     matches = samples.get(source.name, [])
     if source.label is None:
         return matches

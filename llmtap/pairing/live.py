@@ -282,6 +282,7 @@ class LiveMatcher:
         return (None,)
 
     def _result_of(self, front: _Front) -> Pair | Unpaired:
+        """Return the pair of a front exchange, or why it has none."""
         self._remove_front(front)
         if front.matches:
             front.matches.sort(key=lambda match: match.back.timeline.arrival_ns)

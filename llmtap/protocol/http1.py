@@ -138,6 +138,7 @@ SEEN_MAX: Final = 1_024
 
 
 def _kind_of(name: bytes) -> int:
+    """Return whether a header field is special for the head of a message; the result is cached."""
     kind = _KINDS.get(name.lower(), _PLAIN)
     if len(_seen_kinds) < SEEN_MAX and len(name) <= 64:
         _seen_kinds[name] = kind

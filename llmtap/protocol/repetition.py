@@ -345,6 +345,7 @@ class PythonTokenRun:
         return True
 
     def take(self) -> RunColumns:
+        """Return the columns of the events so far, and begin a new run."""
         times, added_ns, read_sizes, texts = zip(*self._events, strict=True)
         self._events.clear()
         self._texts_bytes = 0

@@ -296,6 +296,7 @@ class SseParser:
         self._reset()
 
     def _drop_content(self) -> None:
+        """Forget the content of an event that is too long; only its end is still searched."""
         self._too_long = True
         self._tail.clear()
         self._data.clear()
@@ -546,6 +547,7 @@ def _payload_object(payload: bytes) -> JsonObject:
 
 
 def _failure_payload(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
+    """Return an AWS exception in the form of a usual JSON error."""
     message = _payload_object(payload).get("message")
     if not isinstance(message, str):
         message = names.get(b":error-message", b"").decode("utf-8", "replace")

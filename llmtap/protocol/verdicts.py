@@ -403,6 +403,7 @@ def _block_verdict(signal: str, phase: str | None, **known: Any) -> Verdict:
 
 
 def _policy_gateway_verdict(message: Any, place: str) -> Verdict | None:
+    """Return the verdict in an error of a gateway that passes on Bedrock's guardrail."""
     if not isinstance(message, dict):
         return None
     phase = {"REQUEST": "input", "RESPONSE": "output"}.get(str(message.get("direction")))

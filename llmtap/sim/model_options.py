@@ -310,6 +310,7 @@ def _predict_from_prompts(requests: Requests, factor: Callable[[], float]) -> "a
 
 
 def _shuffled_outputs(requests: Requests, random: Random) -> "array[int]":
+    """Return the true lengths in random order: predictions that are right only in their distribution."""
     lengths = list(requests.output)
     random.shuffle(lengths)
     return array("q", lengths)

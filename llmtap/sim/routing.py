@@ -175,4 +175,5 @@ class RoutedEngine:
         return step
 
     def _close_request(self, request: int) -> None:
+        """Count a request of a server as ended."""
         self._open_requests[self._server_of.pop(request)] -= 1

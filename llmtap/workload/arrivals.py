@@ -44,6 +44,7 @@ class Slope:
 
     @property
     def mass(self) -> float:
+        """Expected number of arrivals."""
         return (self.from_rps + self.to_rps) / 2 * self.length_ns / NS_PER_S
 
     def reach_time_ns(self, mass: float) -> float:
@@ -71,6 +72,7 @@ class Wave:
 
     @property
     def mass(self) -> float:
+        """Expected number of arrivals."""
         return self.mean_rps * self.length_ns / NS_PER_S
 
     def reach_time_ns(self, mass: float) -> float:

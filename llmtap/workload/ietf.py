@@ -317,10 +317,12 @@ _SKEWED_OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2, min=16, max=2_048)
 
 
 def _uniform_pair(random: Random) -> tuple[int, int]:
+    """Return random input and output lengths."""
     return random.randint(128, 512), random.randint(64, 256)
 
 
 def _skewed_pair(random: Random) -> tuple[int, int]:
+    """Return random input and output lengths with a long tail."""
     input_tokens, output_tokens = random.lognormvariate(5.5, 1.0), random.lognormvariate(4.5, 1.2)
     return max(32, min(4_096, round(input_tokens))), max(16, min(2_048, round(output_tokens)))
 

@@ -241,6 +241,7 @@ class ConversationPrompts:
         return self.fit(lambda n: self.script.message(row, n), tokens)
 
     def _context_text(self, number: int) -> str:
+        """Return the text before all messages of a conversation, which others can share."""
         if number == NO_CONTEXT:
             return ""
         if number not in self._contexts:

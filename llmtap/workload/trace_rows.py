@@ -354,6 +354,7 @@ class TraceRows:
                 setattr(self.requests, name, [])
 
     def ordered_requests(self) -> Requests:
+        """Return the requests in the order of their arrivals, with their links between turns."""
         arrivals = self.requests.arrival_ns
         order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # Equal arrivals keep their order.
         as_read = order == list(range(len(order)))
@@ -464,6 +465,7 @@ class TraceRows:
         return batch
 
     def _add(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch."""
         requests = self.requests
         if self._uses_lengths:
             no_failure = pc.is_in(pc.fill_null(batch.column("outcome"), "complete"), _ENDED_WELL)
@@ -504,6 +506,7 @@ def tied_share(arrivals_ns: Sequence[int]) -> float:
 
 
 def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
+    """Return a note if many rows arrive at the same time."""
     share = tied_share(arrivals_ns)
     if not share:
         return []
@@ -547,6 +550,7 @@ class _TokenEstimate:
         return wanted
 
     def fill(self, column: "array[int]") -> None:
+        """Set the missing token counts by sizes in bytes."""
         per_token = self._bytes / self._tokens if self._tokens else self._assumed_bytes_per_token
         for row, size in self._bytes_by_row.items():
             column[row] = max(1, round(size / per_token)) if per_token else 0
@@ -567,6 +571,7 @@ class _Blocks:
         """Number of rows whose blocks have another size or unit."""
 
     def add(self, columns: Sequence[pa.Array]) -> None:
+        """Add the block ids of a batch."""
         lists = columns[0]
         if lists.null_count == len(lists):
             self._ids += [()] * len(lists)

@@ -166,6 +166,8 @@ class Prompts:
         return fit([self._draft(pp, number) for number in range(first, first + n)], self._counter)
 
     def _draft(self, pp: int, number: int = 0) -> Draft:
+        """Return how to make a prompt of about `pp` tokens, repeated words; `number` makes it unique."""
+
         def repeated_atom(words: int) -> Prompt:
             return Prompt(text=self._atom.lstrip() + self._atom * (words - 1))
 

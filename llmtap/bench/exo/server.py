@@ -191,6 +191,7 @@ def _untag_variant(tagged: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _shards(instance: Any) -> Mapping[str, Any]:
+    """Return which node of the cluster holds which part of the model."""
     shards = _untag_variant(instance)[1].get("shardAssignments")
     return shards if isinstance(shards, dict) else {}
 
@@ -466,5 +467,6 @@ class ExoCluster:
 
 
 def _preview_rank(preview: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Return kind, split and number of nodes of an offered placement, by which placements are ordered."""
     nodes = len(_shards(preview.get("instance")).get("nodeToRunner") or ())
     return str(preview.get("instance_meta")), str(preview.get("sharding")), nodes

@@ -289,12 +289,14 @@ def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Itera
 
 
 def _chunks_at_a_time(system: System, step: str) -> float | None:
+    """Return the median number of chunks that arrived together; None: unknown."""
     numbers = [chunks_at_a_time(run.steps[step].result.get("chunking") or {}) for run in system.runs]
     known = [n for n in numbers if n is not None]
     return median(known) if known else None
 
 
 def _load_identity(step: Mapping[str, Any]) -> str:
+    """Return a text that is equal for loads that can be compared."""
     closed = (step.get("load") or {}).get("closed")
     return request_sequence_text(step) + (f", {closed} at a time" if closed else "")
 

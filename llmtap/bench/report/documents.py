@@ -183,6 +183,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """JSON of a `Matrix` (`compliance/judge.py`); None if the test was stopped."""
 
     def to_repeat(self) -> BenchRepeat:
+        """Return the members that a repeat of the test stores in a report of several runs."""
         return BenchRepeat(**{name: getattr(self, name) for name in BenchRepeat.__struct_fields__})
 
 

@@ -122,6 +122,7 @@ def load_text(step: Mapping[str, Any]) -> str:
 
 
 def _main_load(document: Mapping[str, Any]) -> _MainLoad | None:
+    """Return the load that shows the latency best, with the report of its test; None: there is none."""
     reports = {report["test"]: report for report in document.get("tests") or ()}
     for name in (*_FOR_LATENCY, *reports):
         load = main_load(reports[name]) if name in reports else None

@@ -158,6 +158,7 @@ _ALL_VALID: Final = verdict_sentence({})
 
 
 def grade_of(findings: Sequence[Any], cautions: Sequence[Any]) -> str:
+    """Return the worst that the load generator's own measurements say about a load."""
     return "not valid" if findings else "caution" if cautions else "valid"
 
 

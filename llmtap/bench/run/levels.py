@@ -156,6 +156,7 @@ class Bounds:
         return texts
 
     def _p99_bounds(self) -> list[tuple[str, int]]:
+        """Return the metrics of which the 99th percentile has a bound, with the bound."""
         return [
             (name, ns)
             for name, ns in zip(_P99_METRICS, (self.ttft, self.tpot), strict=True)

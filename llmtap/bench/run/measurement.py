@@ -434,6 +434,7 @@ def _unqueued_duration_s(completed: _RequestColumns, ramp_up_s: float) -> float:
 
 
 def _overlap_seconds(begins_s: _Values, ends_s: _Values, from_s: float, to_s: float) -> _Values:
+    """Return for how long each request overlaps the period from `from_s` to `to_s`."""
     seconds: _Values = np.maximum(0.0, np.minimum(ends_s, to_s) - np.maximum(begins_s, from_s))
     return seconds
 

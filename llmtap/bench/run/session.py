@@ -118,6 +118,7 @@ class Folder:
             raise ConfigError(str(self.path / name), f"is not JSON: {exc}") from None
 
     def step(self, name: str) -> "Folder":
+        """Return the subfolder for the files of one load."""
         return self.subfolder(f"steps/{name}")
 
     def begin(self, name: str) -> Path:
@@ -519,6 +520,7 @@ class BenchSession:
         return measurement
 
     def _arm_overlay(self, arm: str) -> TargetArm:
+        """Return the configured differences of an arm from the baseline."""
         if arm == BASELINE:
             return TargetArm()
         if arm not in self.arms:
@@ -586,6 +588,7 @@ class BenchSession:
 
 
 def _measured_load(measured: Measurement) -> MeasuredLoad:
+    """Return the figures by which the duration of later loads is predicted."""
     completed = measured.successful_rows()
     span_ns = pc.max(measured.table["end_ns"]).as_py() or 0
     return MeasuredLoad(

@@ -193,6 +193,7 @@ def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
 
 
 def _bound_s(params: CapacityParams) -> float:
+    """Return the bound of the 99th percentile of TTFT."""
     assert params.ttft_p99 is not None  # `check` raised an error for None.
     return to_seconds(params.ttft_p99)
 

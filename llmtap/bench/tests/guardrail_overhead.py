@@ -85,6 +85,7 @@ class OverheadFigures(msgspec.Struct, frozen=True, kw_only=True):
     p99: figures.IntervalFigure | None
 
     def with_adjusted_p(self, p: float) -> "OverheadFigures":
+        """Return a copy with the p-value adjusted for the number of comparisons."""
         assert self.overall is not None
         overall = msgspec.structs.replace(self.overall, p_adjusted=p)
         return msgspec.structs.replace(self, overall=overall)
@@ -302,6 +303,7 @@ async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, wa
 async def _peak_capacities(
     session: BenchSession, params: GuardrailParams, capacity: Capacity, warm_by: Load
 ) -> dict[str, Capacity]:
+    """Return the greatest throughput of each arm; measure those that are not known."""
     peaks = {}
     for arm in (BASELINE, *_filter_arms(session)):
         is_known = arm == BASELINE and capacity.tps is not None

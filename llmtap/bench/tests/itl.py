@@ -275,6 +275,7 @@ def _output_tokens(row: Mapping[str, Any]) -> int:
 
 
 def _modality(gaps: Sequence[float]) -> Modality | None:
+    """Return the peaks of the distribution of the gaps; None: too few gaps."""
     peaks = modes(gaps)
     return Modality(len(peaks) == 1, peaks) if peaks else None
 

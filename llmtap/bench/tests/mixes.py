@@ -252,6 +252,7 @@ def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
 
 @cache
 def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
+    """Return the mean of a skewed distribution that is cut to a span, by numeric integration."""
     return math.fsum(_length_quantile(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
 
 

@@ -126,6 +126,7 @@ class BlockHasher:
         return content, marks
 
     def _text_bytes(self, text: str) -> bytes:
+        """Return the bytes of a text that are cut into blocks: token ids, or UTF-8 without a tokenizer."""
         if self._tokenize is None:
             return text.encode()
         if len(text) > _TOKENISE_CHARS_MAX:
@@ -414,6 +415,7 @@ class Sessions:
         return self._digest(b"answer " + answer_id, DIGEST_BYTES)
 
     def _digest(self, data: bytes, size: int) -> bytes:
+        """Return a hash keyed with the salt, so that nobody without the salt can test guesses."""
         return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
 
 
@@ -428,6 +430,7 @@ def _latest_ended(candidates: Sequence[_PastExchange], x: Exchange) -> _PastExch
 
 
 def _parent_preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple[int, int]:
+    """Return a key by which the best of several possible earlier turns is chosen."""
     if past.follower is None:
         rank = 3 if past.succeeded and _think_ns(past, x) is not None else 1
     else:

@@ -249,6 +249,7 @@ def _fitting_value(value: Any, kind: pa.DataType) -> Any:
 
 
 def _floor_us(ns: pa.Array) -> pa.Array:
+    """Return nanoseconds as whole microseconds, rounded down."""
     return floor_divide(ns, 1_000)
 
 
@@ -259,6 +260,7 @@ def _joined_column(parts: Iterable[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _list_offsets(lengths: Iterable[int]) -> pa.Array:
+    """Return where each list begins in the joined values, as Arrow stores lists."""
     offsets = array("i", accumulate(lengths, initial=0))
     return pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
 

@@ -412,6 +412,7 @@ class Store:
 
     @property
     def _open_bytes(self) -> int:
+        """Return the size of the spool that is being written."""
         writer = self._writer
         return 0 if writer is None else writer.size_bytes
 
@@ -421,6 +422,7 @@ class Store:
             self.rotate()
 
     def _measure_folders(self, now_ns: int) -> None:
+        """Read the sizes of the files again, because others can remove them."""
         self._folders_measured_ns = now_ns
         self._files.list_folder()
         self._finisher.forget_removed()

@@ -416,6 +416,7 @@ def _is_configured(signal: str) -> bool:
 
 
 def _number_of_variable(variable: str, default: float) -> float:
+    """Return the positive number in an environment variable, else the default."""
     try:
         value = float(os.environ.get(variable) or default)
     except ValueError:

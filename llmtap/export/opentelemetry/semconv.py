@@ -118,6 +118,7 @@ class Semconv:
 
 
 def _time_measures(name: str, description: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
+    """Return a histogram of seconds."""
     return (Measure(Instrument(name, description, "s", edges)),)
 
 

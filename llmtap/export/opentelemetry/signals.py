@@ -133,6 +133,7 @@ def _end_ns(x: Exchange) -> int:
 
 
 def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, output: int | None) -> int | None:
+    """Return the server's time per output token after the first; None: unknown."""
     if server_ns is None or first_ns is None or output is None or output < 2:
         return None
     if x.tokens.reasoning and x.timeline.first_reasoning_ns is None:

@@ -111,6 +111,7 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
 
 
 def _cautions(results: Mapping[str, SavedReplay]) -> Iterator[BurstCaution]:
+    """Yield the replays whose chunks arrive in bursts, which makes gaps between tokens unreliable."""
     numbers = [chunks_at_a_time(result.chunking) for result in results.values()]
     for label, n, usual in zip(results, numbers, reversed(numbers), strict=True):
         if n is not None and arrives_in_bursts(n, usual):

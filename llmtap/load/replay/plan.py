@@ -275,6 +275,7 @@ def _check_rate(process: str, schedule: ScheduleOptions) -> None:
 
 
 def _refuse_arrivals(schedule: ScheduleOptions) -> None:
+    """Raise ConfigError if an option sets send times, which `--closed` does not have."""
     for option, value in (
         ("--arrivals", schedule.arrivals),
         ("--rate", schedule.rate),

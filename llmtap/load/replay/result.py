@@ -319,6 +319,7 @@ class RunObservations:
         return max(self._first_sent_ns.values(), default=began_ns) - began_ns
 
     def _independent_rows(self) -> Sequence[int]:
+        """Return the rows that wait for no other row."""
         after = self.requests.after
         return [row for row in range(len(self.requests)) if not after or after[row] < 0]
 

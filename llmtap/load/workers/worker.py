@@ -304,6 +304,7 @@ def _request_reader(
 
 
 def _row_paths(sender: LoadSender | PromptSender, paths: list[str]) -> list[bytes]:
+    """Return the path of each row; empty: that of the target."""
     if isinstance(sender, PromptSender):
         return []
     origin = sender.target.origin

@@ -345,6 +345,7 @@ def _check_setup(setup: WorkerSetup) -> None:
 
 
 def _share_of(whole: int, i: int, shares: int) -> int:
+    """Return the part of `whole` for share `i`; the first shares take the rest of the division."""
     each, more = divmod(whole, shares)
     return each + (i < more)
 

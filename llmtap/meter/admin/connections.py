@@ -201,6 +201,7 @@ class AdminConnections:
             connection.end_answer()
 
     async def _send_sliced(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """Send a large body in slices, so that a slow client takes little memory."""
         body = response.body if isinstance(response, web.Response) else None
         if not isinstance(body, bytes) or len(body) <= SLICE_BYTES or request.method == hdrs.METH_HEAD:
             return response

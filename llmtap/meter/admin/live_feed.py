@@ -274,6 +274,7 @@ def _frame_event(name: str, data: bytes) -> bytes:
 
 
 def _key_figures(summary: dict[str, Any]) -> dict[str, object]:
+    """Return the few figures of a summary that the feed sends."""
     metrics = summary["metrics"]
     return {
         **{name: summary[name] for name in _KEY_FIGURES},

@@ -341,6 +341,7 @@ class Recorder:
         return any(fnmatchcase(tenant, pattern) for pattern in self._options.full_tenants)
 
     def _drop(self, reason: str, n: int) -> None:
+        """Count rows that are not captured."""
         self._dropped_by_reason[reason] = self._dropped_by_reason.get(reason, 0) + n
 
     def _run(self) -> None:

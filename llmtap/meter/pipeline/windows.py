@@ -491,6 +491,7 @@ class Windows:
         return [] if same_terms else [changed]
 
     def _tidy(self, pieces: int) -> None:
+        """Merge old slices, at most `pieces` of them at once."""
         for _ in range(pieces):
             if not self._slices.tidy():
                 break

@@ -310,6 +310,7 @@ class DialectChooser:
         return delta
 
     def _store(self, stored: _StoredEvent) -> None:
+        """Keep an event until the dialect is chosen."""
         self._stored_events.append(stored)
         self.kept_bytes += max(stored.size, _EVENT_BYTES_MIN)
 
@@ -447,6 +448,7 @@ def _is_weak_evidence(delta: Delta) -> bool:
 
 
 def _read_with_guardrail(reader: Reader | None, event: SseEvent) -> Delta:
+    """Read an event, and the action of Bedrock's guardrail in it."""
     delta = _read_unclaimed(event) if reader is None else reader.read_event(event)
     if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
         bedrock.add_guardrail(delta, event.data)

@@ -347,6 +347,7 @@ def _id_of(data: bytes) -> str:
 
 
 def _is_thought(extra: Any) -> bool:
+    """Return whether the extra fields of Gemini's API mark the content as thinking."""
     google = extra.get("google") if isinstance(extra, dict) else None
     return isinstance(google, dict) and google.get("thought") is True
 
@@ -361,6 +362,7 @@ def _reasoning_text_of(delta: _Delta) -> Any:
 
 
 def _part_outputs(part: JsonObject) -> Iterator[tuple[EventClass, str]]:
+    """Yield the texts of a content part with their classes, such as thinking."""
     thinking = part.get("thinking")
     for inner in thinking if isinstance(thinking, list) else ({"text": thinking},):
         if thought := text_of(inner.get("text") if isinstance(inner, dict) else None):

@@ -304,6 +304,7 @@ def _without_wrong_types(value: JsonObject) -> JsonObject:
 
 
 def _typed_choice(choice: JsonObject) -> JsonObject:
+    """Return a choice without members of a wrong type."""
     get, index = choice.get, choice.get("index")
     kinds = {"finish_reason": str, "token_ids": list, "delta": dict, "message": dict}
     return choice | {

@@ -288,6 +288,7 @@ _RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
 
 
 def _ranked_classes(mask: int) -> tuple[EventClass, ...]:
+    """Return the classes whose bits are set, in their order."""
     classes = _RANKED.get(mask)
     if classes is None:
         classes = _RANKED[mask] = tuple(c for c in EventClass if mask >> c & 1)

@@ -111,6 +111,7 @@ class InferredReader(TableReader):
         return delta
 
     def _adjust(self, delta: Delta) -> Delta:
+        """Correct what a generic table reads, with what is known from earlier events."""
         if delta.counts is not None:
             # A count before any output is not that of the whole answer. A later count often has no input
             # tokens: take them from an earlier count.

@@ -55,11 +55,13 @@ class Kind:
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
+        """Name of the event and values of its marks, each split into words."""
         values = (self.event or "", *(value for _, value in self.marks if isinstance(value, str)))
         return tuple(map(names.words, values))
 
     @property
     def words(self) -> frozenset[str]:
+        """All words in the names of the kind."""
         return frozenset(word for name in self.names for word in name)
 
 
@@ -457,6 +459,7 @@ def _is_result(name: tuple[str, ...]) -> bool:
 
 
 def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass:
+    """Return the class of a text by the names around it. `flagged`: a mark shows thinking."""
     words = frozenset(word for name in name_words for word in name)
     if flagged or words & names.REASONING:
         return EventClass.REASONING

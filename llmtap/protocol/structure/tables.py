@@ -251,6 +251,7 @@ def _usage_of(structure: Structure) -> _Usage | None:
 
 
 def _add_ends(structure: Structure, draft_of: Callable[[Kind], _Draft]) -> None:
+    """Add the marks that only the last event has."""
     last = max(structure.kinds.values(), key=lambda kind: kind.indexes[-1])
     for flag in structure.flags.values():
         once = len(flag.indexes) == 1 and flag.indexes[0] == last.indexes[-1]
@@ -263,6 +264,7 @@ def _add_ends(structure: Structure, draft_of: Callable[[Kind], _Draft]) -> None:
 def _end_of(
     structure: Structure, rules: tuple[Rule, ...]
 ) -> Literal["done", "[DONE]", "finish_reason", "none"]:
+    """Return how the table finds the end of an answer."""
     if structure.end_text == "[DONE]":
         return "[DONE]"
     if any(rule.done or rule.event_class == "done" for rule in rules):

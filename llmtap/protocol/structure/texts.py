@@ -71,6 +71,7 @@ def compare_texts(texts: Sequence[str]) -> Sequel:
 
 
 def _is_no_text(text: str) -> bool:
+    """Return whether a value looks like an id, a date or a similar value, not like a piece of an answer."""
     text = text.strip()
     return len(text) > 3 and _NO_TEXT.fullmatch(text) is not None
 

@@ -110,6 +110,7 @@ class BatchSize:
         return max(self._b_min, min(self.size_by_memory(), b_sla, self._limit))
 
     def size_by_memory(self) -> int:
+        """Return how many requests of mean length fit into the KV memory."""
         if not self._updates and self._readings.lengths_start == "limit":
             return self._limit
         expected_tokens = self._inputs_mean + self._outputs_mean

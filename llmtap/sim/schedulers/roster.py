@@ -481,6 +481,7 @@ class Roster:
         return max(1, self._requests.input[request])
 
     def _block_names(self, request: int) -> Sequence[int]:
+        """Return the names of the prompt's whole blocks, by which the cache finds them."""
         if not self._has_cache:
             return ()
         whole = self._requests.input[request] // self._requests.block_tokens
@@ -507,6 +508,7 @@ class Roster:
         return seat
 
     def _start_decoding(self, request: int, seat: _Seat, made: int) -> None:
+        """Move a request whose prompt is processed to the requests that make tokens."""
         seat.unprocessed = 0
         seat.start_step = self._step
         seat.end_step = self._step + self._requests.output[request] - made
@@ -516,6 +518,7 @@ class Roster:
         self.running = [*self.running, request]
 
     def _tokens_held(self, seat: _Seat, step: int) -> int:
+        """Return the number of tokens of a request in the KV memory; it grows by 1 in each step."""
         return seat.tokens + step - seat.start_step
 
     def _block_phase(self, seat: _Seat) -> int:

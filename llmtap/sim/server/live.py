@@ -283,6 +283,7 @@ class LiveEngine:
             self._call_later(at_ns, partial(self._send_batch_token, ticket, at_ns, times))
 
     def _send_batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
+        """Pass on a token of a batch, and schedule the next one."""
         if not ticket.is_over:
             self._send_token(ticket, at_ns)
             self._schedule_next_token(ticket, times)

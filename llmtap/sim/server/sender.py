@@ -114,6 +114,7 @@ class ResponseSender:
         """Done when everything was sent, or when the answer was ended early."""
 
     def wake(self) -> None:
+        """Set the time at which the next token is due."""
         self._waker.call_at(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:

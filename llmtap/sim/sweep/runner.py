@@ -239,6 +239,7 @@ def _prepare_worker(traces: Traces) -> None:
 
 
 def _end_with_parent() -> None:
+    """End this process when its parent ends. This runs in a thread."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -340,6 +341,7 @@ class SweepRunner:
         return self.attempts
 
     def _stream(self, jobs: list[SweepJob]) -> Generator[SweepAttempt]:
+        """Yield the results of jobs as they end, from Ray, other processes or this one."""
         traces = {job.rows: self._traces[job.rows] for job in jobs}
         if self._ray is not None:
             return run_on_ray(jobs, traces, self._ray, workers=self._workers)
@@ -350,5 +352,6 @@ class SweepRunner:
 
 
 def _useful_workers(jobs: Sequence[SweepJob]) -> int:
+    """Return the number of processes that shortens the sweep: a process takes time to start."""
     effort = sum(job.effort for job in jobs)
     return max(1, min(len(os.sched_getaffinity(0)), effort // _EFFORT_PER_PROCESS))

@@ -282,6 +282,7 @@ class AppExchange:
                 self._tap.offer(FrameKind.SUBMIT, self.seq, now_ns, now_ns - t_ns)
 
     def _send_first_frame(self, data: bytes, whole_ns: int = 0, kind: int = FrameKind.OPEN) -> None:
+        """Report the begin of the exchange. `whole_ns`: end of the request, if `data` has all of it."""
         self.has_begun = True
         self.seq, _ = self._tap.open(self.arrival_ns, data, whole_ns, kind)
 

@@ -233,6 +233,7 @@ class Connection:
             del way.peer
 
     def _reset(self, way: TcpDirection, seq: int, t_ns: int) -> None:
+        """Handle an RST, which ends the connection unless its position is wrong."""
         ahead = 0 if way.next_seq is None else way.distance(seq)
         if ahead < -1:
             return  # RFC 5961 3.2: the receiver ignores such an RST. (After a FIN, -1 is the right position.)
@@ -250,6 +251,7 @@ class Connection:
                 self._ignore("encrypted")
 
     def _ignore(self, kind: str) -> None:
+        """Ignore the connection from now on. `kind`: why, as counted."""
         self.ignored = True
         self._counts.add(kind)
 

@@ -292,6 +292,7 @@ class Conversation:
             self._window_closed_ns = t_ns
 
     def _end_pause(self, t_ns: int) -> None:
+        """The client can take data again: add the pause to its exchange."""
         if self._response_exchange is not None:
             self._response_exchange.paused_ns += t_ns - self._window_closed_ns
         self._window_closed_ns = 0

@@ -257,6 +257,7 @@ class FileVantage:
         )
 
     def _flush(self) -> None:
+        """Pass on the collected frames."""
         frames, self._frames = self._frames, []
         self._digest(frames, self.now_ns)
         self._ledger.acknowledge(1)

@@ -334,6 +334,7 @@ class Flow(FlowState):
             upstream.pause()
 
     def _end_pause(self, now_ns: int) -> None:
+        """Report for how long the client could take no more data."""
         if self._paused_since_ns:
             held_ns = now_ns - self._paused_since_ns
             self.paused_ns += held_ns
@@ -426,6 +427,7 @@ class Flow(FlowState):
     # ---------------------------------------------------------------- the end of the exchange
 
     def _body_complete(self, t_ns: int) -> None:
+        """Report that the answer's body has ended."""
         self._tap.offer(FrameKind.RESPONSE_END, self.seq, t_ns, 0)
         self._answer_complete()
 

@@ -358,6 +358,7 @@ class Upload:
         self._context.loop.call_soon(self._settle_without_memory)
 
     def _settle_without_memory(self) -> None:
+        """Forward a held request without its arm, because another request needs the memory."""
         holds = self.assignment is not None and self.assignment.holds_body
         if holds and not self._is_detached and not self._flow.over:
             self._forward_held()
@@ -365,6 +366,7 @@ class Upload:
     # ---------------------------------------------------------------- send the request to the upstream
 
     def _head_lines(self, head: RequestHead) -> bytes:
+        """Return the request head for the upstream."""
         route, context = self._route, self._context
         self._target = head.target
         extra: Headers = []
@@ -431,6 +433,7 @@ class Upload:
             self._stream.resume()
 
     def _connect_for(self, request: bytes) -> None:
+        """Connect to the upstream; `request` is sent when this succeeds."""
         self._waiting_data = request
         if not self.end_ns:
             self._stream.pause()
@@ -523,6 +526,7 @@ class Upload:
             upstream.close()
 
     def _release_upstream(self) -> Stream | None:
+        """Return the connection to the upstream, which this object no longer uses."""
         upstream, self.upstream = self.upstream, None
         if upstream is not None and not self._is_detached:
             self.has_exact_stamps = upstream.stamped_since(self._flow.arrival_ns)

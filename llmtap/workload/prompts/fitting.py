@@ -122,6 +122,7 @@ class _Search:
         return self._set_size(words, atoms + self._draft.tokens - tokens)
 
     def _set_size(self, words: int, atoms: int) -> bool:
+        """Make the prompt of another size. Return False if this size was already tried."""
         words = max(1, words)
         if (words, atoms) in self._tokens_by_size:
             return False
@@ -269,6 +270,7 @@ class _PromptMaker:
 
 
 def _prompt_shape(prompt: Prompt) -> tuple[bool, int]:
+    """Return what the number of extra tokens (of a chat template) depends on."""
     return bool(prompt.system), len(prompt.history)
 
 

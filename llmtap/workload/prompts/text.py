@@ -96,6 +96,7 @@ class NumberedBytes:
         return self._bytes(number << 1 | 1, tokens)
 
     def _bytes(self, x: int, tokens: int) -> bytes:
+        """Return random bytes, one for each token; the first ones differ for every `x`."""
         name = ((x * _NAME_FACTOR + self._offset) % _NAMES).to_bytes(NAME_BYTES, "little")
         if tokens <= NAME_BYTES:
             return name[: max(0, tokens)]

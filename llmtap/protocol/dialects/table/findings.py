@@ -116,12 +116,14 @@ def add_text(kind: EventClass, cumulative: bool, value: Any, findings: Findings,
 
 
 def add_payload(kind: EventClass, value: Any, findings: Findings, index: int) -> None:
+    """Add an output that is no text, such as audio."""
     if value:
         findings.pieces.append((kind, ""))
         findings.choices[index] = None
 
 
 def count_end(wanted: Any, value: Any, findings: Findings, index: int) -> None:
+    """Count a value that marks the end of the answer."""
     findings.ends += equal(value, wanted)
 
 
@@ -148,6 +150,7 @@ def store_value(key: str, rank: int, value: Any, findings: Findings, index: int)
 
 
 def store_choice_value(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
+    """Keep the value of a choice from the path that is listed first."""
     values = findings.choice_values.setdefault(index, {})
     if rank < values.get(key, NO_VALUE)[0]:
         values[key] = rank, value

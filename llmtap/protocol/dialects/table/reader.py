@@ -142,6 +142,7 @@ class TableDialect:
         return name, root
 
     def _more_rules(self, name: str) -> list[CompiledRule]:
+        """Return the rules whose event name ends with `*` and fits."""
         return [rule for start, rule in self._other_rules if name.startswith(start)]
 
     def find_rule(self, root: Any, event_name: bytes | None) -> tuple[CompiledRule | None, Any]:
