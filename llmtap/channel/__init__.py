@@ -191,7 +191,7 @@ class Tap:
         self._timer: asyncio.TimerHandle | None = None
         self._flush_s = FLUSH_CALM_S
         """Time for which frames are collected into one batch."""
-        self._is_writing = False  # whether batches wait until the socket takes more bytes
+        self._is_writing = False
         """Whether the loop watches until the socket takes more bytes."""
         self._is_closed = False
         self._all_settled = asyncio.Event()

@@ -296,11 +296,17 @@ def _decode_json(raw: msgspec.Raw) -> Any:
 class Maker(Protocol):
     """Makes request bodies for one kind of target."""
 
-    def body(self, prompt: Prompt, output: int) -> bytes: ...
+    def body(self, prompt: Prompt, output: int) -> bytes:
+        """Return a request body with a prompt. `output`: number of tokens to generate."""
+        ...
 
-    def adapt_recorded(self, body: bytes, path: str = "") -> bytes: ...
+    def adapt_recorded(self, body: bytes, path: str = "") -> bytes:
+        """Return a recorded body as this target needs it."""
+        ...
 
-    def destination(self, body: bytes, path: str) -> str: ...
+    def destination(self, body: bytes, path: str) -> str:
+        """Return the path to which a body is sent."""
+        ...
 
 
 @dataclass(slots=True)

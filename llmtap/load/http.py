@@ -391,6 +391,7 @@ class Call:
         self.began_ns = 0
         """Time at which this attempt began to connect or to write."""
         self.connect_ns: int | None = None
+        """Time that this attempt took to connect; None: it uses a kept connection."""
         self.last_ns = 0
         self.request_bytes = 0
         self.response_bytes = 0

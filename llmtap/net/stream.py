@@ -81,32 +81,38 @@ class Handler(Protocol):
 
 
 class Stream(Protocol):
-    """One connection, plain (PlainStream) or encrypted (TlsStream).
-
-    Attributes:
-        resumed_ns: end of the latest pause; bytes with an earlier stamp waited because of the pause.
-        paused: reading is suspended.
-        pending: bytes written but not yet taken by the kernel.
-        acked_bytes: bytes that the peer's kernel has acknowledged; they grow while the peer reads.
-        received_bytes: bytes that arrived, also those that no handler has seen; 0 where a handler sees each
-            byte as soon as it is read.
-        out_of_order: the kernel's timestamps of this connection are possibly too early.
-    """
+    """One connection, plain (PlainStream) or encrypted (TlsStream)."""
 
     handler: Handler
     closed: bool
     resumed_ns: int
+    """End of the latest pause; bytes with an earlier stamp waited because of the pause."""
 
     @property
-    def paused(self) -> bool: ...
+    def paused(self) -> bool:
+        """Whether reading is suspended."""
+        ...
+
     @property
-    def pending(self) -> int: ...
+    def pending(self) -> int:
+        """Number of bytes written but not yet taken by the kernel."""
+        ...
+
     @property
-    def acked_bytes(self) -> int: ...
+    def acked_bytes(self) -> int:
+        """Number of bytes that the peer's kernel has acknowledged; it grows while the peer reads."""
+        ...
+
     @property
-    def received_bytes(self) -> int: ...
+    def received_bytes(self) -> int:
+        """Number of bytes that arrived, also of those that no handler has seen; 0 where handlers see all."""
+        ...
+
     @property
-    def out_of_order(self) -> bool: ...
+    def out_of_order(self) -> bool:
+        """Whether the kernel's timestamps of this connection are possibly too early."""
+        ...
+
     def came_at_once(self, data: bytes) -> bool:
         """Return whether `data`, from the last read, possibly belongs to several events and arrived in one
         TCP segment; False if that is unknown."""
@@ -121,15 +127,41 @@ class Stream(Protocol):
         connection is broken."""
         ...
 
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def shutdown_write(self) -> None: ...
-    def peer_left(self) -> bool: ...
-    def look_again(self) -> None: ...
-    def is_alive(self) -> bool: ...
-    def has_unread(self) -> bool: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
+    def pause(self) -> None:
+        """Read nothing until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Read again."""
+        ...
+
+    def shutdown_write(self) -> None:
+        """Send the end of this side's data; the peer can still send."""
+        ...
+
+    def peer_left(self) -> bool:
+        """Return whether the peer has closed its side, even if bytes are unread: for a paused stream."""
+        ...
+
+    def look_again(self) -> None:
+        """Watch the socket for data again."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Return False if the peer has closed, or has sent anything: for an idle connection."""
+        ...
+
+    def has_unread(self) -> bool:
+        """Return whether the peer has sent bytes that are unread."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; pending bytes are not sent."""
+        ...
+
+    def abort(self) -> None:
+        """Close with a TCP reset, so that the peer sees an incomplete message."""
+        ...
 
 
 class Timebase:

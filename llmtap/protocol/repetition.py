@@ -245,9 +245,13 @@ class Reader(Protocol):
     """Reads the events of one answer."""
 
     @property
-    def names_read(self) -> frozenset[str] | None: ...
+    def names_read(self) -> frozenset[str] | None:
+        """Members that the dialect reads at the top of an event; None: possibly any."""
+        ...
 
-    def read_event(self, event: SseEvent) -> Delta: ...
+    def read_event(self, event: SseEvent) -> Delta:
+        """Return what an event contains."""
+        ...
 
 
 class RepetitionFinder:
@@ -300,7 +304,9 @@ class TokenRun(Protocol):
     def __len__(self) -> int: ...
 
     @property
-    def full(self) -> bool: ...
+    def full(self) -> bool:
+        """Whether no further event fits into the run."""
+        ...
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
         """Add the event of a read and return True; return False if the read is not exactly one repetition."""

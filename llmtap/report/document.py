@@ -255,10 +255,11 @@ class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Whether to draw points without a line."""
     bars: bool = False
     hatch: str = ""
+    """Pattern that fills the bars; empty: none."""
     low: Sequence[float | None] | None = None
     """Lower ends of intervals around `y`; None: there are none."""
     high: Sequence[float | None] | None = None
-    """`low` and `high`: ends of the interval of each point; None: unknown."""
+    """Upper ends of the intervals."""
     texts: Sequence[str] | None = None
     """Text next to the mouse pointer for each point; default: the name, and `hover` of the plot."""
     silent: bool = False

@@ -183,11 +183,17 @@ _NOTHING: Final = Step()
 class AnyEngine(Protocol):
     """Engine that `run_virtual` drives: an `Engine`, or several behind a router."""
 
-    def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step: ...
+    def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
+        """A request arrives. `more`: others arrive at the same time. Return what the engine does next."""
+        ...
 
-    def on_done(self, now_ns: int, run: EngineRun) -> Step: ...
+    def on_done(self, now_ns: int, run: EngineRun) -> Step:
+        """A run (a batch or an iteration) ends. Return its results, and what the engine does next."""
+        ...
 
-    def close(self, now_ns: int) -> Step: ...
+    def close(self, now_ns: int) -> Step:
+        """No further request arrives, so batches need not wait for more."""
+        ...
 
 
 class Engine:

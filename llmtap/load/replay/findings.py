@@ -126,6 +126,7 @@ class JudgedFinding(Struct, frozen=True):
     limit: float
     """Value up to which there is no finding."""
     text: str = field(name="says")
+    """Sentence that describes the finding."""
     invalid_figures: tuple[str, ...] = field(name="spoils")
     """Names of the figures that this finding makes invalid."""
     doubtful_figures: tuple[str, ...] = field(name="doubts")

@@ -70,6 +70,7 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[Any] | None = None
+    """Ids of the generated tokens (vLLM), whose number is exact."""
     content_filter_results: Any = None
     message: _Delta | None = None
     usage: Any = None

@@ -29,11 +29,17 @@ class Reader(Protocol):
     """
 
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """Name of the dialect; None: the reader only infers the form of the answer."""
+        ...
 
-    def read_event(self, event: SseEvent) -> Delta: ...
+    def read_event(self, event: SseEvent) -> Delta:
+        """Return what an event of a stream contains."""
+        ...
 
-    def read_body(self, body: bytes) -> Delta: ...
+    def read_body(self, body: bytes) -> Delta:
+        """Return what a body that is no stream contains."""
+        ...
 
 
 class Dialect(Protocol):

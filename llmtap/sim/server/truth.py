@@ -51,6 +51,7 @@ class Truth(msgspec.Struct, kw_only=True):
     seq: int = 0
     """Number in the log, in the order in which requests ended; the first is 1."""
     id: str
+    """Id that the response names."""
     path: str
     model: str
     stream: bool

@@ -41,15 +41,21 @@ class FrameSink(Protocol):
     def count_if_skipped(self, head: http1.RequestHead) -> bool:
         """Return whether a rule excludes the request from measurement. If so, count it as skipped."""
 
-    def open(
-        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN
-    ) -> tuple[int, bool]: ...
+    def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
+        """Begin an exchange. Return its number, and whether its frames are taken."""
+        ...
+
     def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
         """Send a frame of an exchange; return False if there is no room."""
         ...
 
-    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None: ...
-    def drop(self, seq: int, t_ns: int, reason: str) -> None: ...
+    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
+        """Send the last frame of an exchange."""
+        ...
+
+    def drop(self, seq: int, t_ns: int, reason: str) -> None:
+        """Give up an exchange, and count it by the reason."""
+        ...
 
 
 class _Exchange:

@@ -94,9 +94,17 @@ class ExchangeClient(Protocol):
     address: bytes
     is_11: bool  # whether the request is HTTP/1.1, and not 1.0
 
-    def request_complete(self) -> None: ...
-    def hand_over(self) -> bytes: ...
-    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None: ...
+    def request_complete(self) -> None:
+        """Record that the current request has been read to its end."""
+        ...
+
+    def hand_over(self) -> bytes:
+        """Become a tunnel, and return the bytes that the client has already sent into it."""
+        ...
+
+    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
+        """Continue after the end of an exchange: read the next request, or close the connection."""
+        ...
 
 
 class UploadOwner(Waiter, Protocol):
@@ -110,10 +118,15 @@ class UploadOwner(Waiter, Protocol):
     finishing: bool  # whether the answer is complete, but the client's socket has not taken all of it
     reads_on: bool  # whether the rest of the request is still read after an error answer
 
-    def client_drained(self) -> None: ...
+    def client_drained(self) -> None:
+        """Continue after the client's socket has taken all bytes."""
+        ...
+
     def fail(
         self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
-    ) -> None: ...
+    ) -> None:
+        """End the exchange with an error response, or cut a response that has begun."""
+        ...
 
 
 class Upload:

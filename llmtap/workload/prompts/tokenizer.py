@@ -36,18 +36,24 @@ class Tokenizer(Protocol):
     """Cuts texts into tokens, without adding special tokens of a model."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name as results show it."""
+        ...
 
     @property
     def specials(self) -> int:
         """Number of special tokens that a server adds to the text of a completion."""
         ...
 
-    def counts(self, texts: Sequence[str]) -> list[int]: ...
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text."""
+        ...
 
     def encode(self, text: str) -> Sequence[int]: ...
 
-    def decode(self, ids: Sequence[int]) -> str | None: ...
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """Return the text of tokens; None: this tokenizer has none."""
+        ...
 
     def vocabulary(self) -> Sequence[str]:
         """Plain lower-case words of the vocabulary in the order of their ids; empty if unknown."""
