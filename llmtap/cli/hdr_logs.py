@@ -46,9 +46,12 @@ class LogFigure(Struct, frozen=True):
     """Number of values in the log `a`."""
     n_b: int
     a: float
+    """Value in the first log, in the unit of the logs."""
     b: float
+    """Value in the second log."""
     difference: float
     low: float | None
+    """Lower end of the interval of the difference; None: unknown."""
     high: float | None
 
 

@@ -72,7 +72,9 @@ class SetUpDifference(Struct, frozen=True):
 
     name: str
     a: Any
+    """Value of the setting in the first result."""
     b: Any
+    """Value of the setting in the second result."""
     load: bool
     """Whether the setting decides which requests are sent, or when."""
 

@@ -86,6 +86,7 @@ class ResponseWait:
 
     def __init__(self, observer: Observer, request_id: str) -> None:
         self.observer = observer
+        """Parses the messages of the response."""
         self.request_id = request_id
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the answer has ended or failed."""

@@ -99,6 +99,7 @@ class PowerFit:
     k: float
     """Exponent."""
     a: float
+    """Factor of y = a x^k."""
     r2_log: float
     """R^2 of the straight line through the logarithms, in contrast to `r2` of the values themselves."""
     r2: float

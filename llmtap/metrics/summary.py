@@ -179,6 +179,7 @@ class _Packed(Struct, array_like=True):
     n: int
     opened: int | None
     benefit: float
+    """Sum of the benefits of the answers (smooth goodput)."""
     readers: list[tuple[float, int, str, int]]
     metrics: dict[str, bytes]
     added: dict[str, bytes]
@@ -191,6 +192,7 @@ class _Packed(Struct, array_like=True):
     burst_hold_max_ns: int | None
     uncertainty_ns: int
     benefit_eq4: float = 0.0
+    """As `benefit`, by equation 4 of the smooth goodput paper as printed."""
 
 
 _encode: Final = msgpack.Encoder().encode

@@ -184,6 +184,7 @@ class RequestHead(msgspec.Struct):
     upgrade: bytes | None
     """Protocol to which the client wants to switch; None: to none."""
     expects_continue: bool
+    """Whether the client sends the body only after status 100."""
 
 
 class ResponseHead(msgspec.Struct):

@@ -143,6 +143,7 @@ class VerdictBox:
 
     kind: ClassVar = "verdict"
     good: bool
+    """Whether the result is valid, which sets the colour."""
     lead: str
     """Emphasized words before the text."""
     text: str = ""
@@ -254,6 +255,7 @@ class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     scattered: bool = False
     """Whether to draw points without a line."""
     bars: bool = False
+    """Whether the points are drawn as bars."""
     hatch: str = ""
     """Pattern that fills the bars; empty: none."""
     low: Sequence[float | None] | None = None

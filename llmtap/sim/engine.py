@@ -223,11 +223,13 @@ class Engine:
         return Step(step.started, output, step.given_up)
 
     def leave(self, now_ns: int, request: int) -> Step:
+        """End a request whose client has left."""
         self._set_time(now_ns)
         self._scheduler.on_left(now_ns, request)
         return self.dispatch(now_ns)
 
     def close(self, now_ns: int) -> Step:
+        """No further request arrives, so batches need not wait for more."""
         self._set_time(now_ns)
         self._scheduler.on_close(now_ns)
         return self.dispatch(now_ns)

@@ -155,11 +155,13 @@ class RoutedEngine:
         return self._merge_steps([self._engines[run.server].on_done(now_ns, run)])
 
     def leave(self, now_ns: int, request: int) -> Step:
+        """End a request whose client has left."""
         server = self._server_of[request]
         self._close_request(request)
         return self._merge_steps([self._engines[server].leave(now_ns, request)])
 
     def close(self, now_ns: int) -> Step:
+        """No further request arrives, so batches need not wait for more."""
         return self._merge_steps([engine.close(now_ns) for engine in self._engines])
 
     def _merge_steps(self, steps: Sequence[Step]) -> Step:

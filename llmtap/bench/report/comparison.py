@@ -43,7 +43,9 @@ class FigureComparison(msgspec.Struct, kw_only=True):
     m: int | UnsetType = UNSET
     """Number of samples of the other system."""
     a: float | None = None
+    """Value of the system `a_system`."""
     b: float | None = None
+    """Value of the system `b_system`."""
     difference: float | None = None
     low: float | None = None
     """Lower end of the interval of `difference`."""
@@ -92,7 +94,9 @@ class ComparedSystem(msgspec.Struct, frozen=True):
     runs: int
     """Number of runs."""
     sut: Mapping[str, Any]
+    """Description of the system under test, from the bench file."""
     target: Mapping[str, Any]
+    """Settings of the requests to the system, from the bench file."""
     quick: bool
     """Whether a run was shortened by `--quick`."""
     seeds: list[int]

@@ -135,6 +135,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     target: Mapping[str, Any]
     """Settings of the target. These and `arms` contain no secrets (`without_secrets`)."""
     arms: Mapping[str, Mapping[str, Any]]
+    """Differences of each configured arm from the baseline, such as header fields."""
     seed: int
     warmup: str
     """Kind of warm-up that was requested, such as `auto`."""
@@ -240,8 +241,10 @@ class BenchSetup(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     """By name of a program: its version."""
     target: Mapping[str, Any]
+    """Settings of the requests to the system, from the bench file."""
     sut: Sut
     arms: Mapping[str, Mapping[str, Any]]
+    """Differences of each configured arm from the baseline, such as header fields."""
     params: Mapping[str, Mapping[str, Any]]
     """By test: its setup parameters."""
 

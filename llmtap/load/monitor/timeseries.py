@@ -49,6 +49,7 @@ class ScrapeReport(Struct, frozen=True):
     gave_up: bool = False
     """Whether scraping ended early, because the target has no known metrics."""
     period: float = 0.0
+    """Seconds from one reading to the next."""
     scrapes: int = 0
     skipped: int = 0
     """Number of scrapes that were due while the previous scrape was in progress."""
@@ -67,6 +68,7 @@ class SamplingReport(Struct, frozen=True):
     """How the samples were taken, with the `period` in seconds."""
 
     period: float = 0.0
+    """Seconds from one sample to the next."""
     skipped: int = 0
     """Number of samples that were due while the previous sample was in progress."""
     processes: dict[str, list[SampledProcess]] = {}
@@ -163,6 +165,7 @@ class GpuEnergy(Struct, frozen=True):
     seconds: float
     """Time for which the power is known; `seconds_missing`: time for which it is unknown."""
     seconds_missing: float
+    """Seconds of the load without samples, whose energy is not known."""
     power: float
     """Mean power of all GPUs, in watts."""
     joules_per_token: float | None

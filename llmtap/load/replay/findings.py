@@ -132,9 +132,13 @@ class JudgedFinding(Struct, frozen=True):
     doubtful_figures: tuple[str, ...] = field(name="doubts")
     """Names of the figures that this finding makes doubtful."""
     error: float | None
+    """Largest possible error of these figures in seconds, if known."""
     share: float | None
+    """Share of the requests or exchanges with a timestamp or dispatch beyond the limit."""
     failed: bool
+    """Whether the load failed, so that no figure counts."""
     partial: bool
+    """Whether only a part of the requested load was sent."""
     invalidates: bool
     """Whether the finding makes the result invalid (`Finding.invalidates`)."""
 

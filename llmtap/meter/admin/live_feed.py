@@ -108,6 +108,7 @@ class LiveFeed:
         self._pipeline = pipeline
         self._subscribers: set[_Subscriber] = set()
         self._is_closing = False
+        """Whether the meter ends, so that all subscribers are disconnected."""
         self._summary_event = b""
         """Encoded `summary` event, which all subscribers share until the next one is due."""
         self._summary_due_s = 0.0

@@ -78,6 +78,8 @@ class _Step:
         self.ttft = Histogram()
         self.itl = Histogram()
         self.n = self.counted = self.met = self.benefit_n = 0
+        """`n`: number of exchanges; `counted`: of those that objectives judged; `met`: of those that met
+        all; `benefit_n`: of streams with a benefit."""
         self.benefit = 0.0
 
     def add(self, x: Exchange, m: Measured, met: bool | None) -> None:

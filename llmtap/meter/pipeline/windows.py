@@ -295,6 +295,7 @@ class _SavedSlice(Struct, array_like=True):
     sums: dict[str, int]
     """Values of `_Tile.sums`."""
     benefit: float
+    """Sum of the benefits of the answers (smooth goodput)."""
     parts: list[tuple[SeriesKey, bytes]]
     """Labels of each series, and its packed Summary."""
 
@@ -386,9 +387,11 @@ class Windows:
         self._slices.open_data(self._clock.mono_ns()).sums["opened"] += n
 
     def count_skipped(self, n: int) -> None:
+        """Count requests that a rule excludes from measurement."""
         self._slices.open_data(self._clock.mono_ns()).sums["skipped"] += n
 
     def record_lag(self, lag_ns: int) -> None:
+        """Note the event-loop lag that a relay reports."""
         tile = self._slices.open_data(self._clock.mono_ns())
         tile.lag_ns = max(tile.lag_ns, lag_ns)
         self._tidy(TIDY_STEPS_PER_STATUS)
@@ -588,6 +591,7 @@ def window_name(text: str) -> str | None:
 
 
 def labels_of(key: SeriesKey) -> dict[str, object]:
+    """Return the labels of a series as the JSON of a summary names them."""
     return {
         "tenant": key.tenant,
         "model": key.model,

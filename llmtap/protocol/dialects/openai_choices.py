@@ -167,11 +167,15 @@ class ChunkFields(msgspec.Struct, gc=False):
     model: str | None = None
     usage: JsonObject | None = None
     error: Any = None
+    """Error in place of, or after, the answer."""
     moderation: Any = None
+    """Verdicts of a moderation model on the input or the output."""
     timings: Any = None
+    """Durations of llama.cpp."""
     hook_results: Any = None
     warnings: Any = None
     x_groq: Any = None
+    """Extra fields of Groq, which hold usage and errors."""
     guardrails_data: Any = None
     guardrail_action: Any = msgspec.field(default=None, name=_GUARDRAIL)
 

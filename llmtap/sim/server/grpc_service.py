@@ -114,6 +114,7 @@ class _MessagePipe:
         self._news_event = asyncio.Event()
         """Set when a message was written or the answer has ended."""
         self._has_ended = False
+        """Whether the sender has written its last byte."""
 
     # Methods of asyncio.Transport, which the sender calls:
 

@@ -271,9 +271,11 @@ class OpenAICompletionsShape(OpenAIChatShape):
         return b""
 
     def _delta_fields(self, choice: shape.Choice, text: str) -> JsonObject:
+        """Return the fields of a choice in a chunk."""
         return {"text": text}
 
     def _full_fields(self, choice: shape.Choice) -> JsonObject:
+        """Return the fields of a choice in an answer that is no stream."""
         return {"text": choice.text}
 
 

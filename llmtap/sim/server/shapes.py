@@ -50,6 +50,7 @@ class SimulatedRequest:
     include_usage: bool = False
     """Whether a stream ends with the usage; `continuous_usage`: whether every chunk has the usage so far."""
     continuous_usage: bool = False
+    """Whether every chunk has the usage so far."""
     token_ids: bool = False
     """Whether the chunks have the ids of their tokens (vLLM)."""
     use_prefix_cache: bool = True

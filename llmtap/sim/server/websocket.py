@@ -49,6 +49,7 @@ class SessionTurn:
     """A response in progress, and the client's event that requested it."""
 
     event: Any
+    """Event of the client that requested the response."""
     job: ServerJob
     sender: ResponseSender | None = None
     """Sender of the response; None before it begins."""

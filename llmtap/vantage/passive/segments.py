@@ -151,6 +151,7 @@ class TcpDirection:
 
     def __init__(self, early: EarlyBytes, *, is_up: bool) -> None:
         self.is_up = is_up
+        """Whether the bytes go from the client to the server."""
         self.peer: TcpDirection = self  # other direction; set by the owner
         self.next_seq: int | None = None
         """Sequence number of the next byte; None while it is unknown."""

@@ -82,6 +82,7 @@ class Tunnel:
         on_end: Callable[[Outcome, str | None], None],
     ) -> None:
         self.on_forwarded = on_forwarded
+        """Called with the bytes that one side sent, after they were forwarded."""
         self._on_end = on_end
         self._client = client
         self._upstream = upstream
