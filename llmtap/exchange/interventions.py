@@ -77,6 +77,7 @@ class _Signal(NamedTuple):
 
     verdict: Verdict
     event: int
+    """Index of the event that has the verdict."""
     tokens_before: int
     """Number of tokens before the event."""
 

@@ -87,6 +87,7 @@ class RunningState(NamedTuple):
     dialect: str | None
     stream: bool
     events: int
+    """Number of events of the answer so far."""
     tokens: int
     """Number of tokens by the best source so far. Without a source, each chunk counts as a token."""
     understood: bool

@@ -122,7 +122,7 @@ def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
 
 
 class _Reader:
-    """Reader of the messages in one body. `cut`: whether parts were left out because of PARTS_MAX."""
+    """Reader of the messages in one body."""
 
     __slots__ = ("_parts_left", "cut", "media_count")
 
@@ -132,6 +132,7 @@ class _Reader:
         self._parts_left = PARTS_MAX
         """Number of parts that may still be read."""
         self.cut = False
+        """Whether parts were left out because of PARTS_MAX, so that the shape is incomplete."""
 
     def count_parts(self, n: int) -> bool:
         """Count `n` more parts. Return False if the number of parts then exceeds PARTS_MAX."""

@@ -31,9 +31,12 @@ class _PackedTally(msgspec.Struct, array_like=True):
     lateness: bytes
     ttft_uncertainties: bytes
     corrected: dict[str, bytes]
+    """Packed histograms of the latencies since the scheduled time, by metric."""
     sent_ns: bytes
     planned: int
+    """Number of rows that were to be sent."""
     dropped: int
+    """Number of planned rows that were not sent."""
     retries: dict[str, int]
 
 

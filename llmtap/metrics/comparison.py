@@ -196,6 +196,7 @@ class Comparison:
     m: int
     """`n` and `m`: number of values in the samples a and b; in `compare_runs`, number of runs."""
     a: float
+    """Value of the base, with which the other system is compared."""
     b: float
     """`a` and `b`: figure of each sample: its median, its quantile, or the mean over its runs."""
     difference: float
@@ -212,6 +213,7 @@ class Comparison:
     paired: bool
     """Whether values were compared pair by pair."""
     method: str
+    """How the interval was computed, as reports name it."""
 
     def to_dict(self) -> dict[str, object]:
         return {

@@ -47,6 +47,7 @@ class Interval:
     level: float
     """Confidence level: fraction of repeated runs whose interval contains the true value."""
     method: str
+    """How the interval was computed, as reports name it."""
     open_below: bool = False
     """Whether `low` is no confidence limit, but only the smallest value of the sample."""
     open_above: bool = False

@@ -181,14 +181,23 @@ class _Packed(Struct, array_like=True):
     benefit: float
     """Sum of the benefits of the answers (smooth goodput)."""
     readers: list[tuple[float, int, str, int]]
+    """Parameters of each `Benefit` with which benefits were computed."""
     metrics: dict[str, bytes]
+    """Packed histogram of each metric, by its name; so are `added`, `clocks` and `inferred`."""
     added: dict[str, bytes]
+    """Histograms of the latency that the relay added, by its part."""
     clocks: dict[str, bytes]
+    """Histograms of the differences from the times that the server reports."""
     chunk_tokens: bytes
+    """Packed histogram of the number of tokens in a chunk."""
     counters: list[dict[str, int] | None]
+    """Counts of each attribute in `_COUNTERS`, in this order; None: all are 0."""
     goodput: list[tuple[str, int, int, int, int, dict[str, int], int, int]]
+    """Attributes of the `GoodputCount` for each set of objectives, whose name is first."""
     inferred: dict[str, bytes]
+    """Histograms of metrics of answers without a dialect."""
     without_dialect: list[tuple[str, str, str, int]]
+    """Number of answers of each `UnknownEndpoint`, after its attributes."""
     burst_hold_max_ns: int | None
     uncertainty_ns: int
     benefit_eq4: float = 0.0

@@ -183,6 +183,7 @@ class _Source(NamedTuple):
 
     name: str
     label: tuple[bytes, bytes] | None
+    """Name and value of the label that a sample must have; None: any."""
 
 
 def _source_of(text: str) -> _Source:

@@ -28,6 +28,7 @@ class Aspect:
     """Result of a conversion for one aspect (kind of data) of the rows."""
 
     name: str
+    """Name in `format.ASPECTS`, such as `input tokens`."""
     rows: int
     """Number of rows of the source that have the aspect."""
     written: int

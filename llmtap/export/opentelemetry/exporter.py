@@ -221,6 +221,7 @@ class _MetricDelivery:
         origin: tuple[Resource, InstrumentationScope], clock: Clock, closing: Event,
     ) -> None:  # fmt: skip
         self.failures = 0
+        """Number of deliveries that failed."""
         self.sdk_exporter = sdk_exporter
         """Exporter of OpenTelemetry's SDK, which sends the metrics."""
         self._receiver, self._totals, self._origin = receiver, totals, origin

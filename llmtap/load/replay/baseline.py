@@ -96,6 +96,7 @@ class Baseline:
         self._repeat_count = self._unknown_outcomes = 0
         """Number of requests whose row was sent before, and of rows whose recorded outcome is unknown."""
         self._has_times = False
+        """Whether the trace has times of the recorded answers to compare with."""
         self._ended_by_side = {"both": 0, "then": 0, "now": 0, "neither": 0}
         """Number of requests that ended well in the recording (`then`), the replay (`now`) or both."""
         self._histograms = {side: {name: Histogram() for name in FIGURES} for side in _SIDES}
@@ -103,6 +104,7 @@ class Baseline:
         self._slower_counts: Counter[str] = Counter()
         """By figure: number of requests that took longer in the replay."""
         self._uncertainty = Histogram()
+        """Uncertainty of each compared difference, in ns."""
         self._lengths = {"n": 0, "equal": 0, "near": 0}
         """Numbers of answers that are compared, equally long, and nearly equally long."""
         self._models: dict[str, set[str]] = {"then": set(), "now": set()}

@@ -356,6 +356,7 @@ class LoadTimeline(msgspec.Struct, frozen=True):
     sent: list[int]
     """Number of requests sent in each period."""
     ended: list[int] | None
+    """Number of answers that ended in each period; None: unknown."""
     in_flight: list[int] | None
     """Maximum number of requests in flight."""
 

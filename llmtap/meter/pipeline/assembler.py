@@ -107,7 +107,9 @@ class _Anchor(NamedTuple):
     mono_ns: int
     wall_ns: int
     since_ns: int
+    """Monotonic time from which the two readings can be compared."""
     steps: int
+    """How often the wall clock was set before."""
 
 
 class Assembler:

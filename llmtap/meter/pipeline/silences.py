@@ -42,6 +42,7 @@ class SilenceGroup(NamedTuple):
     tenant: str
     model: str | None
     upstream: str | None
+    """URL of the upstream; None: unknown, or the relay has several."""
 
 
 @dataclass(frozen=True, slots=True)

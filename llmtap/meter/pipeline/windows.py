@@ -41,6 +41,7 @@ class SliceLevel:
 
     window_ns: int
     step_ns: int
+    """Length of a slice."""
 
 
 @dataclass(slots=True)

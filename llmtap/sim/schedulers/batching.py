@@ -76,6 +76,7 @@ class BatchSize:
         self._newest_weight = readings.alpha_ema
         """Weight of the newest batch in all moving averages."""
         self.low: float = b_min
+        """Lower end of the sizes that the search considers."""
         self.high: float = b_max
         """`low` and `high`: ends of the interval of batch sizes; the token SLA allows its middle."""
         self.b_avg: float | None = {"middle": (b_min + b_max) // 2, "one": 1, "first-batch": None}[

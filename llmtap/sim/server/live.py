@@ -78,6 +78,7 @@ class ServedRequests:
 
     def __init__(self, block_tokens: int = 0) -> None:
         self.arrival_ns: dict[int, int] = {}
+        """By number of a request: its arrival. The other columns have the same form."""
         self.input: dict[int, int] = {}
         self.output: dict[int, int] = {}
         self.predicted: dict[int, int] = {}

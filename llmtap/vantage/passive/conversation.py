@@ -33,6 +33,7 @@ class UnfollowableError(LlmtapError):
     def __init__(self, kind: str) -> None:
         super().__init__(f"the connection does not carry HTTP/1.1: {kind}")
         self.kind = kind
+        """Reason, by which ignored connections are counted."""
 
 
 class FrameSink(Protocol):

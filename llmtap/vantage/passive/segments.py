@@ -125,6 +125,7 @@ class LostSyncError(LlmtapError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the bytes of a TCP connection cannot be put in order: {reason}")
         self.reason = reason
+        """Reason, by which dropped exchanges are counted."""
 
 
 @dataclass(slots=True)

@@ -58,6 +58,7 @@ class ClientConnection:
         self.address = address
         self._stream: Stream | None = None
         self._state = HEAD
+        """State, by which the next bytes from the client are handled: HEAD, BODY and so on."""
         self._flow: Flow | None = None
         self._buffer = b""
         self._arrival_ns = 0  # time of the first byte of the head that is being read

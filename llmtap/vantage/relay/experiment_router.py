@@ -226,6 +226,7 @@ class ExperimentRouter:
         self.held_budget = Budget(experiment.held_bytes, on_shortage)
         """Memory limit of all held bodies together."""
         self._on_shortage = on_shortage
+        """Called when a new request needs the memory of one that is held."""
         self._holders: dict[Assignment, None] = {}  # assignments with a held body, the oldest first
         self._has_ended = False
         """Whether the experiment's end time has passed."""

@@ -38,9 +38,11 @@ class CompiledRule:
         self.names = as_texts(rule.event)
         """Names of events that the rule fits; empty: all."""
         self.reads_error = bool(rule.error)
+        """Whether the rule reads errors, so that it also fits events with an error."""
         self.reads_data = bool(self.names) and any("." in as_texts(getattr(rule, key)) for key in OUTPUTS)
         """Whether the whole data of the event, which then is no object, is output."""
         self.has_conditions = bool(rule.event or rule.has or rule.where)
+        """Whether the rule fits only some events."""
         self.end_count = len(rule.done)
         """Number of values that an event must have to end the stream; 0 if it cannot end it."""
         self.times = tuple(timed_paths(rule))
