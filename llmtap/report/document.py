@@ -365,6 +365,7 @@ class ReportDocument:
     settings: Sequence[Block] = ()
     """Blocks about the load and the software; they are a separate section of a page."""
     sections: Sequence[Section] = ()
+    """Parts of the page, each with a heading."""
     settings_linked: bool = True
     """Whether the navigation of the page has a link to `settings`."""
     lines: Sequence[LineChoice] = ()

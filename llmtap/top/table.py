@@ -84,6 +84,7 @@ def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
 
 
 def _searched_texts(row: Row) -> Iterator[str]:
+    """Yield the texts of a row in which a filter is searched."""
     for cell in row.cells:
         yield cell.text
         if isinstance(cell.value, str):

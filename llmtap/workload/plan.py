@@ -278,6 +278,7 @@ class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
     """The same pause before every turn."""
 
     time: Duration
+    """Length of the pause."""
 
     def quantile_ns(self, p: float) -> int:
         return int(self.time)

@@ -274,6 +274,7 @@ def order_blocks(
 
 
 def _filter_arms(session: BenchSession) -> list[str]:
+    """Return the configured arms with a filter."""
     return [name for name in ARMS if name != BASELINE and name in session.arms]
 
 

@@ -278,6 +278,7 @@ class SimulatedResponsesSession(SimulatedSession):
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _plan(self, event: _ClientEvent) -> Plan:
+        """Return the request of an event; its prompt begins with the response that it continues."""
         request, previous_id = read_responses_request(event.body), event.previous_response_id
         if previous_id is not None:
             if previous_id not in self._texts:

@@ -55,7 +55,9 @@ class BatchOutputs(msgspec.Struct, frozen=True):
     """Mean number of tokens of a batch's longest answer: E[max] of the multi-bin paper, 5.5 and H1."""
 
     batches: int
+    """Number of batches."""
     mean: float | None
+    """Mean over the batches; None: there are none."""
     expected: float | None
     """Expected value of `mean`, if the requests of each batch were drawn at random from all requests."""
 
