@@ -18,7 +18,7 @@ from llmtap.bench.run.test import TESTS, test_named
 from llmtap.cli.main import root_command
 from llmtap.config import ALL_TABLES
 from llmtap.errors import ExitCode
-from llmtap.meter.admin.openapi import document
+from llmtap.meter.admin.openapi import openapi_document
 from llmtap.options.fields import Option, choices_of, is_struct, options_of, parts_of, value_text
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.server.options import keys
@@ -174,7 +174,7 @@ def _leaves(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Any, An
 
 def api_page() -> str:
     """Return the page of all paths of the admin port and the schemas of their answers."""
-    described = document()
+    described = openapi_document()
     out = [_API]
     for path, methods in described["paths"].items():
         for method, one in methods.items():
@@ -272,7 +272,7 @@ def requirements_table() -> str:
 
 
 def _openapi() -> str:
-    return msgspec.json.format(msgspec.json.encode(document())).decode()
+    return msgspec.json.format(msgspec.json.encode(openapi_document())).decode()
 
 
 PAGES: Final = {

@@ -17,6 +17,7 @@ class Count:
     """A counter since the process started, or a gauge. A field with `_ns` in its name is shown in seconds."""
 
     help: str
+    """Meaning of the value, without a full stop."""
     metric: str | None = None
     """Name on `/metrics`, without the prefix `llmtap_` and the suffix `_total`; None: not on `/metrics`."""
     label: str | None = None
@@ -33,6 +34,7 @@ class CountField(NamedTuple):
     """A field of a status that has a `Count`."""
 
     attribute: str
+    """Name of the field in the status."""
     kind: Any
     """Type of the field, without its annotation."""
     declaration: Count
@@ -45,6 +47,7 @@ class CountField(NamedTuple):
 
     @property
     def in_seconds(self) -> bool:
+        """Whether the API shows the value in seconds."""
         return "_ns" in self.attribute
 
     def applies_to(self, vantage: str) -> bool:

@@ -22,6 +22,7 @@ class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The `[log]` table of the config file."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], opt("minimum level of log lines")] = "info"
+    """Lowest level that is logged."""
 
 
 class _Formatter(logging.Formatter):

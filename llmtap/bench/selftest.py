@@ -45,8 +45,10 @@ class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     streams: int = 32
     itl: Duration = Duration(20_000_000)
+    """Time between the tokens of a stream."""
     duration: Duration = Duration(3 * NS_PER_S)
     processes: int = 1
+    """Number of processes of the load generator."""
 
 
 class TimeErrors(msgspec.Struct, frozen=True):
@@ -63,12 +65,16 @@ class SelftestDensity(msgspec.Struct, frozen=True):
 
     streams: int
     itl: float
+    """Time between the tokens of a stream, in seconds."""
     processes: int
     tokens_per_second: float | None
     duration: float
+    """Time in which the load was sent, in seconds."""
 
 
 class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of the times that llmtap measured, compared with the simulated server's own."""
+
     n: int
     """Number of exchanges."""
     unmatched: int
@@ -78,6 +84,8 @@ class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelftestResult(MeasurementErrors, frozen=True, kw_only=True):
+    """Public JSON of a self-test of the load generator."""
+
     load: SelftestDensity
     uncertainty: float | None
     """Uncertainty of the times as the load generator itself reports it, in seconds."""

@@ -42,12 +42,15 @@ class Coarse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """Declaration of a column of a capture."""
+
     name: str
     type: str
     """Type as in FORMAT.md; `schema.py` has the types of Arrow."""
     path: str = ""
     """Path of the attribute of the Exchange that is written to the column and restored from it."""
     conversion: Conversion = Conversion.SAME
+    """How the attribute becomes the value in the column."""
     level: str = "none"
     """Lowest privacy level that stores the column: none, shape or full. The level
     `coarse` stores the same columns as `shape`."""
@@ -79,6 +82,7 @@ class Column:
 
 
 def _offset_column(name: str, path: str) -> Column:
+    """Return a column of a time, which is stored as its distance from the arrival."""
     return Column(name, INT, path, Conversion.OFFSET, coarse=Coarse.TIME, distinct=True)
 
 

@@ -42,6 +42,7 @@ def _cell_value(value: Any) -> Any:
 
 
 def _phase_durations(row: dict[str, Any]) -> Iterator[int | None]:
+    """Yield the durations before sending, before the first byte, and until the end."""
     submit, first, end = (row[name] for name in ("submit_us", "first_byte_us", "response_end_us"))
     yield None if submit is None else max(0, submit - (row["connect_us"] or 0))
     yield None if submit is None or first is None else first - submit

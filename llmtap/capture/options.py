@@ -257,4 +257,5 @@ def redact_url(url: str) -> str:
 
 
 def _without_user(value: str) -> str:
+    """Return a URL with its user name and password replaced."""
     return re.sub(r"[^/]*@", "***@", value)

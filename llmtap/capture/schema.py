@@ -92,6 +92,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     coarse: dict[str, int] = {}
     """Steps to which times, sizes and counts are rounded at the level `coarse` (`privacy/coarse.py`)."""
     tokenizer: str | None = None
+    """Name of the tokenizer that counted the prompt tokens; None: none did."""
     block_unit: str = ""
     """Unit of `block_size`: `bytes` or `tokens`."""
     block_size: int = 0
@@ -107,6 +108,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     began_ns: int = 0
     """Time of the wall clock when the file was begun."""
     ledger: CaptureLedger = CaptureLedger()
+    """Counts at the end of the file."""
     damaged: dict[str, int] = {}
     """Lost `batches` and `bytes` of the spool from which the file was made."""
 
@@ -132,6 +134,7 @@ class CaptureVersionError(ConfigError):
             "read it with the llmtap that wrote it, or a newer one",
         )
         self.where = where
+        """Name of the file."""
         self.version = version
 
 

@@ -56,7 +56,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self.opened = 0
+        """Number of exchanges so far; the latest one has this number."""
         self.measured = 0
+        """Number of exchanges all of whose frames the meter has."""
         self.dropped: dict[str, int] = {}  # number of dropped exchanges by reason
         self.live: set[int] = set()
         """Numbers (seq) of the running exchanges whose frames are sent to the meter."""
@@ -168,8 +170,11 @@ class Tap:
         self._path = path
         self._bytes_max = bytes_max
         self._make_hello = hello
+        """Returns the first frame of a connection."""
         self._on_word = on_word
+        """Function that is called with each control word of the meter."""
         self._news = news
+        """Returns facts for the next batch, such as a clock that was set; None: there are none."""
         self.ledger = Ledger()
         self._sock: socket.socket | None = None
         self.rows = make_frame_rows()
@@ -177,15 +182,20 @@ class Tap:
         self.source: FrameSource | None = None
         """Thread that forwards streams; its frames are collected before each batch. None: no such thread."""
         self._batch_no = 0
+        """Number of the latest batch."""
         self._unsent: deque[memoryview] = deque()
+        """Batches that the socket has not taken."""
         self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
         self._outstanding_bytes = 0  # bytes of batches that are not sent or not acknowledged
         self._ack_part = b""  # first bytes of an acknowledgement whose rest has not arrived
         self._timer: asyncio.TimerHandle | None = None
         self._flush_s = FLUSH_CALM_S
-        self._is_writing = False  # whether batches wait until the socket takes more bytes
+        """Time for which frames are collected into one batch."""
+        self._is_writing = False
+        """Whether the loop watches until the socket takes more bytes."""
         self._is_closed = False
         self._all_settled = asyncio.Event()
+        """Set when the meter has acknowledged all batches, or the connection has ended."""
 
     @property
     def pending_bytes(self) -> int:
@@ -194,6 +204,7 @@ class Tap:
 
     @property
     def connected(self) -> bool:
+        """Whether there is a connection to the meter."""
         return self._sock is not None
 
     def open(
@@ -307,6 +318,7 @@ class Tap:
             self.source.set_room(self._bytes_max - self._outstanding_bytes - self.rows.size)
 
     def _flush(self) -> None:
+        """Make a batch of the collected frames and send it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -330,6 +342,7 @@ class Tap:
             self._start_timer()  # collect the next frames in time; without frames, the thread wakes the loop
 
     def _send(self) -> None:
+        """Write batches until the socket takes no more."""
         sock = self._sock
         assert sock is not None
         try:
@@ -352,6 +365,7 @@ class Tap:
             self._loop.remove_writer(sock)
 
     def _on_readable(self) -> None:
+        """Read acknowledgements and control words from the meter."""
         assert self._sock is not None
         try:
             data = self._sock.recv(4_096)
@@ -388,6 +402,7 @@ class Tap:
             self._loop.call_later(RECONNECT_S, self.connect)
 
     def _disconnect(self) -> None:
+        """Close the connection and forget all frames: a new connection begins with an empty state."""
         if self._sock is not None:
             self._loop.remove_reader(self._sock)
             if self._is_writing:

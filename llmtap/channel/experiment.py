@@ -77,6 +77,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     name: str
     weight: float = 1.0
+    """Share of the units that get the arm, relative to the other arms."""
     upstream: str | None = None
     headers: dict[str, str] = {}
     """Request header fields to set: fields of the same name are replaced."""
@@ -455,10 +456,12 @@ class Assigner:
         # RFC 7693 2.1 allows keys of up to 64 bytes, so use a digest of the text as the key.
         secret = blake2b(key.encode()).digest()
         self._seed = blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES, key=secret)
+        """Start of the hash input, so that each experiment assigns units anew."""
         total = sum(weights)
         # Upper bounds of the arms on the scale of 64 bits, half the digest. The last arm has no bound: it
         # gets all values above the other bounds, so that rounding leaves no gap.
         self._upper_bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
+        """For each arm: hash below which a unit belongs to it or to an arm before it."""
 
     def assign(self, unit: bytes) -> tuple[int, str]:
         """Return the index of the unit's arm, and the unit's public id (16 hex digits)."""

@@ -93,6 +93,7 @@ class Hello(msgspec.Struct, kw_only=True):
 
     relay: str
     pid: int
+    """Process id of the sender."""
     clock: str
     """Source of the timestamps: `mono` (the process), `kernel`, or `packet` (captured packets)."""
     vantage: str = ""
@@ -102,6 +103,7 @@ class Hello(msgspec.Struct, kw_only=True):
     listen: str = ""
     """URL of the address where clients connect; empty for an app with the middleware."""
     anchor_mono_ns: int
+    """Monotonic time at the same moment as `anchor_wall_ns`."""
     anchor_wall_ns: int
     anchor_steps: int = 0
     """Number of times that the wall clock was set since the relay started."""
@@ -116,6 +118,7 @@ class Hello(msgspec.Struct, kw_only=True):
     implementation: str = ""
     """Implementation of the parts that can be compiled: `native` or `python`; empty: not reported."""
     implementation_reason: str = ""
+    """Why the compiled parts are not used; empty: they are."""
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -132,6 +135,7 @@ class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     arm: str
     unit: str
+    """Identifier of the unit: request, conversation or tenant."""
     single: bool = False
     """Whether the request is a unit by itself, because no conversation or tenant was found."""
     own_headers: bool = False
@@ -146,6 +150,7 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Status that the client received, from the upstream or from the relay itself; None: no status."""
     error: str | None = None
     paused_ns: int = 0
+    """Time in which a slow client paused the answer."""
     lag_ns: int = 0
     """Error of the timestamp of a read that holds one event."""
     stall_ns: int = 0
@@ -157,13 +162,18 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     send_wait_ns: int = 0
     """Total time in which the upstream's socket did not take bytes of the request."""
     request_bytes: int = 0
+    """Size of the request with its head."""
     response_bytes: int = 0
     retries: int = 0
     """Number of times that the request was sent again because a kept-alive connection was closed."""
     arm: str | None = None
+    """Name of the experiment's arm."""
     route: str | None = None
+    """Name of the route that chose the upstream."""
     unit: str | None = None
+    """Identifier of the experiment's unit: conversation or tenant."""
     excluded: str | None = None
+    """Why the request does not count for the experiment; None: it counts."""
 
 
 MAGIC: Final = 0x4C4C5402
@@ -254,6 +264,7 @@ class PythonFrameBatch:
         datas = [packed[start:end] for start, end in pairwise(ends)]
         self._frames = zip(view[:n], seqs, stamps, extras, datas, strict=True)
         self._n = n
+        """Number of frames."""
         self.last_ns = stamps[-1] if n else None
 
     def __len__(self) -> int:

@@ -140,11 +140,14 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     ] = 0
 
     t_ns: int = 0
+    """Time of the status."""
     lag_buckets: list[int] = []
     """Number of event-loop lags since the start, by bucket of LAG_EDGES_NS; the last one has larger lags."""
     lag_sum_ns: int = 0
+    """Sum of all delays of the event loop, for the metric of their mean."""
     upstream_up: bool | None = None
     """Whether the upstream accepted the connection of the latest check; None: not checked."""
     upstreams_tried_ns: dict[str, int] = {}
     """Monotonic time when the latest attempt to connect ended, by URL of the upstream."""
     draining: bool = False
+    """Whether the process accepts no more requests."""

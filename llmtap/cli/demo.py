@@ -194,10 +194,15 @@ class DemoStage:
     def __init__(self, folder: Path, reader: Benefit) -> None:
         self._folder = folder
         self._reader = reader
+        """Reading speed of the assumed user, for smooth goodput."""
         self._log = folder / "log"
+        """Folder of the log files of the processes."""
         self._children: list[subprocess.Popen[bytes]] = []
+        """Processes of the engine and the proxy, ended at the end."""
         self._reserved_ports = [keep_port() for _ in range(3)]
+        """Sockets that keep the ports of the processes free until these start."""
         self._addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._reserved_ports]
+        """Addresses of the engine, the proxy and its admin port."""
         self.engine, self.proxy, self.admin = (f"http://{address}" for address in self._addresses)
 
     def __enter__(self) -> Self:
@@ -291,12 +296,18 @@ class _Demo:
     duration: Duration
     speed: float
     reader: Benefit
+    """Reading speed of the assumed user, for smooth goodput."""
     keep_running: bool
+    """Whether engine and proxy stay after the load, until a signal."""
     json: str | None
     _listener: "LatestProgress" = field(init=False)
+    """Progress of the running load, from which the line of figures is made."""
     _replay: "Replay | None" = None
+    """Load that is being sent; a signal stops it."""
     _interruption: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a signal has arrived."""
     _signal: int | None = None
+    """Number of the first signal that arrived; None: none."""
     _tenants: set[str] = field(default_factory=set)
     """Tenants of the demo's own requests."""
     _began_ns: int = field(default_factory=SystemClock.mono_ns)

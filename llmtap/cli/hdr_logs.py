@@ -40,13 +40,18 @@ class LogFigure(Struct, frozen=True):
     """One percentile in the logs `a` and `b`, in seconds, with the interval of b - a and the counts."""
 
     tag: str
+    """Tag of the histograms in the log; empty without tags."""
     figure: str
     n_a: int
+    """Number of values in the log `a`."""
     n_b: int
     a: float
+    """Value in the first log, in the unit of the logs."""
     b: float
+    """Value in the second log."""
     difference: float
     low: float | None
+    """Lower end of the interval of the difference; None: unknown."""
     high: float | None
 
 

@@ -32,9 +32,11 @@ class ProgressLines:
 
     def __init__(self) -> None:
         self._began_ns = self._printed_ns = SystemClock.mono_ns()
+        """`_printed_ns`: time of the latest line, because one is printed at intervals only."""
         self._under_way = 0
         """Number of requests in flight."""
         self._stop_signals = 0
+        """Number of signals that asked to stop."""
         self._load_ns = 0
         """Start of the current load in monotonic ns; 0 before its first report."""
         self._load_s: float | None = None
@@ -158,6 +160,7 @@ class ProgressBar(ProgressLines):
         super().__init__()
         self._bar = bar
         self._activity = ""
+        """Name of the step that the bar shows; empty: there is no bar."""
 
     def _show(self, activity: str, done: int, of: int | None, text: str = "") -> None:
         if activity != self._activity:
@@ -246,6 +249,7 @@ class ReplaySignals:
         self._listener = listener
         self._loop = loop
         self._has_warned = False
+        """Whether the user was warned that the next signal discards the report."""
 
     def __call__(self) -> bool:
         """Handle a signal. Return False if the caller must interrupt the replay at once."""

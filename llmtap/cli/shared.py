@@ -78,6 +78,7 @@ class Outputs:
         self.stdout_option = to_stdout[0] if to_stdout else None
         """Option whose text is printed on standard output; None: standard output has the normal report."""
         self.files = {option: Path(name) for option, name in named.items() if name not in (None, STDOUT)}
+        """By option: file of the output."""
         for option, place in self.files.items():
             if not place.parent.is_dir():
                 raise ConfigError(option, f"the folder {place.parent} does not exist", "create it")

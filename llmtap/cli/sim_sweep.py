@@ -53,7 +53,9 @@ class AxesReader:
 
     def __init__(self) -> None:
         self._axes: dict[str, tuple[Any, ...]] = {}
+        """By axis: its values."""
         self._options: dict[str, str] = {}
+        """By axis: option that set it, for error messages."""
 
     def set_schedulers(self, text: str | None) -> None:
         if text is not None:
@@ -182,6 +184,7 @@ class AxesReader:
         return KvMemory(blocks, block_tokens)
 
     def _set_axis(self, name: str, values: Sequence[Any], option: str) -> None:
+        """Set the values of an axis; refuse a second option for the same axis."""
         before = self._options.get(name)
         if before is not None:
             problem = "twice" if before == option else f"also by {before}"
@@ -282,8 +285,10 @@ class SweepProgress:
         """`bar`: progress bar of the package rich. `lines`: whether to print a line for each ended job."""
         self._bar = bar
         self._prints_lines = lines
+        """Whether to print a line for each job."""
         self._task = bar.add_task("reading", total=None)
         self._job_count = self._ended_jobs = self._ended_effort = 0
+        """Number of jobs, of ended jobs, and the estimated work of the ended jobs."""
 
     def on_reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._task, completed=done, total=of)
@@ -328,7 +333,9 @@ class SweepPlan:
     trace: str
     source_format: str | None
     axes: dict[str, tuple[Any, ...]]
+    """By name of an axis: its values."""
     preset: Preset | None
+    """Preset from which axes and options come; None: none."""
     common_options: JobOptions
 
 

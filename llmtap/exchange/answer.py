@@ -55,6 +55,8 @@ _FRAMINGS: Final = {LineParser: "ndjson", ArrayParser: "json-array", MessageStre
 
 
 class BodyKind(Enum):
+    """Kind of an answer's body, which decides how it is cut into events."""
+
     UNDECIDED = 0
     SSE = 1
     JSON = 2
@@ -111,9 +113,11 @@ class AnswerReader:
         dialects: Dialects = BUILT_IN,
     ) -> None:
         self.kind = BodyKind.UNDECIDED
+        """Kind of the body, which the first bytes decide unless the content type did."""
         self.dialect = DialectChooser(path, dialects)
         self._path = path
         self._is_error = failed
+        """Whether the answer has an error status, so its body is an error report."""
         self._content_type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self.repetition_finder = RepetitionFinder()
@@ -121,9 +125,12 @@ class AnswerReader:
         log repetitions of this event without feeding them, because the parser is between two events before
         and after each of them."""
         self._lines: _Lines | None = None
+        """Parser of a body whose events are lines; None: another kind of body."""
         self._messages: MessageParser | None = None
+        """Parser of a body of binary messages; None: another kind of body."""
         self._held_bytes = b""  # bytes read while the kind of the body is undecided
         self._share = Share() if share is None else share
+        """Memory limit for the body, shared by all exchanges."""
         self._taken_bytes = 0  # memory from `_share` for events that wait until the dialect is known
         self.late: list[tuple[int, Delta]] = []
         """Events of earlier reads whose meaning is known only now, with the time of their read, in order.
@@ -200,7 +207,7 @@ class AnswerReader:
             parser, dialect = self._parser, self.dialect
             for event in parser.feed(payload):
                 if dialect.open:
-                    self._offer(event, t_ns, out)
+                    self._offer_to_dialects(event, t_ns, out)
                     continue
                 delta = dialect.read_event(event)
                 delta.size = event.end - event.start
@@ -248,6 +255,7 @@ class AnswerReader:
         return out
 
     def _close(self, whole: bool, t_ns: int) -> list[Delta]:
+        """Read what is left at the end of the body. `whole`: the body is complete."""
         if self.kind is BodyKind.UNDECIDED:
             held_bytes, self._held_bytes = self._held_bytes, b""
             if not held_bytes.strip():
@@ -287,7 +295,7 @@ class AnswerReader:
         self._parser.drop()
         self._release_body()
 
-    def _offer(self, event: SseEvent, t_ns: int, out: list[Delta]) -> None:
+    def _offer_to_dialects(self, event: SseEvent, t_ns: int, out: list[Delta]) -> None:
         """Pass an event to the chooser of the dialect; called while the dialect is unknown."""
         self._release(self.dialect.offer(event, event.end - event.start, t_ns), t_ns, out)
 
@@ -359,10 +367,12 @@ class AnswerReader:
         return self._begin_lines(body[len(first) :], parser, t_ns)
 
     def _release_body(self) -> None:
+        """Free the kept body and return its memory to the shared limit."""
         self._share.give(len(self._body))
         self._body.clear()
 
     def _begin_lines(self, payload: bytes, parser: _Lines, t_ns: int) -> list[Delta]:
+        """Decide that the body consists of lines or messages, which `parser` splits."""
         self.kind = BodyKind.NDJSON
         self._lines = parser
         return self.feed(payload, t_ns)
@@ -375,10 +385,11 @@ class AnswerReader:
         return out
 
     def _read_events(self, events: list[SseEvent], t_ns: int) -> list[Delta]:
+        """Read events with the dialect; while it is not chosen, offer them to all candidates."""
         out: list[Delta] = []
         for event in events:
             if self.dialect.open:
-                self._offer(event, t_ns, out)
+                self._offer_to_dialects(event, t_ns, out)
                 continue
             delta = self.dialect.read_event(event)
             delta.size = event.end - event.start
@@ -398,11 +409,12 @@ class AnswerReader:
         return out
 
     def read_message(self, message: WebSocketMessage, t_ns: int = 0) -> list[Delta]:
+        """Read a WebSocket message as one event."""
         payload, out = message.payload, list[Delta]()
         if message.opcode is Opcode.TEXT and payload is not None:
             event = SseEvent(0, message.size, payload)
             if self.dialect.open:
-                self._offer(event, t_ns, out)
+                self._offer_to_dialects(event, t_ns, out)
                 return out
             delta = self.dialect.read_event(event)
             if delta.text and self.padded is None:

@@ -29,6 +29,7 @@ _FLAT: Final = frozenset({str, bytes, bytearray, array})
 
 
 def _bounds_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Bound]]:
+    """Yield the path of each field that has a length limit, with the limit."""
     for field in fields(kind):
         for about in getattr(field.type, "__metadata__", ()):
             if isinstance(about, Bound):
@@ -130,6 +131,7 @@ def _reader_of(kind: type) -> tuple[int, Callable[[object], Any]]:
 
 
 def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
+    """Return the fixed size of a class, and the names of its parts of variable size."""
     fixed_bytes, names = 0, list[str]()
     for name, field in getattr(kind, "__dataclass_fields__", {}).items():
         if is_dataclass(field.type) and isinstance(field.type, type):
@@ -154,7 +156,9 @@ class Budget:
 
     def __init__(self, bytes_max: int, on_shortage: Callable[[], None]) -> None:
         self.free_bytes = bytes_max
+        """Part of the limit that is not taken."""
         self._on_shortage = on_shortage
+        """Function that is called when the budget has too few bytes."""
 
     def take(self, n: int) -> bool:
         """Take `n` bytes. Return False, without a change, if fewer are free."""
@@ -165,6 +169,7 @@ class Budget:
         return True
 
     def give(self, n: int) -> None:
+        """Return `n` bytes that were taken."""
         self.free_bytes += n
 
 
@@ -178,12 +183,14 @@ class Share:
         self._taken_bytes = 0
 
     def take(self, n: int) -> bool:
+        """Take `n` bytes from the budget; return False if it has too few."""
         if self._budget is not None and not self._budget.take(n):
             return False
         self._taken_bytes += n
         return True
 
     def give(self, n: int) -> None:
+        """Return `n` bytes to the budget."""
         if self._budget is not None:
             self._budget.give(n)
         self._taken_bytes -= n

@@ -49,6 +49,7 @@ class RequestShape:
     """Chained hashes of the prompt's blocks. If the first n hashes of two prompts are equal, so are their
     first n blocks."""
     block_size: int | None = None
+    """Size of a block of `blocks`, in tokens or bytes."""
     block_unit: Annotated[str | None, Bound(16, "llmtap")] = None
     """Unit of `block_size`: `tokens` or `bytes`."""
     tokens: int | None = None
@@ -60,10 +61,12 @@ class Turn:
     """Place of an exchange in its conversation."""
 
     session: Annotated[str, Bound(64, "llmtap")]
+    """Identifier of the conversation."""
     source: Annotated[str, Bound(16, "llmtap")]
     """`explicit`: the request named its conversation or the previous answer. `prefix`: its messages begin
     with those of an earlier request."""
     number: int
+    """Position of the request in the conversation."""
     parent: Annotated[str | None, Bound(128, "llmtap")] = None
     """Id of the previous exchange of the conversation."""
     think_ns: int | None = None
@@ -79,6 +82,7 @@ class CapturedText:
     request_body: Annotated[str | None, Bound(8 << 20, "client")] = None
     response_text: Annotated[str | None, Bound(4 << 20, "upstream")] = None
     redactions: int = 0
+    """Number of places at which personal data or secrets were replaced."""
 
 
 @dataclass(slots=True)
@@ -143,6 +147,7 @@ class EventLog:
     t_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Timestamp of the read that completed the event."""
     classes: bytearray = field(default_factory=bytearray)
+    """Code of each event's EventClass."""
     sizes: "array[int]" = field(default_factory=lambda: array("l"))
     """Size of the event in the decoded body, in bytes."""
     tokens: "array[int]" = field(default_factory=lambda: array("l"))
@@ -180,9 +185,11 @@ class Timeline:
 
     arrival_ns: int
     request_end_ns: int | None = None
+    """Last byte of the request read."""
     submit_ns: int | None = None
     """Time when the upstream's socket took the last byte of the request (IETF draft, B.1.1: T_submit)."""
     head_ns: int | None = None
+    """Head of the response complete."""
     first_byte_ns: int | None = None
     first_any_ns: int | None = None
     """Time of the first event of any class, including keep-alives."""
@@ -218,7 +225,9 @@ class Tokens:
     input: int | None = None
     output: int | None = None
     reasoning: int | None = None
+    """Number of reasoning tokens."""
     cached: int | None = None
+    """Number of input tokens that the server had in its prefix cache."""
     source: TokenSource = TokenSource.NONE
 
 
@@ -230,7 +239,9 @@ class Added:
     """Time from the read of the request's last byte until that byte was written, including the connection
     setup."""
     first_chunk_ns: int | None = None
+    """Latency added to the first bytes of the body."""
     chunk_max_ns: int | None = None
+    """Largest latency added to one read."""
     chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Added latency of each read of the response."""
     connect_ns: int | None = None
@@ -240,6 +251,8 @@ class Added:
 
 @dataclass(slots=True)
 class Exchange:
+    """One request and its response with its timeline."""
+
     relay: Annotated[str, Bound(64, "llmtap")]
     seq: int
     """Number of the exchange in its relay, from 1. A missing number is an exchange that was dropped."""
@@ -260,12 +273,15 @@ class Exchange:
     """Method of a request to an MCP server (not model traffic), followed by its tool or prompt."""
     model: Annotated[str | None, Bound(NAME_CHARS_MAX, "client", clean_name)] = None
     response_model: Annotated[str | None, Bound(NAME_CHARS_MAX, "upstream", clean_name)] = None
+    """Name of the model in the answer; the request can name another."""
     service_tier: Annotated[str | None, Bound(32, "llmtap")] = None
     """Service tier of the answer, else of the request: a word of `protocol/tiers.py`."""
     service_tier_requested: Annotated[str | None, Bound(32, "llmtap")] = None
+    """Service tier that the request demands; None: none."""
     tenant: Annotated[str, Bound(64, "client")] = "default"
     """Tenant of the request: a name, or the hash of an API key (`meter/tenants.py`)."""
     route: Annotated[str | None, Bound(256, "operator")] = None
+    """Name of the configured route that chose the upstream."""
     arm: Annotated[str | None, Bound(64, "operator")] = None
     """Arm of the running experiment; None: not part of an experiment."""
     unit: Annotated[str | None, Bound(64, "llmtap")] = None
@@ -310,6 +326,7 @@ class Exchange:
     and for an answer that is not a stream."""
     tokens: Tokens = field(default_factory=Tokens)
     usage: Annotated[dict[str, object] | None, Bound(WORD_CHARS_MAX, "upstream", clean_name, 256)] = None
+    """The usage object as the provider sent it."""
     server_timing: Annotated[list[dict[str, object]] | None, Bound(64, "llmtap", members=2_048)] = None
     """Durations that the server reports: `name`, `ms`, `where`. Impossible ones are removed."""
     server_gaps_ns: "array[int] | None" = None
@@ -319,6 +336,7 @@ class Exchange:
     error: Annotated[str | None, Bound(512, "llmtap")] = None
     """One sentence that names the side at fault; it never contains text of a body."""
     added: Added = field(default_factory=Added)
+    """Latency that llmtap added."""
     uncertainty_ns: int = 0
     """Largest error of the times of output events, submission and end."""
     ttft_uncertainty_ns: int = 0
@@ -336,6 +354,7 @@ class Exchange:
     shape: RequestShape | None = None
     """Set only during a capture, like `turn` and `text`."""
     turn: Turn | None = None
+    """Place in a conversation; None if no conversation could be recognised."""
     text: CapturedText | None = None
     text_blocks: "array[int] | None" = None
     """Chained hashes of the content of the first choice; None unless the capture has `capture.pair_key`."""

@@ -43,6 +43,8 @@ _COUNTS: Final = {
 
 
 class FixtureRequest(Struct, frozen=True):
+    """Request of the fixture."""
+
     method: str
     path: str
     headers: dict[str, str]
@@ -60,10 +62,13 @@ class FixtureResponse(Struct, frozen=True, kw_only=True):
     """Names and values of the header fields."""
     trailers: list[list[str]] | UnsetType = UNSET
     transfer: str
+    """Framing of the body, such as `chunked`."""
     headers_ms: float
+    """Time at which the head arrived."""
     end: str
     """End of the body: `clean`, or another word if the connection broke."""
     end_ms: float
+    """Time at which the body ended."""
 
 
 class FixtureBody(Struct, frozen=True):
@@ -76,8 +81,11 @@ class FixtureBody(Struct, frozen=True):
     framing: str
     """Kind of the events in the body, as in `SavedEvents.framing`."""
     content_encoding: str | None
+    """Value of the header field, such as `gzip`."""
     decoded_file: str | UnsetType = UNSET
+    """File with the decompressed body."""
     decoded_len: int | UnsetType = UNSET
+    """Number of bytes in `decoded_file`."""
     decoded_sha256: str | UnsetType = UNSET
 
 
@@ -87,12 +95,15 @@ class FixtureRead(Struct, frozen=True):
     t_ms: float
     """Time of the read since the request was sent."""
     off: int
+    """Offset in the body, in bytes."""
     n: int
+    """Number of bytes."""
     decoded_after: int | UnsetType = UNSET
     """Number of decoded bytes after this read."""
 
     @property
     def decoded_end(self) -> int:
+        """Offset in the decoded body up to which this read completes it."""
         return self.off + self.n if self.decoded_after is UNSET else self.decoded_after
 
 
@@ -101,8 +112,11 @@ class FixtureRaw(Struct, frozen=True):
 
     file: str
     len: int
+    """Number of bytes in `file`."""
     sha256: str
+    """Digest of `file`."""
     reads: list[FixtureRead]
+    """Reads of the connection; their offsets count the framing, too."""
 
 
 class ExpectedEvent(Struct, frozen=True, kw_only=True):
@@ -111,28 +125,41 @@ class ExpectedEvent(Struct, frozen=True, kw_only=True):
     i: int
     """Index of the event in the answer."""
     kind: str = field(name="class")
+    """Name of the event's EventClass, in lower case."""
     start: int
+    """First byte of the event in the decoded body."""
     end: int
     read: int
     """Index of the read that completes the event."""
     t_ms: float
+    """Time of the read `read`."""
     choice: int | UnsetType = UNSET
+    """Index of the answer, if the request asked for several."""
     sse_event: str | UnsetType = UNSET
+    """Value of the event's `event:` line."""
     text: str | UnsetType = UNSET
     tokens: int | UnsetType = UNSET
+    """Number of output tokens that the event declares."""
     tokens_from: str | UnsetType = UNSET
+    """Source of `tokens`, such as log probabilities."""
     also: list[str] | UnsetType = UNSET
     """Further classes of an event that has several kinds of output."""
 
 
 class ExpectedTokens(Struct, frozen=True):
+    """Expected number of output tokens, and its source."""
+
     n: int
     """Number of output tokens."""
     source: str = field(name="from")
+    """Source of the count, as in `Tokens.source`."""
     estimated: bool | UnsetType = UNSET
+    """Whether chunks were counted as tokens, because the provider declared no number."""
 
 
 class ExpectedUsage(Struct, frozen=True):
+    """Expected token counts of the provider."""
+
     event: int
     """Index of the event with the usage."""
     normalized: dict[str, int]
@@ -140,9 +167,12 @@ class ExpectedUsage(Struct, frozen=True):
 
 
 class ExpectedError(Struct, frozen=True):
+    """Expected error that an event reports."""
+
     event: int
     """Index of the event with the error."""
     type: str | None
+    """Type of the error in the provider's words."""
     message: str | None
 
 
@@ -159,13 +189,16 @@ class Expected(Struct, frozen=True):
     events: list[ExpectedEvent]
     first_byte_ms: float | None
     first_any_ms: float | None
+    """First output of any kind."""
     first_token_ms: float | None
     first_reasoning_ms: float | None
     first_content_ms: float | None
     first_tool_ms: float | None
+    """First part of a tool call."""
     first_refusal_ms: float | None
     last_token_ms: float | None
     done_ms: float | None
+    """Event that ends the stream, such as `[DONE]`."""
     end_ms: float
     content_text: str | dict[str, str] | None
     """Text of the only choice, or the text of each choice by its index (like the next two fields)."""
@@ -176,29 +209,40 @@ class Expected(Struct, frozen=True):
     output_tokens_from: ExpectedTokens
     usage: ExpectedUsage | None
     refusal: str
+    """Kind of a refusal; `none` if the answer is no refusal."""
     refusal_detail: dict[str, object] | None
+    """Signs of the refusal, for example the finish reason."""
     guardrail: dict[str, object] | None
+    """Action of a guardrail on the answer; None if none acted."""
     error: ExpectedError | None
     server_timing: list[dict[str, object]]
+    """Durations that the server reported."""
     end: str
+    """How the answer ended: `json`, `error`, or how its stream ended."""
     trailing: ExpectedTrailing | None
+    """Bytes after the last event; None if there are none."""
 
 
 class Fixture(Struct, frozen=True, kw_only=True):
     """Description of a saved answer: the file `NAME.json` of a fixture."""
 
     format: str = FORMAT
+    """Name and version of this format."""
     name: str
     split: str | UnsetType = UNSET
+    """Set to which the fixture belongs: `shared` or `own`."""
     dialect: str
     title: str
     tags: list[str]
+    """Features of the answer, for tests that select fixtures."""
     source: list[str]
+    """Origin of the bytes: documents, or a recorded server."""
     notes: str | UnsetType = UNSET
     request: FixtureRequest
     response: FixtureResponse
     body: FixtureBody
     chunks: list[FixtureRead]
+    """Reads of the body with their times, without framing."""
     expect: Expected | None = None
     """Result of parsing. None until the answer has been parsed: the result in the file is not read."""
     raw: FixtureRaw | UnsetType = UNSET
@@ -249,12 +293,17 @@ def make_fixture(
         known: description of the fixture that `saved` is from: all fields but `expect` are copied.
     """
     framing, events = events_of(saved)
-    fixture = _describe(name, saved, explained, framing, source) if known is None else known
+    fixture = (
+        _fixture_without_expectation(name, saved, explained, framing, source) if known is None else known
+    )
     names = {event.start: event.event for event in events if event.event is not None and framing == "sse"}
     return structs.replace(fixture, expect=_expected_values(fixture, saved, explained, names, framing))
 
 
-def _describe(name: str, saved: Saved, explained: Explained, framing: str, source: str) -> Fixture:
+def _fixture_without_expectation(
+    name: str, saved: Saved, explained: Explained, framing: str, source: str
+) -> Fixture:
+    """Return a fixture whose `chunks` end where events end, at evenly spaced times."""
     body = saved.body
     request = parse_request_head(saved.request_head)
     response = parse_response_head(saved.head, b"POST")
@@ -382,6 +431,7 @@ def _expected_tokens(x: Exchange) -> ExpectedTokens:
 
 
 def _usage_of(x: Exchange, events: Sequence[SavedEvent]) -> ExpectedUsage | None:
+    """Return the token counts and the event that reported them last; None: none did."""
     last = next((i for i in reversed(range(len(events))) if events[i].delta.counts is not None), None)
     if last is None or x.usage is None:
         return None
@@ -409,6 +459,7 @@ def _error_of(events: Sequence[SavedEvent]) -> ExpectedError | None:
 
 
 def _end_of(x: Exchange, events: Sequence[SavedEvent], framing: str) -> str:
+    """Return how the stream ends, as a fixture names it."""
     if framing == "json":
         return "json"
     if _error_of(events) is not None:
@@ -421,6 +472,7 @@ def _end_of(x: Exchange, events: Sequence[SavedEvent], framing: str) -> str:
 
 
 def _trailing_of(saved: Saved, events: Sequence[SavedEvent], framing: str) -> ExpectedTrailing | None:
+    """Return the bytes after the last event; None: there are none, or only blanks."""
     end = events[-1].end if events else 0
     if framing == "json" or not saved.body[end:].strip():
         return None

@@ -92,7 +92,9 @@ class _Signal(NamedTuple):
 
     verdict: Verdict
     event: int
+    """Index of the event that has the verdict."""
     tokens_before: int
+    """Number of tokens before the event."""
 
 
 class Interventions:
@@ -100,43 +102,45 @@ class Interventions:
     compared with the patterns."""
 
     __slots__ = (
-        "_acted_signal",
+        "_blocking_signal",
         "_error_types",
-        "_flagged_signal",
         "_opening_text",
+        "_passing_signal",
         "_patterns",
         "_refusal_phrase",
         "_refusal_signal",
-        "applied",
-        "reading",
+        "applied_guardrails",
+        "needs_text",
     )
 
     def __init__(self, signs: RefusalSigns = BUILT_IN_SIGNS) -> None:
-        self.applied: bytes | None = None  # value of the header field APPLIED_GUARDRAILS
-        self.reading = bool(signs.patterns)  # whether `read` still needs texts of the answer
+        self.applied_guardrails: bytes | None = None  # value of the header field APPLIED_GUARDRAILS
+        self.needs_text = bool(signs.patterns)  # whether `read` still needs texts of the answer
         self._patterns, self._error_types = signs
+        """Patterns of refusal texts, and types of errors by which guardrails refuse."""
         self._opening_text = ""
+        """First words of the answer so far, in which refusals are searched."""
         self._refusal_phrase: str | None = None  # phrase or pattern that the opening of the answer matches
         self._refusal_signal: _Signal | None = None  # refusal by the model
-        self._acted_signal: _Signal | None = None  # verdict of a guardrail that blocked or replaced text
-        self._flagged_signal: _Signal | None = None  # verdict of a guardrail that passed the text on
+        self._blocking_signal: _Signal | None = None  # verdict of a guardrail that blocked or replaced text
+        self._passing_signal: _Signal | None = None  # verdict of a guardrail that passed the text on
 
     def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
         """Add the verdict of the event with this index; `tokens_before`: number of tokens before it."""
         if verdict.kind == MODEL_REFUSAL:
             self._refusal_signal = self._refusal_signal or _Signal(verdict, event, tokens_before)
         elif verdict.action in PASSED_ON:
-            self._flagged_signal = self._flagged_signal or _Signal(verdict, event, tokens_before)
-            acted = self._acted_signal
+            self._passing_signal = self._passing_signal or _Signal(verdict, event, tokens_before)
+            acted = self._blocking_signal
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
                 # In Bedrock, the stop reason names the guardrail, but the trace shows that the guardrail only
                 # masked text. So it blocked nothing.
-                self._acted_signal = None
+                self._blocking_signal = None
         else:
-            acted = self._acted_signal
+            acted = self._blocking_signal
             # A later trace has more details than a stop reason, so it replaces the verdict of a stop reason.
             if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
-                self._acted_signal = _Signal(verdict, event, tokens_before)
+                self._blocking_signal = _Signal(verdict, event, tokens_before)
 
     def add_error(self, error_type: str, event: int, tokens_before: int) -> None:
         """Add an error of the event with this index: a verdict, if the operator named its type or code."""
@@ -151,11 +155,12 @@ class Interventions:
     def read_all(self, texts: Iterable[str]) -> None:
         self._opening_text = (self._opening_text + "".join(texts)).lstrip()
         if len(self._opening_text) >= _OPENING_CHARS:
-            self._judge_opening()
+            self._search_opening_for_refusal()
 
-    def _judge_opening(self) -> None:
+    def _search_opening_for_refusal(self) -> None:
+        """Search the first characters of the answer for the words of a refusal."""
         opening, self._opening_text = self._opening_text[:_OPENING_CHARS], ""
-        self.reading = False
+        self.needs_text = False
         folded = opening.casefold()
         for regex, words in self._patterns:
             if not any(word in folded for word in words):
@@ -168,9 +173,9 @@ class Interventions:
 
     def judge(self, x: Exchange) -> None:
         """Set `refusal` and `guardrail` of the finished exchange."""
-        if self.reading:
-            self._judge_opening()
-        acted, flagged = self._acted_signal, self._flagged_signal
+        if self.needs_text:
+            self._search_opening_for_refusal()
+        acted, flagged = self._blocking_signal, self._passing_signal
         if acted is None and x.status == _STATUS_DENIED:
             acted = _Signal(Verdict("error.type", None, "blocked"), 0, 0)
         if x.status == _STATUS_FLAGGED:
@@ -196,6 +201,7 @@ class Interventions:
             x.guardrail = _guardrail_json(flagged)
 
     def _complete_verdict(self, signal: _Signal, x: Exchange) -> None:
+        """Set phase, kind and confidence of a verdict, which can depend on the whole exchange."""
         verdict, status = signal.verdict, x.status or 0
         no_token = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and no_token and not verdict.substituted:
@@ -227,9 +233,13 @@ class Interventions:
             self._name_error(verdict, status, streamed=x.stream)
 
     def _phase_of_header(self) -> str | None:
-        if self.applied is None:
+        """Return the phase that the header of applied guardrails names; None: none, or both."""
+        if self.applied_guardrails is None:
             return None
-        before, after = _INPUT_WORDS.search(self.applied), _OUTPUT_WORDS.search(self.applied)
+        before, after = (
+            _INPUT_WORDS.search(self.applied_guardrails),
+            _OUTPUT_WORDS.search(self.applied_guardrails),
+        )
         if (before is None) == (after is None):
             return None
         return "output" if before is None else "input"
@@ -245,7 +255,7 @@ class Interventions:
             verdict.signal = "http_status"
         elif part != "message":
             verdict.signal = f"http_status+{part}"
-        elif not is_decisive and self.applied is not None:
+        elif not is_decisive and self.applied_guardrails is not None:
             verdict.signal, verdict.detail = "header+error.message", None
         elif not is_decisive:
             verdict.signal = "http_status+message"
@@ -259,7 +269,7 @@ class Interventions:
             detail["path"] = verdict.path
         words = {"value": verdict.value, "category": verdict.category}
         detail |= {name: clean_word(word) for name, word in words.items() if word is not None}
-        if self.applied is not None and "error" in verdict.signal:
+        if self.applied_guardrails is not None and "error" in verdict.signal:
             detail["header"] = APPLIED_GUARDRAILS.decode()
         if verdict.substituted:
             detail["substituted"] = True

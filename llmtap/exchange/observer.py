@@ -89,6 +89,7 @@ class RunningState(NamedTuple):
     dialect: str | None
     stream: bool
     events: int
+    """Number of events of the answer so far."""
     tokens: int
     """Number of tokens by the best source so far. Without a source, each chunk counts as a token."""
     understood: bool
@@ -141,6 +142,7 @@ class Observer:
             clock=bounded("clock", clock),
         )
         self._bodies = bodies
+        """Memory limit for the bodies of all exchanges."""
         self._share = Share(bodies)
         """Memory of the request, of a JSON body, of `_taken_bytes` and of `_run_bytes`."""
         self._kept_bytes = 0
@@ -152,20 +154,28 @@ class Observer:
         self._dialects = dialects
         self._request = RequestReader(self._x, head, identify, on_request, self._share)
         self._repetition: Repetition | None = None
+        """Fixed bytes around the text of repeated events; None: no repetition was found."""
         self._run: TokenRun | None = None
+        """Repeated events that are logged together; None: none."""
         self.token_run: TokenRun | None = None
         """`_run` while the next read is possibly a repeated event: `FrameBatch` adds events to it, too."""
         self.deflates = False
         """Whether the tunnel can carry compressed messages: both sides named permessage-deflate."""
         # Parsers of the response's body, in the order in which bytes pass through them.
         self._dechunk: ChunkedDecoder | None = None
+        """Decoder of a chunked body; None: the body is not chunked."""
         self._decoder: Decoder | None = None
+        """Decoder of a compressed body; None: the body is not compressed."""
         self._answer: AnswerReader | None = None
         self._lines_left = LINES_FREE
+        """Lines that may still be parsed; spent by lines, increased by bytes, to limit CPU time."""
         self._loss_reason: str | None = None
+        """Why later bytes of the answer are not parsed; None: all are parsed."""
         self._has_lost_holds = False
+        """Whether there were more pauses by a slow client than the timeline keeps."""
         self._is_closed = False
         self._longest_wait = longest_wait
+        """Returns the longest time that bytes waited unread between two times; None: unknown."""
         self._shared_ns = 0
         """Upper bound, over all reads, of the time between the arrival of an output event and its timestamp.
         The events of a read share one timestamp, that of the read's last byte."""
@@ -180,17 +190,25 @@ class Observer:
         """Whether a read has possibly left bytes in the socket, which then waited for more than one round of
         the event loop."""
         self._last_read_ns = arrival_ns
+        """Time of the latest read of the answer."""
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
         self._interventions = Interventions(refusal_signs)
+        """Refusals and guardrail interventions of the answer."""
         self._server = ServerTiming()
         self._error_type: str | None = None
+        """Type of an error that an event reports."""
         self._has_end_marker = False
+        """Whether the answer has had its end marker."""
         self._is_end_certain = False
+        """Whether a complete answer of this dialect always has an end marker."""
         self._texts: list[str] | None = None
+        """Parts of the answer's text; None: the recorder does not need it."""
         self._texts_taken = 0
         """Number of texts whose memory was taken."""
         self._text_chars = self._usage_bytes = 0
+        """`_text_chars`: length of `_texts`. `_usage_bytes`: memory of the latest usage, which another one
+        replaces."""
         self._texts_bytes = 0
         """Memory of the texts and of the usage object."""
         self._text_chars_max = _TEXT_CHARS_MAX
@@ -241,7 +259,7 @@ class Observer:
             if x.request_id is None:
                 x.request_id = bounded("request_id", response_id.decode("latin-1"))
         applied = header_value(head.headers, APPLIED_GUARDRAILS)
-        self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
+        self._interventions.applied_guardrails = None if applied is None else applied[:_HEADER_BYTES_MAX]
         self._server.read_head(head.headers)
         content_type = header_value(head.headers, b"content-type")
         if content_type is not None:
@@ -317,6 +335,7 @@ class Observer:
         return ()
 
     def _read_slices(self, answer: AnswerReader, data: bytes, size: int, t_ns: int) -> Iterator[None]:
+        """Read a piece of the body slice by slice, and yield between slices, so that other work can run."""
         decoder = self._decoder
         if decoder is None:
             slices: Iterable[bytes] = (data[i : i + SLICE_BYTES] for i in range(0, len(data), SLICE_BYTES))
@@ -360,6 +379,7 @@ class Observer:
         self._end_read(answer, size, t_ns)
 
     def _feed(self, answer: AnswerReader, payload: bytes, t_ns: int) -> list[Delta]:
+        """Parse a piece of the body, and add the events found in it."""
         deltas = answer.feed(payload, t_ns)
         self._add_late(answer)
         self._add_all(deltas, t_ns)
@@ -367,6 +387,7 @@ class Observer:
         return deltas
 
     def _end_read(self, answer: AnswerReader, size: int, t_ns: int) -> None:
+        """Finish the work after the events of a read."""
         if not answer.idle:
             self._mark_followed_token(t_ns)
         elif (repetition := answer.repetition_finder.repetition) is not None and self._decoder is None:
@@ -615,6 +636,7 @@ class Observer:
         )
 
     def _is_understood(self, answer: AnswerReader) -> bool:
+        """Return whether a dialect can read the answer, as far as it is known."""
         dialect = answer.dialect
         if self._loss_reason is not None:
             return False
@@ -623,6 +645,7 @@ class Observer:
         return dialect.reading is not Reading.NONE or not has_data
 
     def _end_request(self) -> None:
+        """End the request; from now on, keep the answer's texts if it needs a tokenizer."""
         self._request.end()
         if self._request.wants_text and self._texts is None:
             self._log_run()
@@ -639,6 +662,7 @@ class Observer:
         self._answer.give_up()
 
     def _count_read(self, t_ns: int, added_ns: int) -> None:
+        """Count a read of the answer, and the latency added to it."""
         x = self._x
         x.reads += 1
         self._last_read_ns = t_ns
@@ -697,6 +721,7 @@ class Observer:
             self._first_shared_ns = max(self._first_shared_ns, wait_ns)
 
     def _add(self, delta: Delta, t_ns: int) -> None:
+        """Log an event and count its tokens. `t_ns`: time of the read that ended it."""
         t = self._t
         log = t.events
         tokens = delta.tokens
@@ -728,7 +753,7 @@ class Observer:
             if delta.text:
                 self._tokens.chunks += len(delta.choices)
                 # Use the text of the first choice only: texts of several choices are interleaved.
-                reading = self._interventions.reading
+                reading = self._interventions.needs_text
                 if (reading or self._texts is not None) and _has_first_text(delta):
                     if reading:
                         self._interventions.read(delta.text)
@@ -767,6 +792,7 @@ class Observer:
             self._x.unparsed_events += 1
 
     def _keep_text(self, text: str) -> None:
+        """Store a part of the answer's text, for the recorder or a tokenizer."""
         assert self._texts is not None
         if self._text_chars < self._text_chars_max:
             self._text_chars += len(text)
@@ -795,13 +821,14 @@ class Observer:
         return make_token_run(repetition, chunked=self._dechunk is not None, keeps_texts=False)
 
     def _expect_no_repetition(self) -> None:
+        """Log the counted repetitions, and let no event be counted as a repetition."""
         self._log_run()
         self.token_run = None
 
     def _set_keeps_texts(self) -> None:
         """Set whether the run keeps the texts of events. Call it only while the run is empty."""
         if self._run is not None and self._repetition is not None:
-            read = self._interventions.reading or self._texts is not None
+            read = self._interventions.needs_text or self._texts is not None
             self._run.keeps_texts = self._tokens.tokenizes or (
                 read and _is_first_content(self._repetition.delta)
             )
@@ -836,7 +863,7 @@ class Observer:
             t.events.chars.extend(array("l", chars)[:room])
         x.unlogged_events += max(0, n - room)
         if texts and _is_first_content(delta):
-            if self._interventions.reading:
+            if self._interventions.needs_text:
                 self._interventions.read_all(texts)
             if self._texts is not None:
                 self._keep_text("".join(texts))
@@ -868,6 +895,7 @@ class Observer:
         return streamed or self._loss_reason is not None or self._x.endpoint is not None
 
     def _close(self, *, whole: bool) -> None:
+        """Read the rest of the answer. `whole`: the answer is complete."""
         self._expect_no_repetition()
         if self._is_closed:
             return

@@ -48,6 +48,8 @@ Part: TypeAlias = "str | bytes | array[int]"
 
 @dataclass(slots=True)
 class PromptMessage:
+    """One message of a prompt."""
+
     role: str
     parts: list[Part] = field(default_factory=list)
     """Parts of the message. Adjacent texts are joined, so that the client's division of its text has no
@@ -75,8 +77,11 @@ class PromptMessage:
 
 @dataclass(slots=True)
 class PromptShape:
+    """Messages and parameters of a request."""
+
     messages: list[PromptMessage]
     shape: RequestShape
+    """Numbers, sizes and parameters of the request, without text."""
     value: JsonObject
     """The request's body, as a JSON object."""
     chat: bool
@@ -117,14 +122,17 @@ def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
 
 
 class _Reader:
-    """Reader of the messages in one body. `cut`: whether parts were left out because of PARTS_MAX."""
+    """Reader of the messages in one body."""
 
     __slots__ = ("_parts_left", "cut", "media_count")
 
     def __init__(self) -> None:
         self.media_count = 0
+        """Number of images and other media."""
         self._parts_left = PARTS_MAX
+        """Number of parts that may still be read."""
         self.cut = False
+        """Whether parts were left out because of PARTS_MAX, so that the shape is incomplete."""
 
     def count_parts(self, n: int) -> bool:
         """Count `n` more parts. Return False if the number of parts then exceeds PARTS_MAX."""
@@ -151,6 +159,7 @@ class _Reader:
         return [*self._system_prompts(value), *(self._read_item(item) for item in items)]
 
     def _system_prompts(self, value: JsonObject) -> Iterator[PromptMessage]:
+        """Yield the instructions that a request has outside its messages."""
         for key in ("system", "instructions", "system_prompt", "systemInstruction"):
             if system := value.get(key):
                 content = system.get("parts", system) if isinstance(system, dict) else system
@@ -174,17 +183,18 @@ class _Reader:
             PromptMessage("prompt", self._ids_or_text(one)) for one in (content if several else [content])
         ]
         images = _as_list(value.get("images")) or _as_list(value.get("image_data"))
-        messages[-1].parts += self._media_marks(images)
+        messages[-1].parts += self._hashes_of_media(images)
         if isinstance(value.get("suffix"), str) and value["suffix"]:
             messages.append(PromptMessage("suffix", [value["suffix"]]))
         return messages
 
     def _ids_or_text(self, value: Any) -> list[Part]:
+        """Return the parts of a prompt that is a text or a list of token ids."""
         if isinstance(value, str):
             return [value] if value else []
         if isinstance(value, dict):  # llama.cpp: a prompt with pictures
             parts = self._ids_or_text(value.get("prompt_string") or value.get("prompt_token_ids"))
-            return [*parts, *self._media_marks(_as_list(value.get("multimodal_data")))]
+            return [*parts, *self._hashes_of_media(_as_list(value.get("multimodal_data")))]
         if isinstance(value, list) and value:
             try:
                 return [array("I", value)]
@@ -206,7 +216,7 @@ class _Reader:
         builder.add_content(content)
         if isinstance(message.get("refusal"), str):
             builder.add_text(message["refusal"])
-        builder.parts += self._media_marks(_as_list(message.get("images")))  # in Ollama's messages
+        builder.parts += self._hashes_of_media(_as_list(message.get("images")))  # in Ollama's messages
         if isinstance(message.get("audio"), dict):
             builder.add_media(message["audio"])
         calls = _as_list(message.get("tool_calls"))
@@ -250,23 +260,26 @@ class _Reader:
         builder.add_content(content)
         return builder.build(role)
 
-    def _media_marks(self, values: list[Any]) -> list[Part]:
+    def _hashes_of_media(self, values: list[Any]) -> list[Part]:
         if not self.count_parts(len(values)):
             return [b"value" + _digest(values)]
-        return [*map(self.media_mark, values)]
+        return [*map(self.hash_of_media, values)]
 
-    def media_mark(self, value: Any) -> bytes:
+    def hash_of_media(self, value: Any) -> bytes:
         """Count a picture, sound or file, and return its mark."""
         self.media_count += 1
         return b"media" + _digest(value)
 
 
 class _MessageBuilder:
+    """Collects the parts of one message."""
+
     __slots__ = ("_reader", "_thinking", "parts")
 
     def __init__(self, reader: _Reader) -> None:
         self._reader = reader
         self._thinking: list[str] = []
+        """Texts of earlier reasoning, which the prompt has in a separate place."""
         self.parts: list[Part] = []
 
     def build(self, role: str, *, result: bool = False) -> PromptMessage:
@@ -285,6 +298,7 @@ class _MessageBuilder:
             self.parts.append(text)
 
     def add_mark(self, kind: bytes, value: Any) -> None:
+        """Add the hash of a value, so that only equal values are equal parts."""
         self.parts.append(kind + _digest(value))
 
     def add_media(self, value: Any) -> None:
@@ -292,7 +306,7 @@ class _MessageBuilder:
         # stay the same.
         if isinstance(value, dict) and "cache_control" in value:
             value = {k: v for k, v in value.items() if k != "cache_control"}
-        self.parts.append(self._reader.media_mark(value))
+        self.parts.append(self._reader.hash_of_media(value))
 
     def add_thinking(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):
@@ -302,6 +316,7 @@ class _MessageBuilder:
                 self.add_thinking(item.get("text") if isinstance(item, dict) else item, depth + 1)
 
     def add_call(self, function: JsonObject) -> None:
+        """Add a tool call: the name and the arguments of its function."""
         self.parts.append(b"call")
         if isinstance(function.get("name"), str):
             self.add_text(function["name"])
@@ -382,6 +397,7 @@ _FIRST: Final = {
 
 
 def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
+    """Return the functions that can read the prompt, the one for the endpoint first."""
     first = _FIRST.get(endpoint or "")
     return _BY_MEMBERS if first is None else (first, *_BY_MEMBERS)
 
@@ -409,6 +425,7 @@ def _parameters(value: JsonObject) -> RequestShape:
 
 
 def _response_format(value: JsonObject) -> str | None:
+    """Return the form of output that a request demands, such as `json_schema`; None: any."""
     for wanted in (
         value.get("response_format"),
         _as_object(value.get("text")).get("format"),  # in the Responses API

@@ -86,6 +86,8 @@ whether the text of the answer is to be captured, too. `body` is decoded, and em
 
 
 class _RequestBody(msgspec.Struct):
+    """Fields of a request body that every exchange needs, of any type."""
+
     model: Any = None
     stream: Any = None
     service_tier: Any = None
@@ -131,23 +133,32 @@ class RequestReader:
     ) -> None:
         self._x = x
         self._share = Share() if share is None else share
+        """Memory limit for the body, shared by all exchanges."""
         self._body: list[bytes] = []
         self._keeps_body = False
         self._body_bytes = 0  # size of the body so far
         self._taken_bytes = 0  # memory taken from `_share` for the body
         self._identify = identify
+        """Returns the tenant of a request."""
         self._on_request = on_request
+        """Function that is called when the request is complete."""
         self._head: RequestHead | None = None
+        """Head of the request; None if it is malformed."""
         self._path = ""  # can contain secrets, so it is used only for the tenant and the model, never stored
         self.path = ""
         """Path by which the dialect is recognised (`routed_path`), cut and cleaned in the same way as
         `Exchange.path`."""
         self._mcp_fields: dict[bytes, str] = {}
+        """Header fields of an MCP request, which name the called method and tool."""
         self._encoding: bytes | None = None
+        """Content encodings of the body (gzip and so on); None: not compressed."""
         self.method = b""
         self.wants_stream = False
+        """Whether the request demands a streamed answer."""
         self.wants_text = False
+        """Whether the recorder needs the text of the answer."""
         self.offers_deflate = False
+        """Whether the client offers compressed WebSocket messages."""
         try:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
@@ -232,6 +243,7 @@ class RequestReader:
             self.wants_text = self._on_request(self._x, head, body)
 
     def _drop_body(self) -> None:
+        """Stop keeping the body, and return its memory to the shared limit."""
         self._keeps_body = False
         self._body.clear()
         self._share.give(self._taken_bytes)

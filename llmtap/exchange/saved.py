@@ -70,6 +70,7 @@ class Saved:
     totals: dict[str, float] = field(default_factory=dict)
     """Times of a HAR entry in seconds: `total`, `send`, `wait`, `receive`, ..."""
     notes: list[str] = field(default_factory=list)
+    """Problems of the file that a user should know, for example that its body was cut off."""
 
     @property
     def path(self) -> str:
@@ -83,6 +84,7 @@ class SavedEvent:
     start: int
     end: int
     delta: Delta
+    """What the event adds to the answer: text, tokens, usage and so on."""
 
 
 @dataclass(slots=True)
@@ -144,13 +146,16 @@ class _EventRecorder(DialectChooser):
     def __init__(self) -> None:
         super().__init__("")
         self.open = False
+        """Always False, so the reader does not search for a dialect."""
         self.events: list[SseEvent] = []
 
     def read_event(self, event: SseEvent) -> Delta:
+        """Keep the event; return a Delta without content."""
         self.events.append(event)
         return Delta(EventClass.METADATA)
 
     def read_body(self, body: bytes) -> Delta:
+        """Keep the body as one event."""
         return self.read_event(SseEvent(0, len(body), body))
 
 
@@ -160,6 +165,7 @@ class SavedEvents(NamedTuple):
     framing: str
     """`sse`, `ndjson`, `json-array`, `eventstream`, `json`, or `opaque`."""
     events: list[SseEvent]
+    """Events as a dialect gets them."""
 
 
 def events_of(saved: Saved) -> SavedEvents:

@@ -46,12 +46,15 @@ class _Response:
 
     observer: Observer
     stream_id: str
+    """Stream of the session to which the response belongs; empty if there is one stream."""
     event_id: str
     """Event id of the client's message that requested the response; an error can name this id."""
     request_bytes: int
     response_bytes: int = 0
     id: str = ""
+    """The server's id of the response; empty until it is known."""
     began: bool = False
+    """Whether the server has sent its first event."""
 
 
 class Session:
@@ -63,8 +66,8 @@ class Session:
         "_causes",
         "_client_parser",
         "_is_realtime",
+        "_make_observer",
         "_model",
-        "_observe",
         "_on_discard",
         "_on_end",
         "_open_responses",
@@ -87,13 +90,17 @@ class Session:
         self.began = False
         """Whether the session had a response. If so, the tunnel is not an exchange of its own."""
         self._is_realtime = endpoint == "realtime"
-        self._observe = observe
+        """Whether the session is of OpenAI's Realtime API, which also responds without a request."""
+        self._make_observer = observe
+        """Returns the builder of a new exchange."""
         self._on_end = on_end
         self._on_discard = on_discard
+        """Function that is called with the number of responses that are not measured."""
         self._share = Share() if share is None else share
         self._client_parser = MessageParser("client", masked=True, deflates=deflates)
         self._server_parser = MessageParser("upstream", masked=False, deflates=deflates)
         self._open_responses: list[_Response] = []
+        """Responses that have not ended."""
         self._causes: dict[str, tuple[int, int, bytes]] = {}
         """Latest message of each stream that can cause a response: time of its read, added latency, and
         content."""
@@ -183,6 +190,7 @@ class Session:
         self._open_responses.clear()
 
     def _store_cause(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
+        """Store the client's event that requests a response, until the response begins."""
         if stream in self._causes or len(self._causes) < RESPONSES_MAX:
             stored = payload if len(payload) <= _CAUSE_BYTES_MAX else b""
             self._causes[stream] = (t_ns, added_ns, stored)
@@ -190,10 +198,11 @@ class Session:
     def _begin_response(
         self, stream: str, t_ns: int, added_ns: int, payload: bytes, event_id: str = "", size: int = 0
     ) -> _Response | None:
+        """Begin the exchange of a response; None: too many are open."""
         self._causes.pop(stream, None)
         if len(self._open_responses) >= RESPONSES_MAX:
             return None
-        observer = self._observe(t_ns)
+        observer = self._make_observer(t_ns)
         observer.begin_response(payload, t_ns, added_ns)
         response = _Response(observer, stream, event_id, size)
         self._open_responses.append(response)
@@ -265,6 +274,7 @@ class Session:
         end_ns: int | None = None,
         failed: bool = False,
     ) -> None:
+        """Finish the exchange of a response, and pass it on."""
         self._open_responses.remove(response)
         observer = response.observer
         if end_ns is not None:

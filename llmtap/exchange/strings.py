@@ -162,6 +162,7 @@ def clean_path(path: str) -> str:
 
 
 def _clean_path(path: str) -> str:
+    """Return a path with `*` for each segment that is possibly a key, an id or a name."""
     segments: list[str] = []
     size = 0
     announced = False
@@ -193,6 +194,7 @@ def _is_shown(segment: str, text: str | None) -> bool:
 
 
 def _is_name(name: str) -> bool:
+    """Return whether a text looks like the name of a model, and not like a secret or an id."""
     if not _is_plain(name):
         return False
     # Numbers of more than 4 digits are ids; shorter ones are versions, years and ports.

@@ -17,7 +17,9 @@ class TraceParent:
 
     trace_id: str
     span_id: str
+    """Id of the span in which the client sent the request."""
     flags: int
+    """Bit 0: the trace is recorded (sampled)."""
 
     @property
     def sampled(self) -> bool:

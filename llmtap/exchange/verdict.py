@@ -129,6 +129,7 @@ def remove_implausible(x: Exchange) -> None:
 
 
 def _check_times(x: Exchange) -> None:
+    """Remove impossible times of the server, such as those longer than the exchange, and count them."""
     duration_ns = _duration_ns(x.timeline)
     limit_ns = None if duration_ns is None else duration_ns + x.uncertainty_ns
     valid: list[dict[str, Any]] = []
@@ -216,9 +217,12 @@ class TokenLadder:
             TokenSource.LOGPROBS: 0,
             TokenSource.RUNNING_USAGE: 0,
         }
+        """By source: number of output tokens that the events declared."""
         self._declared_sum = 0
+        """Sum of the tokens that events declared, for the limit TOKENS_MAX."""
         self._tokenizer = tokenizer
         self._tokenized_count = 0
+        """Number of tokens that the configured tokenizer counted."""
 
     @property
     def tokenizes(self) -> bool:
@@ -298,10 +302,13 @@ class ServerTiming:
 
     def __init__(self) -> None:
         self._head_times: list[ServerTime] = []
+        """Durations in the head of the response."""
         self._event_times: dict[tuple[str, str], tuple[int, ServerTime]] = {}
+        """By name and place of a duration: index of the latest event that has it, and its value."""
         self._trailer_times: list[ServerTime] = []
         self._clock_ns = -1  # the server's clock at the previous event that reports it; -1: none
         self._gaps_ns: array[int] = array("q")
+        """Times between tokens by the server's own clock."""
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._head_times = header_times(headers)
@@ -341,4 +348,5 @@ class ServerTiming:
 
 
 def _public_row(reported: ServerTime) -> dict[str, object]:
+    """Return a time of the server as the JSON of an exchange shows it."""
     return {"name": reported.name, "ms": reported.ms, "where": reported.where, "unit": reported.unit}

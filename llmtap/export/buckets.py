@@ -88,8 +88,10 @@ class Buckets:
 
     def __init__(self, edges: Sequence[int]) -> None:
         self._edges = edges
+        """Upper edges, ascending; the last bucket has none."""
         self._counts = array("Q", bytes(8 * (len(edges) + 1)))
         self._total = 0
+        """Sum of all values."""
 
     def record(self, value: int) -> None:
         self._counts[bisect_left(self._edges, value)] += 1
@@ -137,6 +139,7 @@ class ExponentialBuckets:
         self.counts: dict[int, int] = {}
         """Number of values above 0 in each bucket, by Prometheus' number of the bucket."""
         self.zero_count = self.value_count = self.value_sum = 0
+        """Number of values up to 0, number of all values, and their sum."""
 
     def record(self, value: int) -> None:
         self.record_many((value,))

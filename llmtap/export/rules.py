@@ -42,11 +42,15 @@ class _Scope(NamedTuple):
     """Kind of owner of an error budget (a class, or a tenant in a class), as parts of PromQL expressions."""
 
     aggregation: str
+    """PromQL aggregation over all other labels."""
     matching: str
+    """PromQL modifier that joins series of the same owner."""
     events_rate: str
     """`events_rate`, `good_rate` and `error_ratio`: names of recording rules."""
     good_rate: str
+    """Name of the recording rule for the rate of good exchanges."""
     error_ratio: str
+    """Name of the recording rule for the share of bad exchanges."""
 
 
 _CLASS: Final = _Scope(
@@ -245,6 +249,7 @@ def _ratio_rules(slo: SloClass, job: str, scope: _Scope) -> list[Rule]:
 
 
 def _burn_expr(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> str:
+    """Return the PromQL condition of an alarm: the error budget burns too fast in both windows."""
     this = f'{{sloth_id="{_class_labels(slo, job)["sloth_id"]}"}}'
     long, short = window_name(alarm.long_ns), window_name(alarm.short_ns)
     limit = f"{slo.budget:.10g} > {alarm.factor:.10g}"

@@ -24,7 +24,9 @@ class SeriesKey(NamedTuple):
     slo: str = ""
     """Name of the SLO class."""
     uncertain: bool = False
+    """Whether the exchange's timestamps are too uncertain."""
     reading: str = Reading.DIALECT.value
+    """How the answer was read: by a dialect, or inferred."""
     service_tier: str = ""
 
 
@@ -61,6 +63,7 @@ class CapturePause:
     waiting: int
     """Number of exchanges that wait in memory."""
     waiting_bytes: int
+    """Size of the exchanges that wait in memory."""
     lost: int
     """Number of exchanges that were not kept since the pause began, because the memory was full."""
     memory_lasts: float | None

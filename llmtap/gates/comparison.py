@@ -18,6 +18,7 @@ class ComparedResult(Struct, frozen=True):
     label: str
     target: str | None
     start: str | None
+    """Time at which the load began."""
     verdict: Mapping[str, Any]
 
 
@@ -38,14 +39,18 @@ class ComparedFigure(Struct, frozen=True):
     a: float | None
     """Value in the first result; None if only the other result has the figure."""
     n_b: int
+    """Number of samples in the other result."""
     b: float | None
     few_a: bool
     """Whether the first result has too few samples for this figure (IETF draft, 5.1.4.3)."""
     few_b: bool
+    """Whether the other result has too few samples for this figure."""
     difference: float | None
+    """b - a; None if either is missing."""
     low: float | None
     """Lower end of the interval of the difference; None if there are too few samples for it."""
     high: float | None
+    """Upper end of the interval of the difference."""
     level: float
     """Confidence level of the interval, such as 0.95."""
     share: float | None
@@ -59,6 +64,7 @@ class BurstCaution(Struct, frozen=True):
     metrics: tuple[str, ...]
     """Metrics that bursts make misleading, so the comparison has no difference for them."""
     events_per_read: float
+    """Number of events that arrive together, on average."""
 
 
 class SetUpDifference(Struct, frozen=True):
@@ -66,7 +72,9 @@ class SetUpDifference(Struct, frozen=True):
 
     name: str
     a: Any
+    """Value of the setting in the first result."""
     b: Any
+    """Value of the setting in the second result."""
     load: bool
     """Whether the setting decides which requests are sent, or when."""
 
@@ -79,6 +87,7 @@ class PairComparison(Struct, frozen=True):
     figures: list[ComparedFigure]
     cautions: list[BurstCaution]
     set_up: list[SetUpDifference]
+    """Settings that differ."""
 
 
 class ReplayComparison(Struct, frozen=True):

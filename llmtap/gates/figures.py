@@ -31,6 +31,8 @@ seconds and more than this share of the figure."""
 
 
 class FigureUnit(Enum):
+    """Unit of a figure's value."""
+
     TIME = "ms"
     SHARE = "%"
     NUMBER = ""
@@ -41,6 +43,8 @@ _CSV_UNITS: Final = {FigureUnit.TIME: "s", FigureUnit.SHARE: "share", FigureUnit
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
+    """Declaration of a figure that requirements and comparisons can name."""
+
     name: str
     unit: FigureUnit
     better: str
@@ -83,6 +87,7 @@ def _complete_share(result: _Json) -> float | None:
 
 
 def _value_at(*names: str) -> Callable[[_Json], float | None]:
+    """Return a function that reads the value at a path of a result."""
     return lambda result: at(result, *names)
 
 
@@ -216,9 +221,12 @@ def bounded_figures(result: _Json) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FigureValidity:
+    """Whether a figure of a result can be trusted."""
+
     state: str
     """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str = ""
+    """Why the figure is doubtful or not valid; empty if it is valid."""
 
 
 def validity_of(figure: FigureRow, result: _Json) -> FigureValidity:
@@ -275,6 +283,7 @@ def _finding_text(judged: _Json, result: _Json) -> str:
 
 
 def _chunks_share(result: _Json) -> float:
+    """Return the share of answers whose tokens were only counted by chunks."""
     sources = at(result, "tokens", "source") or {}
     n = sum(sources.values())
     return sources.get("chunks", 0) / n if n else 0.0

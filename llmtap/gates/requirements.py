@@ -38,6 +38,7 @@ class Condition:
     figure: FigureRow
     operator: str
     bound: float
+    """Value that the figure is compared with."""
 
     def is_met_by(self, value: float) -> bool:
         return bool(_OPERATORS[self.operator](value, self.bound))
@@ -86,6 +87,8 @@ def parse_conditions(texts: Iterable[str], place: str) -> Iterator[Condition]:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
+    """Conditions of `--require`, all of which a result must meet."""
+
     conditions: tuple[Condition, ...] = ()
 
     @classmethod

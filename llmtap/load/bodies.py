@@ -76,6 +76,8 @@ _Limit = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None
 
 
 class _Limits(msgspec.Struct):
+    """Fields of a recorded body that limit the output tokens."""
+
     max_completion_tokens: _Limit = None
     max_tokens: _Limit = None
     max_output_tokens: _Limit = None
@@ -85,18 +87,23 @@ _decode_limits: Final = msgspec.json.Decoder(_Limits).decode
 
 
 class BodyMaker:
+    """Makes the JSON bodies of requests to one endpoint."""
+
     def __init__(self, options: BodyOptions, *, decode: Decode | None = None) -> None:
         """`decode` converts prompts of token ids for an endpoint that accepts only text."""
         self.options = options
         self.endpoint = options.endpoint
         self._decode = decode
+        """Returns the text of token ids; None: the tokenizer cannot."""
         endpoint, server = options.endpoint, options.server
         self._limit_field = {
             "chat.completions": "max_completion_tokens" if server == "openai" else "max_tokens",
             "completions": "max_tokens",
             "responses": "max_output_tokens",
         }[endpoint]
+        """Field that limits the number of output tokens at this endpoint."""
         self._sends_min_tokens = options.min_tokens and endpoint in _MIN_TOKENS_ENDPOINTS.get(server, ())
+        """Whether bodies demand a minimum number of output tokens."""
         self._constant_fields: JsonObject = {}
         """Fields that are the same in every generated body; model, prompt and lengths differ."""
         if options.temperature is not None:
@@ -149,6 +156,7 @@ class BodyMaker:
         }
 
     def _sent_value(self, name: str) -> Any:
+        """Return the value of a member that every body has; None: none."""
         value = self._constant_fields.get(name)
         return _decode_json(value) if isinstance(value, msgspec.Raw) else value
 
@@ -262,11 +270,15 @@ def model_ids(models: bytes) -> list[str]:
 
 
 class _Model(msgspec.Struct):
+    """One model in the server's list."""
+
     id: str = ""
     owned_by: Any = ""
 
 
 class _Models(msgspec.Struct):
+    """Answer of the server to `GET /v1/models`."""
+
     data: list[_Model] = []
 
 
@@ -282,11 +294,19 @@ def _decode_json(raw: msgspec.Raw) -> Any:
 
 
 class Maker(Protocol):
-    def body(self, prompt: Prompt, output: int) -> bytes: ...
+    """Makes request bodies for one kind of target."""
 
-    def adapt_recorded(self, body: bytes, path: str = "") -> bytes: ...
+    def body(self, prompt: Prompt, output: int) -> bytes:
+        """Return a request body with a prompt. `output`: number of tokens to generate."""
+        ...
 
-    def destination(self, body: bytes, path: str) -> str: ...
+    def adapt_recorded(self, body: bytes, path: str = "") -> bytes:
+        """Return a recorded body as this target needs it."""
+        ...
+
+    def destination(self, body: bytes, path: str) -> str:
+        """Return the path to which a body is sent."""
+        ...
 
 
 @dataclass(slots=True)
@@ -294,11 +314,13 @@ class PromptLengths:
     """Comparison of the lengths of fitted prompts with the wanted lengths, in tokens."""
 
     n: int = 0
+    """Number of prompts."""
     exact: int = 0
     """Number of prompts of exactly the wanted length, out of `n` prompts."""
     missed_min: int = 0
     """Largest number of missing tokens of a prompt, as a negative number; `missed_max`: of excess tokens."""
     missed_max: int = 0
+    """Largest difference above the wanted length."""
     ways: dict[str, int] = field(default_factory=dict)
     """Number of prompts by the method of counting their tokens (`FittedPrompt.method`)."""
 
@@ -327,6 +349,7 @@ class PreparedBodies:
         self.kinds: Counter[str] = Counter()
         """Number of bodies by origin: `made` (generated), `recorded`, or from a `data_set`."""
         self.lengths = PromptLengths()
+        """How well the prompts have the wanted lengths."""
 
     def add(self, body: bytes, tokens: int) -> None:
         self.begins.append(self.ends[-1] if self.ends else 0)

@@ -62,11 +62,15 @@ class GrpcTarget:
         """
         address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
+        """Header fields that are sent with each call."""
         self.model = bodies.model
         self._exact_output = exact_output
+        """Whether to request exactly the planned number of tokens."""
         self._timeout_ns = options.timeout
         self._name = name
+        """Name of the sending process, a part of the exchanges' ids."""
         self._request_count = 0
+        """Number of requests so far."""
         self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
         channel_options = (
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -82,6 +86,7 @@ class GrpcTarget:
         # only such a call reports when gRPC has accepted the message.
         self._call = self._channel.stream_stream(METHOD)
         self._calls: dict[str, tuple[Any, _Answer]] = {}
+        """By id of a request under way: its call and its answer."""
         self.connects = 0
         """Number of connections, at most 1: gRPC reconnects without a report."""
         self.reuses = 0
@@ -187,14 +192,19 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
 
 
 class _Answer:
+    """One call and its answer."""
+
     def __init__(self, x: Exchange) -> None:
         """`x`: exchange into which the answer is read."""
         self._x = x
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self._usage: GrpcUsage | None = None
+        """Token counts of the last message; None before it."""
         self._declared_tokens = 0
+        """Number of output tokens that the chunks declared so far."""
         self._write_task: asyncio.Task[Any] | None = None
+        """Task that writes the request; `cancel` ends it."""
         self._is_cancelled = False
         self._submit_width_ns = 0
         """Uncertainty of `submit_ns`: gRPC accepted the message at most this time earlier."""
@@ -271,6 +281,7 @@ class _Answer:
         self._usage = chunk.usage or self._usage
 
     def _set_outcome(self, code: grpc.StatusCode, details: str) -> None:
+        """Set status, outcome and error from the status of the gRPC call."""
         x = self._x
         begun = x.timeline.first_byte_ns is not None
         match code:

@@ -75,8 +75,10 @@ class LoadSender:
         self.dialects = Dialects(options.dialects) if options.dialects else BUILT_IN
         kernel = options.clock == "kernel" and tls is None
         self.clock = "kernel" if kernel else "mono"
-        self._unseen: list[Call] = []
+        self._unchecked_calls: list[Call] = []
+        """Calls whose connection is not checked yet in this round of checks."""
         self.lateness = Lateness(loop, kernel=kernel, each=self._check_calls)
+        """Lateness of the event loop, which bounds the error of timestamps."""
         self.timebase = self.lateness.timebase
         self.pool = Pool(
             loop,
@@ -89,21 +91,26 @@ class LoadSender:
             tls=tls,
         )
         self.deferred = DeferredWork(loop, gathers=kernel)
+        """Parsing of answers, which is delayed while requests are due."""
         self.calls: dict[Call, None] = {}
         """Calls in progress, in dispatch order."""
         self.early_bytes = 0
         """Bytes that were read and not yet parsed."""
         self.sent = 0
+        """Number of requests so far, without retries."""
         self.retries: Counter[str] = Counter()
         """Retries by reason: `refused`, `closed`, `429`, `503`."""
         self.retrying = True
+        """Whether failed requests are tried again; False near the end of the run."""
         self.observer_body = b""
         """Short body that the observer reads instead of the real one; empty: it reads the real one."""
         if bodies.model is not None:
             self.observer_body = msgspec.json.encode({"model": bodies.model, "stream": bodies.streams})
         self.count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
-        self._stamped = keep_stamps_on() if kernel else None
+        self._stamp_socket = keep_stamps_on() if kernel else None
+        """Socket that keeps the kernel's timestamps switched on; None: they are not used."""
         self._connections_max = connections_max()
+        """Number of connections that the system allows."""
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     def send(
@@ -141,7 +148,7 @@ class LoadSender:
             for opening in waiting:
                 self.pool.connect(opening)
             for opening in waiting:
-                await opening.settled
+                await opening.finished
         return self.pool.idle
 
     @property
@@ -165,14 +172,14 @@ class LoadSender:
         self._timer.cancel()
         self.lateness.close()
         self.pool.close()
-        if self._stamped is not None:
-            self._stamped.close()
+        if self._stamp_socket is not None:
+            self._stamp_socket.close()
 
     # ---------------------------------------------------------------- time-outs
 
     def _check_calls(self, now_ns: int) -> None:
         """Check the next calls of the current sweep for time-outs and silent streams."""
-        unseen, timeout_ns = self._unseen, self.options.timeout
+        unseen, timeout_ns = self._unchecked_calls, self.options.timeout
         for _ in range(min(LOOKS_MAX, len(unseen))):
             call = unseen.pop()
             if call.is_waiting or call.over:
@@ -183,14 +190,15 @@ class LoadSender:
                 call.check_socket(now_ns)
 
     def _sweep(self) -> None:
+        """Regularly close idle connections and forget old measurements of lateness."""
         now_ns = mono_ns()
         self._timer = self.loop.call_later(SWEEP_S, self._sweep)
         self.pool.sweep(now_ns)
         self.deferred.judge(len(self.calls))
         oldest = next(iter(self.calls), None)
         self.lateness.meter.forget_before(now_ns if oldest is None else oldest.first_ns)
-        if not self._unseen:
-            self._unseen = list(self.calls)
+        if not self._unchecked_calls:
+            self._unchecked_calls = list(self.calls)
 
 
 class _Opening:
@@ -198,14 +206,15 @@ class _Opening:
 
     def __init__(self, sender: LoadSender) -> None:
         self._pool = sender.pool
-        self.settled: asyncio.Future[None] = sender.loop.create_future()
+        self.finished: asyncio.Future[None] = sender.loop.create_future()
+        """Done when the connection was opened or has failed."""
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         self._pool.give_back(stream, mono_ns(), used=False)
-        self.settled.set_result(None)
+        self.finished.set_result(None)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self.settled.set_result(None)  # A request will connect again, and report the error.
+        self.finished.set_result(None)  # A request will connect again, and report the error.
 
     def on_data(self, data: bytes, t_ns: int) -> None: ...
 
@@ -275,15 +284,14 @@ class Call:
         "_answer_began",
         "_at_once",
         "_connect_attempt",
-        "_done",
-        "_early",
         "_head_bytes_left",
-        "_head_part",
+        "_incomplete_head",
         "_interims",
         "_keep",
         "_lag_ns",
         "_observer",
         "_on_answer",
+        "_on_end",
         "_quiet_ns",
         "_redirect",
         "_request",
@@ -298,7 +306,8 @@ class Call:
         "_submit_width_ns",
         "_surplus",
         "_timer",
-        "_unobserved",
+        "_unobserved_request",
+        "_unparsed_reads",
         "_unsent",
         "_verdict",
         "began_ns",
@@ -324,32 +333,44 @@ class Call:
     ) -> None:
         self._sender = sender
         self._on_answer = on_answer
+        """Function that is called when the whole answer has arrived, before it is parsed."""
         self._seq = seq
-        self._done = done
+        """Number of the request in its sender."""
+        self._on_end = done
+        """Function that is called with the finished exchange."""
         self._request = b""
         """Bytes of the whole request if retries are allowed; else empty."""
         self._unsent = b""
+        """Request that is written when the connection is open."""
         self._rest_of_answer = b""
+        """Bytes of the last read, which are parsed later."""
         self._lag_ns = 0
         """Largest error, in ns, of the timestamp of an event at the end of its read."""
         self._stamped = False
         """Whether the timestamps of the answer are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None
+        """Outcome and error of the failed attempt, in case the run ends before the retry."""
         self._retry_plan: tuple[str, int] | None = None
+        """Reason of a retry and the wait before it; None: the answer is final."""
         self._timer: asyncio.TimerHandle | None = None
+        """Timer of the next attempt; None: no retry waits."""
         self.row = row
+        """Row of the plan."""
         self.scheduled_ns = scheduled_ns
+        """Planned send time; None in a closed loop."""
         self.first_ns = 0
         """Time at which the first attempt began to connect or to write."""
         self.retries = 0
         self.over = False
+        """Whether the request has ended, so that later events are ignored."""
         self._reset_attempt()
 
     def _reset_attempt(self) -> None:
+        """Set the state of a request's attempt to that of one not yet begun."""
         self._retry_plan = self._verdict = None
         self._observer: Observer | None = None
-        self._unobserved = b""
-        self._early: list[tuple[bytes, int, bool]] = []
+        self._unobserved_request = b""
+        self._unparsed_reads: list[tuple[bytes, int, bool]] = []
         """Reads that are not parsed yet: the arguments of `_parse_data`."""
         self._at_once = False
         """Whether the bytes of the read that is being parsed arrived in one TCP segment, as in `Observer`."""
@@ -358,7 +379,7 @@ class Call:
         self._stream: Stream | None = None
         self._connect_attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
-        self._head_part = b""
+        self._incomplete_head = b""
         self._head_bytes_left = HEAD_BYTES_MAX
         self._interims = 0
         self._accepted = self._answer_began = False
@@ -370,6 +391,7 @@ class Call:
         self.began_ns = 0
         """Time at which this attempt began to connect or to write."""
         self.connect_ns: int | None = None
+        """Time that this attempt took to connect; None: it uses a kept connection."""
         self.last_ns = 0
         self.request_bytes = 0
         self.response_bytes = 0
@@ -386,6 +408,7 @@ class Call:
         self._begin_attempt(request)
 
     def _begin_attempt(self, request: bytes) -> None:
+        """Send the request on a kept connection; if there is none, open one."""
         sender = self._sender
         now_ns = mono_ns()
         self.began_ns = self.last_ns = now_ns
@@ -413,11 +436,11 @@ class Call:
 
     def _defer_observer(self, request: bytes) -> None:
         """Create the observer later, when there is time: the next request is possibly due now."""
-        self._unobserved = request
+        self._unobserved_request = request
         self._sender.deferred.add(self._create_observer, urgent=True)
 
     def _create_observer(self) -> None:
-        request, self._unobserved = self._unobserved, b""
+        request, self._unobserved_request = self._unobserved_request, b""
         if not request:
             return
         sender, now_ns = self._sender, self.began_ns
@@ -497,12 +520,12 @@ class Call:
         if self.response_bytes > ANSWER_BYTES_MAX:
             self._end(Outcome.UPSTREAM_ERROR, TOO_LONG)
             return
-        if later.is_behind(t_ns) or self._observer is None or self._early:
+        if later.is_behind(t_ns) or self._observer is None or self._unparsed_reads:
             # If other data waits in the sockets, read it first and parse later: a late read is a late
             # timestamp.
-            if not self._early and self._observer is not None:
+            if not self._unparsed_reads and self._observer is not None:
                 later.add(self._parse_early_data, urgent=True)
-            self._early.append((data, t_ns, at_once))
+            self._unparsed_reads.append((data, t_ns, at_once))
             sender.early_bytes += len(data)
             if sender.early_bytes > EARLY_BYTES_MAX:
                 self._create_observer()
@@ -512,7 +535,8 @@ class Call:
         later.after_read()
 
     def _parse_early_data(self) -> None:
-        early, self._early = self._early, []
+        """Parse the reads that came before there was an observer."""
+        early, self._unparsed_reads = self._unparsed_reads, []
         self._sender.early_bytes -= sum(len(data) for data, _, _ in early)
         for number, (data, t_ns, at_once) in enumerate(early, 1):
             if self._stream is None:
@@ -540,9 +564,9 @@ class Call:
         self._on_complete(data[:end], t_ns)
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
-        observer, data = self._observer, self._head_part + data
+        observer, data = self._observer, self._incomplete_head + data
         assert observer is not None
-        self._head_part = b""
+        self._incomplete_head = b""
         self._answer_began = True
         try:
             while True:
@@ -555,7 +579,7 @@ class Call:
                     waited_ns=t_ns - self.began_ns,
                 )
                 if next_head is None:
-                    self._head_part = data
+                    self._incomplete_head = data
                     return
                 head, start, end = next_head
                 if head.status == 101:
@@ -593,6 +617,7 @@ class Call:
             observer.response_data(data[end:], t_ns, 0, at_once=self._at_once)
 
     def _on_complete(self, data: bytes, t_ns: int, *, stamped: bool = True) -> None:
+        """Return the connection to the pool and end the answer, or retry. `data`: rest of the answer."""
         stream, self._stream = self._stream, None
         assert stream is not None and self._observer is not None
         self._stamped = stamped and not stream.out_of_order
@@ -625,6 +650,7 @@ class Call:
         sender.deferred.add(self._finish_answer)
 
     def _finish_answer(self) -> None:
+        """Parse the last piece of the answer, and pass on the exchange."""
         observer, data = self._observer, self._rest_of_answer
         assert observer is not None
         self._rest_of_answer = b""
@@ -663,6 +689,7 @@ class Call:
 
     @property
     def is_waiting(self) -> bool:
+        """Whether the call waits before its next attempt."""
         return self._timer is not None
 
     def _retry_wait_ns(self, retry_after: bytes | None = None, date: bytes | None = None) -> int | None:
@@ -731,6 +758,7 @@ class Call:
             self._stream = None
 
     def _end(self, outcome: Outcome, error: str | None) -> None:
+        """End the request: release its connection, and finish its exchange."""
         self._create_observer()
         self._parse_early_data()
         if self.over:
@@ -749,6 +777,7 @@ class Call:
         return (lateness.error_since if self._stamped else lateness.worst_since)(self.began_ns)
 
     def _finish(self, outcome: Outcome, error: str | None) -> None:
+        """Pass on the exchange with the times of the sender."""
         sender, observer = self._sender, self._observer
         assert observer is not None
         x = observer.finish(
@@ -764,4 +793,4 @@ class Call:
             x.scheduled_ns = self.first_ns  # A closed loop has no schedule: count from the first attempt.
         self._observer = None
         self._request = self._unsent = b""
-        self._done(self, x)
+        self._on_end(self, x)

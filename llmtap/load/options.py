@@ -44,6 +44,7 @@ class Window(NamedTuple):
 
     from_ns: int = 0
     for_ns: int | None = None
+    """Length; None: to the end of the trace."""
 
     @property
     def is_part(self) -> bool:
@@ -51,6 +52,7 @@ class Window(NamedTuple):
 
 
 def _read_window(text: str) -> Window:
+    """Read the part of a trace to replay, such as `10m+5m`."""
     begin, plus, length = text.partition("+")
     try:
         return Window(read_text(Duration, begin), read_text(Duration, length) if plus else None)

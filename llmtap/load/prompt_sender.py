@@ -30,10 +30,13 @@ _ID: Final = b"X-Request-Id"
 
 
 class _PreparedPrompt(msgspec.Struct, array_like=True):
+    """A prompt as stored in the file of bodies."""
+
     text: str
     ids: tuple[int, ...]
     system: str
     history: tuple[tuple[str, str], ...]
+    """Role and text of each earlier message."""
     output: int
 
 
@@ -52,6 +55,7 @@ class PromptMaker:
         self._model = model
         self._decode = decode
         self.output_exact = exact_output
+        """Whether requests demand exactly the planned number of tokens."""
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
         """Return the fields of the requests as JSON, like `BodyMaker.describe`.
@@ -99,6 +103,8 @@ class PromptMaker:
 
 
 class PromptCall:
+    """One request in flight, with the methods of `http.Call`."""
+
     __slots__ = ("_cancel", "row")
     has_token = False
     """Always False: the sender does not see tokens before the end of the answer."""
@@ -106,6 +112,7 @@ class PromptCall:
     def __init__(self, row: int, cancel: Callable[[], object]) -> None:
         self.row = row
         self._cancel = cancel
+        """Function that cancels the request."""
 
     def cancel(self, reason: str) -> None:
         self._cancel()
@@ -128,11 +135,15 @@ class PromptSender:
         self.loop = loop
         self.lateness = target.lateness
         self.deferred = DeferredWork(loop)
+        """Work that is delayed while requests are due."""
         self._target = target
         self._name = name
+        """Name of the sending process, a part of the requests' ids."""
         self._connect_timeout_s = connect_timeout_ns / NS_PER_S
         self.calls: dict[PromptCall, asyncio.Task[None]] = {}
+        """By request in flight: its task."""
         self.sent = 0
+        """Number of requests so far."""
         self.retries: Counter[str] = Counter()
 
     @property

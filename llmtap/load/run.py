@@ -47,7 +47,9 @@ class Schedule:
         after = requests.after
         self._arrival_ns = requests.arrival_ns
         self._think_ns = requests.think_ns
+        """Pause of each row after the previous turn of its conversation."""
         self._first_turns = deque(row for row in rows if not after or after[row] < 0)
+        """Rows that wait for no other row, in order of their times."""
         self._free_slots = slots
         """None in an open loop; negative while more turns are in progress than slots exist."""
         self._followers: dict[int, list[int]] = {}
@@ -57,7 +59,9 @@ class Schedule:
         self._awaited_ends: dict[int, tuple[int, int]] = {}
         """By row that waits for several rows: number of rows that have not ended, and latest end so far."""
         self._due_turns: list[tuple[int, int]] = []
+        """Heap of send times and rows of later turns whose previous turn has ended."""
         self._rows_left = len(rows)
+        """Number of rows that are not sent yet."""
         self.dropped = 0
         """Number of turns that were not sent because an earlier turn failed."""
         if after:
@@ -172,25 +176,36 @@ class LoadRun:
         self._sender = sender
         self._schedule = schedule
         self._read_request = request
+        """Function that returns the request of a row."""
         self._keep_exchange = keep
+        """Function that stores a row's finished exchange."""
         self.start_ns = start_ns
         duration_ns, drain_ns = load.schedule.duration, load.schedule.drain
         self._sending_end_ns = NEVER if duration_ns is None else start_ns + duration_ns
+        """Time from which no request is sent."""
         self._drain_ns = NEVER if drain_ns is None else drain_ns
+        """Time to wait for open requests after the last one was sent."""
         self._error_rate_max = load.sending.stop_when.error_rate
+        """Share of failed requests above which the load ends; None: no limit."""
         self._latest_failures: deque[bool] = deque(maxlen=LATEST)
+        """Whether each of the latest requests failed, for the limit on errors."""
         self._check_count = min(FIRST, schedule.rows_left) if check_endpoint else 0
         """Number of first requests that are checked: if all fail, the run stops. 0 after one succeeded."""
         self._check_results: dict[int, bool] = {}
         """For the row of each checked request: whether the answer shows that the endpoint is unusable."""
         self._pacer = Pacer(SystemClock(), pause_ns=0)
+        """Makes requests punctual by waiting for the last microseconds in a loop."""
         self._waker = Waker(self._pacer, self._send_due_rows)
+        """Calls `_send_due_rows` at the time of the next request."""
         self._end_future = sender.loop.create_future()
+        """Done when all requests have ended."""
         self._drain_timer: asyncio.TimerHandle | None = None
+        """Timer that cancels open requests at `_drain_end_ns`."""
         self._drain_end_ns = NEVER
+        """Time at which open requests are cancelled."""
         self._freed_rows: set[int] = set()
         """Rows whose end was reported to the schedule before their answer was parsed."""
-        self.gave_up: str | None = None
+        self.give_up_reason: str | None = None
         """Reason to stop the whole load because of failed requests; None if there is none."""
         self.stopped: str | None = None
         """Reason why not all rows were sent or answered; None if all were."""
@@ -267,6 +282,7 @@ class LoadRun:
             self._check_end()
 
     def _on_done(self, call: Call | PromptCall, x: Exchange) -> None:
+        """Keep an exchange, make the rows that waited for it due, and check the end of the run."""
         if call.row in self._freed_rows:
             self._freed_rows.remove(call.row)
         else:
@@ -283,23 +299,25 @@ class LoadRun:
             self._latest_failures.append(x.outcome not in _SERVED)
             failed = sum(self._latest_failures)
             full = len(self._latest_failures) == LATEST
-            if full and failed > self._error_rate_max * LATEST and self.gave_up is None:
-                self.gave_up = f"{failed} of the latest {LATEST} answers failed"
-                self.stop(self.gave_up)
+            if full and failed > self._error_rate_max * LATEST and self.give_up_reason is None:
+                self.give_up_reason = f"{failed} of the latest {LATEST} answers failed"
+                self.stop(self.give_up_reason)
         self._waker.call_at(self._next_due_ns())
         self._check_end()
 
     def _check_endpoint(self, row: int, x: Exchange) -> None:
+        """Stop if the first answers show that the target lacks the endpoint."""
         if not is_unanswerable(x):
             self._check_count = 0
             return
         self._check_results[row] = True
         if sum(self._check_results.values()) == self._check_count:
             # Set the reason even if nothing is left to send: the load must end with an error, not a report.
-            self.gave_up = self.stopped = NO_ENDPOINT
+            self.give_up_reason = self.stopped = NO_ENDPOINT
             self.stop(NO_ENDPOINT, drain_ns=0)
 
     def _start_drain(self, drain_ns: int, reason: str) -> None:
+        """Set the time at which open requests are cancelled."""
         if drain_ns == NEVER:
             return
         end_ns = mono_ns() + drain_ns
@@ -319,6 +337,7 @@ class LoadRun:
         self._check_end()
 
     def _check_end(self) -> None:
+        """End the run if no request is to be sent or in flight."""
         if self._end_future.done():
             return
         if self._schedule.rows_left and mono_ns() < self._sending_end_ns:

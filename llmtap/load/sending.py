@@ -56,12 +56,18 @@ class DeferredWork:
         """`gathers`: the loop is allowed to sleep to gather data, because timestamps come from the kernel."""
         self._loop = loop
         self._may_gather = gathers
+        """Whether the loop may sleep to read data of many sockets in one turn."""
         self._is_gathering = False
-        self._reads_counted = 0
-        self._judged_ns = mono_ns()
+        """Whether the loop sleeps, so that one turn reads data of many sockets."""
+        self._read_count = 0
+        """Number of reads since then."""
+        self._rate_measured_ns = mono_ns()
+        """Time of the latest measurement of the rate of reads."""
         self._urgent_work: deque[Callable[[], None]] = deque()
+        """Work that precedes all other."""
         self._waiting_work: deque[Callable[[], None]] = deque()
-        self._called = False
+        self._turn_is_scheduled = False
+        """Whether the event loop will call `_schedule_turn`."""
         self._is_behind = False
         """Whether the last read was late, so that other sockets probably have data too."""
         self.pacer: Pacer | None = None
@@ -78,7 +84,7 @@ class DeferredWork:
 
     def is_behind(self, t_ns: int) -> bool:
         """Return whether data that arrived at `t_ns` must be parsed later, because other data waits."""
-        self._reads_counted += 1
+        self._read_count += 1
         if mono_ns() - t_ns > BEHIND_NS:
             self._is_behind = True
         return self._is_behind
@@ -86,7 +92,7 @@ class DeferredWork:
     def after_read(self) -> None:
         """Plan a sleep to gather more data, if useful, and send the requests that are due. Call this after
         each read."""
-        if self._is_gathering and not self._called:
+        if self._is_gathering and not self._turn_is_scheduled:
             self._request_turn()
         if self.pacer is not None:
             self.pacer.catch_up()
@@ -94,22 +100,25 @@ class DeferredWork:
     def judge(self, streams: int) -> None:
         """Decide from the recent read rate whether the loop sleeps to gather data."""
         now_ns = mono_ns()
-        rate = self._reads_counted * NS_PER_S / max(1, now_ns - self._judged_ns)
-        self._reads_counted, self._judged_ns = 0, now_ns
+        rate = self._read_count * NS_PER_S / max(1, now_ns - self._rate_measured_ns)
+        self._read_count, self._rate_measured_ns = 0, now_ns
         self._is_gathering = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
 
     def finish(self) -> None:
+        """Do all deferred work now."""
         urgent, waiting = self._urgent_work, self._waiting_work
         while urgent or waiting:
             (urgent or waiting).popleft()()
 
     def _request_turn(self) -> None:
-        if not self._called:
-            self._called = True
+        """Ask the event loop for a turn of deferred work."""
+        if not self._turn_is_scheduled:
+            self._turn_is_scheduled = True
             self._loop.call_soon(self._schedule_turn)
 
     def _schedule_turn(self) -> None:
-        self._called = False
+        """Run deferred work now, or after the next reads if data waits in sockets."""
+        self._turn_is_scheduled = False
         if self._urgent_work or self._waiting_work:
             if self._is_behind:
                 self._is_behind = False
@@ -120,6 +129,7 @@ class DeferredWork:
             self._sleep()
 
     def _run_slice(self) -> None:
+        """Run deferred work until the slice of time has passed or a request is due."""
         urgent, waiting, pacer = self._urgent_work, self._waiting_work, self.pacer
         end_ns = mono_ns() + SLICE_NS
         while urgent or waiting:
@@ -132,6 +142,7 @@ class DeferredWork:
             self._request_turn()  # Continue in the loop's next iteration, after it has read its sockets.
 
     def _sleep(self) -> None:
+        """Sleep shortly, so that one turn reads data of many sockets."""
         wait_ns = GATHER_NS
         if self.pacer is not None:
             wait_ns = min(wait_ns, self.pacer.next_ns - mono_ns() - WAKING_NS)
@@ -159,12 +170,15 @@ class Lateness:
         """`kernel`: connections have kernel timestamps. `each`: function called every 10 ms with the time."""
         self._loop = loop
         self._kernel = kernel
-        self._each = each
+        """Whether reads have timestamps of the kernel, so the loop's delay matters less."""
+        self._on_interval = each
         floor_ns, turns = (KERNEL_FLOOR_NS, 1) if kernel else (GRAIN_NS, 2)
         self.meter = make_lag_meter(floor_ns, blind_ns=PROBE_NS + GRAIN_NS, turns=turns)
+        """Largest delays lately, to bound the error of timestamps."""
         self.timebase = Timebase(SystemClock(), self.meter)
-        self._count = 0
-        self._probes: deque[int] = deque(maxlen=PROBES_MAX)
+        self._probe_count = 0
+        self._probe_times_ns: deque[int] = deque(maxlen=PROBES_MAX)
+        """Times of the latest probes."""
         self._start()
 
     def worst_since(self, t_ns: int) -> int:
@@ -183,7 +197,7 @@ class Lateness:
         The byte arrived after `since_ns`. Between two probes the loop reads all its sockets, so the byte also
         arrived after the second to last probe before `t_ns`.
         """
-        turns = (probe_ns for probe_ns in reversed(self._probes) if probe_ns <= t_ns)
+        turns = (probe_ns for probe_ns in reversed(self._probe_times_ns) if probe_ns <= t_ns)
         next(turns, None)
         return min(self.worst_since(since_ns), t_ns - next(turns, since_ns))
 
@@ -203,16 +217,17 @@ class Lateness:
         self._timer = self._loop.call_later(PROBE_NS / 1e9, self._probe)
 
     def _probe(self) -> None:
+        """Note how late this call is, and set the next one."""
         now_ns = mono_ns()
         late_ns = now_ns - self._due_ns
         if not self._kernel or late_ns > GRAIN_NS:
             self.meter.note(now_ns, max(0, late_ns - GRAIN_NS))
-        self._count += 1
-        self._probes.append(now_ns)
-        if self._count % CHECKS == 0:
+        self._probe_count += 1
+        self._probe_times_ns.append(now_ns)
+        if self._probe_count % CHECKS == 0:
             self.timebase.resample()
-        if self._each is not None and self._count % CALLS == 0:
-            self._each(now_ns)
+        if self._on_interval is not None and self._probe_count % CALLS == 0:
+            self._on_interval(now_ns)
         self._start()
 
 
@@ -264,6 +279,8 @@ def protocol_of(url: str) -> Spoken:
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
+    """Server to which requests are sent."""
+
     origin: Origin
     path: bytes
     headers: Headers = field(default_factory=list)

@@ -64,8 +64,11 @@ class QueueTurn(NamedTuple):
 
     t_ns: int
     sent: int
+    """Number of requests sent."""
     served: int
+    """Number of requests with a first token."""
     queue: int
+    """Number of requests that wait for their first token."""
 
 
 class QueueGrowth:
@@ -75,6 +78,7 @@ class QueueGrowth:
         self._first_turn: QueueTurn | None = None
         """Turn at which the growth began."""
         self._latest_turn: QueueTurn | None = None
+        """Counts at the end of the latest turn; None: the queue does not grow."""
         self._turn_count = 0
         """Number of turns since `_first_turn`."""
 
@@ -104,5 +108,6 @@ class QueueGrowth:
         )
 
     def _begin(self, now: QueueTurn) -> None:
+        """Begin to watch the queue at this turn, unless it is short."""
         self._first_turn = self._latest_turn = now if now.queue >= QUEUE_MIN else None
         self._turn_count = 0

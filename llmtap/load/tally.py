@@ -25,13 +25,18 @@ CORRECTED: Final = ("ttft", "ttft_any", "e2e", "user_idle")
 
 
 class _PackedTally(msgspec.Struct, array_like=True):
+    """A `LoadTally` in packed form."""
+
     summary: bytes
     lateness: bytes
     ttft_uncertainties: bytes
     corrected: dict[str, bytes]
+    """Packed histograms of the latencies since the scheduled time, by metric."""
     sent_ns: bytes
     planned: int
+    """Number of rows that were to be sent."""
     dropped: int
+    """Number of planned rows that were not sent."""
     retries: dict[str, int]
 
 
@@ -40,18 +45,25 @@ _decode = msgspec.msgpack.Decoder(_PackedTally).decode
 
 
 class LoadTally:
+    """Counts of one sending process, or of all of them after `merge`."""
+
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.summary = Summary(objectives, reader)
         self._reader = reader
         self.lateness = Histogram()
+        """Delay of each request after its scheduled time."""
         self.ttft_uncertainties = Histogram()
+        """Largest possible error of each TTFT."""
         self.corrected = {name: Histogram() for name in CORRECTED}
+        """By metric: latencies from the scheduled time instead of the submission."""
         self.sent_ns = array("q")
         """Dispatch times, in the order in which the exchanges ended."""
         self.planned = 0
+        """Number of requests in the plan."""
         self.dropped = 0
         """Number of turns that were not sent because an earlier turn failed."""
         self.retries: Counter[str] = Counter()
+        """By reason: number of retries."""
 
     def add(self, x: Exchange) -> Measured:
         m = measure(x, self._reader)
@@ -68,6 +80,7 @@ class LoadTally:
         return m
 
     def _record_corrected(self, x: Exchange, m: Measured, late_ns: int) -> None:
+        """Record the latencies since the scheduled time; this corrects coordinated omission."""
         for name, ns in (("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("user_idle", m.user_idle_ns)):
             if ns is not None and x.stream:
                 self.corrected[name].record(ns + late_ns)

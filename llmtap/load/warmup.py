@@ -42,9 +42,12 @@ ROUNDS_MAX: Final = 8
 
 
 class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to warm up."""
+
     requests: int = 100
     """Minimum number of answers that end well. Together they must have at least `tokens` output tokens."""
     tokens: int = 10_000
+    """Minimum number of output tokens of all answers together."""
     slots: int = 8
     """Number of requests in flight."""
     requests_max: int = 20_000
@@ -52,14 +55,19 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     variation: float = 0.10
     """The latency is stable if three consecutive probes vary by less than this value."""
     probes_max: int = 30
+    """Maximum number of probes."""
     probe: bool = True
+    """Whether to send single requests until the latency is stable."""
     cold: bool = False
     """Whether to send nothing, so that a cold start is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
+    """A single request, sent when no other is in flight."""
+
     outcome: str
+    """Word of `Outcome`."""
     ttft_ns: int | None
     e2e_ns: int | None
 
@@ -69,23 +77,31 @@ class Probe:
 
 @dataclass(slots=True)
 class WarmUp:
+    """What was sent to warm the server up, and whether that was enough."""
+
     skipped: str | None = None
     """Reason why no warm-up was sent; None: it was sent."""
     requests: int = 0
     """Number of answers that ended well; probes are not counted."""
     failed: int = 0
+    """Number of requests that did not end well."""
     tokens: int = 0
+    """Number of output tokens of all answers."""
     duration_ns: int = 0
     enough: bool = False
     """Whether the minimum numbers of answers and tokens were reached."""
     before: Probe | None = None
     """Probe before all other requests."""
     probes: list[Probe] = field(default_factory=list)
+    """Single requests after the load."""
     variation_ttft: float | None = None
     """Variation of the TTFT of the latest three probes; None if one of them has no TTFT."""
     variation_e2e: float | None = None
+    """Variation of E2E, as `variation_ttft`."""
     stable: bool = False
+    """Whether three consecutive probes had nearly the same latency."""
     problem: str | None = None
+    """What was not reached; None: the server is warm."""
 
     def to_dict(self) -> dict[str, object]:
         names = ("skipped", "requests", "failed", "tokens", "enough", "stable", "problem")
@@ -175,6 +191,7 @@ def _round_listener(listener: WarmUpProgress, before: int, planned: int, progres
 async def _send_until_stable(
     send: _Send, result: WarmUp, options: WarmUpOptions, progress: WarmUpProgress
 ) -> None:
+    """Send probes until the times of the latest ones differ little, or `probes_max` are sent."""
     while len(result.probes) < options.probes_max:
         progress(len(result.probes), options.probes_max, "probes")
         for probe in await _send_probes(send, min(PROBES_COMPARED, options.probes_max - len(result.probes))):

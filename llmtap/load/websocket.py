@@ -54,6 +54,8 @@ mono_ns = SystemClock.mono_ns
 
 
 class OpeningFailed(Exception):
+    """A session could not be opened."""
+
     def __init__(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
         super().__init__(problem)
         self.outcome = outcome
@@ -61,9 +63,12 @@ class OpeningFailed(Exception):
 
 
 class _Error(msgspec.Struct):
+    """Error that a server event reports."""
+
     type: Any = None
     code: Any = None
     event_id: Any = None
+    """Id of the request that the error concerns."""
 
 
 class _Event(msgspec.Struct):
@@ -77,16 +82,21 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class ResponseWait:
+    """One request and the wait for its answer."""
+
     def __init__(self, observer: Observer, request_id: str) -> None:
         self.observer = observer
+        """Parses the messages of the response."""
         self.request_id = request_id
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the answer has ended or failed."""
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self.refused: str | None = None
         """Type of an error that the server sent in place of a response; the session stays open."""
         self.status: int | None = 101
         self.submit_ns: int | None = None
+        """Time at which the last byte of the request was sent."""
         self.submit_width_ns = 0
         """Uncertainty of `submit_ns` in ns: the submission was at most this time later."""
         self.is_created = False
@@ -119,13 +129,18 @@ class WebSocketSession:
         session removes itself. `realtime`: the Realtime API is used, in which the server sends a greeting and
         a response continues after an error."""
         self._realtime = realtime
+        """Whether the server speaks OpenAI's Realtime API."""
         self.upgrade = upgrade
+        """Head of the opening request."""
         self._pool = pool
         self._key = key
+        """Key of the opening request, from which the server computes its answer."""
         self._sessions = sessions
+        """Set of all sessions, from which a closed one removes itself."""
         self._connect_attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the session is open or could not be opened."""
         self._head: bytes | None = b""
         """Part of the response head that has arrived; None after the head was parsed."""
         self._parser = MessageParser("the server", masked=False)
@@ -133,10 +148,13 @@ class WebSocketSession:
         """Bytes given to the parser. Between messages it equals `_whole_bytes`: bytes of whole messages."""
         self._whole_bytes = 0
         self._answer: ResponseWait | None = None
+        """Answer that is awaited; None: the session is idle."""
         self._send_began_ns = 0
         self._submit_ns: int | None = None
         self._break_reason: str | None = None
+        """Why the request could not be written; None: it was."""
         self._last_activity_ns = 0
+        """Time of the latest read, write or check."""
 
     @property
     def is_reusable(self) -> bool:
@@ -191,7 +209,8 @@ class WebSocketSession:
             Outcome.CLIENT_CANCELLED, "llmtap ended the run before the whole answer arrived: see --drain"
         )
 
-    def look_again(self, now_ns: int) -> None:
+    def check_connection(self, now_ns: int) -> None:
+        """Check, after a quiet time, whether the connection still exists."""
         if self._stream is not None and now_ns - self._last_activity_ns > QUIET_NS:
             self._last_activity_ns = now_ns
             self._stream.look_again()
@@ -384,18 +403,23 @@ class WebSocketTarget:
         kernel = options.clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         self._realtime = protocol_of(url) == "realtime"
+        """Whether the server speaks OpenAI's Realtime API."""
         query = f"?{urlencode({'model': self.model})}" if self.model and self._realtime else ""
         self._path = (path + query).encode()
         self._authority = origin.authority
+        """Host and port of the URL, for the `Host` field."""
         self._headers = list(headers)
         self._exact_output = exact_output
+        """Whether to request exactly the planned number of tokens."""
         self._count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
         self._timeout_ns = options.timeout
         self._name = name
+        """Name of the sending process, a part of the requests' ids."""
         self._request_count = 0
         loop = asyncio.get_running_loop()
         self.lateness = Lateness(loop, kernel=kernel)
         self._stamp_socket = keep_stamps_on() if kernel else None
+        """Socket that keeps the kernel's timestamps switched on; None: they are not used."""
         self._pool = Pool(
             loop,
             origin,
@@ -409,6 +433,7 @@ class WebSocketTarget:
         self._idle_sessions: list[WebSocketSession] = []
         self._sessions: set[WebSocketSession] = set()
         self._open_requests: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
+        """By id of a request in flight: its session and its answer."""
         self.connects = 0
         self.reuses = 0
         self._timer = loop.call_later(SWEEP_S, self._sweep)
@@ -493,9 +518,10 @@ class WebSocketTarget:
             self._stamp_socket.close()
 
     def _sweep(self) -> None:
+        """Regularly check the connections of all sessions."""
         now_ns = mono_ns()
         for session in list(self._sessions):
-            session.look_again(now_ns)
+            session.check_connection(now_ns)
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def _finish_exchange(self, answer: ResponseWait, began_ns: int, request_bytes: int) -> Exchange:

@@ -99,20 +99,30 @@ Send = Callable[[int], None]
 
 @dataclass(slots=True)
 class _Arm:
+    """Counts and figures of one arm in the present stage."""
+
     sample: ArmSample
+    """Figures of the arm's exchanges."""
     assigned_requests: int = 0
+    """Number of requests that a relay assigned to the arm."""
     own_headers: int = 0
     """Number of requests of this arm whose client itself sent a header field of another arm."""
     single_requests: int = 0
     """Number of requests that are a unit of their own, since they belong to no conversation."""
     units: int = 0
+    """Number of conversations or tenants (`Experiment.unit`) that were assigned to the arm."""
     exclusions: Counter[str] = field(default_factory=Counter)
     """By reason: number of requests that were sent without the change of their arm."""
     outcomes: Counter[str] = field(default_factory=Counter)
+    """By outcome: number of finished exchanges."""
     refusals: Counter[str] = field(default_factory=Counter)
+    """By kind of refusal: number of requests that the server's answer refused."""
     labels: Counter[str] = field(default_factory=Counter)
+    """By label that the client gave a request, and its result (`label_key`): number of requests."""
     chunking: Counter[str] = field(default_factory=Counter)
+    """Sums of events, reads and chunks, which show whether a server sends several tokens in one chunk."""
     uncertainty_ns: int = 0
+    """Largest uncertainty of a timestamp in the arm's exchanges."""
     figures: dict[str, Figure] = field(default_factory=dict)
     """By metric: copy of the sample's figure. Only `copy` sets them; otherwise they are in the sample."""
     forgotten_units: int = 0
@@ -160,30 +170,39 @@ class _SavedArm(Struct, array_like=True):
 
     counts: list[int]
     counters: list[dict[str, int]]
+    """Values of the fields in `_COUNTERS`."""
     uncertainty_ns: int
     sample: SavedSample
 
 
 class _SavedExperiment(Struct, array_like=True):
+    """Saved form of the experiment, for the next meter."""
+
     id: int
     name: str
     """Name of the experiment; empty if none was configured."""
     is_on: bool
     switched_by: str
+    """What switched the experiment last: `config`, or for example `api`."""
     since_ns: int
     """Wall time of the latest switch."""
     ratio_p: float
+    """Smallest p-value so far of the test that units are split as configured (sample ratio)."""
     stop_report: dict[str, object] | None
+    """Why `stop_worse` switched the experiment off; None if it did not."""
     units: list[int]
+    """Numbers of the units known so far, so that the next meter does not count them twice."""
     arms: dict[str, _SavedArm]
     stage_since_ns: int
     """Wall time of the start of the stage."""
     between_stages: int
     """Number of requests that do not count, because they arrived within SETTLE_NS of the stage's start."""
     earlier_stages: list[dict[str, object]]
+    """JSON of the results of the stages before this one."""
     stage_age_ns: int
     """Time for which the stage has run."""
     figures_wall_ns: tuple[int, int] | None = None
+    """Wall times of the first and last exchange in the figures."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -191,19 +210,27 @@ _decode: Final = msgpack.Decoder(_SavedExperiment).decode
 
 
 class Experiments:
+    """The experiment of the proxy: its switch, its stages, and the comparison of its arms."""
+
     def __init__(self, experiment: Experiment | None, clock: Clock, *, shares_known: bool = True) -> None:
         """`shares_known`: whether the weights by which requests were assigned to arms are known. If not (as
         in a capture), the sample ratio is not tested, and differences of shares have no p."""
         self._clock = clock
         self._shares_known = shares_known
+        """False for a capture whose shares of the arms are unknown, so the sample ratio is not tested."""
         self._word_senders: list[Send] = []
+        """One function for each connected relay; it sends a word that switches the experiment."""
         self._switched_by = "config"
+        """What switched the experiment last: `config`, or for example `api`."""
         self._switch_ns = clock.wall_ns()
+        """Wall time of the latest switch."""
         self._is_on = experiment is not None and experiment.enabled
         self._stop_report: dict[str, object] | None = None
+        """Why `stop_worse` switched the experiment off; None if it did not."""
         self._base_experiment = experiment
         """Experiment as configured, without a stage; `experiment` has the shares of the present stage."""
         self._earlier_stages: list[dict[str, object]] = []
+        """JSON of the results of the stages before this one."""
         self._begin_stage(0)
 
     def _begin_stage(self, stage: int) -> None:
@@ -215,8 +242,9 @@ class Experiments:
         experiment = None if self._base_experiment is None else self._base_experiment.at_stage(stage)
         self.experiment = experiment
         self._stage_index = stage
-        self._note_stage_start()
+        self._set_stage_start()
         self._settled_ns = self._stage_mono_ns + SETTLE_NS if stage else 0
+        """Time from which requests count: those shortly after a change of the shares are left out."""
         self._left_out_requests = 0
         self._unjudged_figures = [] if experiment is None else experiment.stop_worse
         """Figures of `stop_worse` that could not be judged at the latest check."""
@@ -234,7 +262,7 @@ class Experiments:
         self._units_are_exported = False
         """Whether an export has contained the units, so that later exports contain only new figures."""
 
-    def _note_stage_start(self) -> None:
+    def _set_stage_start(self) -> None:
         self._stage_mono_ns, self._stage_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
 
     @property
@@ -243,6 +271,7 @@ class Experiments:
         return self._is_on, self._switch_ns, self._stage_index
 
     def _is_settled_at(self, t_ns: int) -> bool:
+        """Return whether requests sent at a time belong to the shares now in use."""
         return t_ns >= self._settled_ns
 
     def _advance(self) -> None:
@@ -347,10 +376,11 @@ class Experiments:
         if self._stop_report is None and not self._is_on:
             self._stop_report = saved.stop_report
         if saved.figures_wall_ns is not None:
-            self._extend_figures(*saved.figures_wall_ns)
+            self._extend_figures_period(*saved.figures_wall_ns)
         return []
 
-    def _extend_figures(self, first_wall_ns: int, last_wall_ns: int) -> None:
+    def _extend_figures_period(self, first_wall_ns: int, last_wall_ns: int) -> None:
+        """Extend the period that the figures cover."""
         first_ns, last_ns = self._figures_wall_ns or (first_wall_ns, last_wall_ns)
         self._figures_wall_ns = min(first_ns, first_wall_ns), max(last_ns, last_wall_ns)
 
@@ -387,7 +417,7 @@ class Experiments:
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         if on and not self._is_on:
-            self._note_stage_start()
+            self._set_stage_start()
             self._stop_report = None
         self._is_on, self._switched_by, self._switch_ns = on, by, self._clock.wall_ns()
         self._send_switch_word()
@@ -444,6 +474,7 @@ class Experiments:
             self._check_sample_ratio()
 
     def _check_sample_ratio(self) -> None:
+        """Log an error if the arms have other shares of the units than configured."""
         assert self.experiment is not None
         was_alarming = self._sample_ratio_p <= RATIO_ALPHA
         units = {name: arm.units for name, arm in self._arms.items()}
@@ -478,7 +509,7 @@ class Experiments:
         if x.excluded is not None and x.excluded != OWN_HEADER:
             arm.exclusions[x.excluded] += 1
         arm.uncertainty_ns = max(arm.uncertainty_ns, x.uncertainty_ns)
-        self._extend_figures(x.arrival_wall_ns, x.arrival_wall_ns)
+        self._extend_figures_period(x.arrival_wall_ns, x.arrival_wall_ns)
         values = dict(_metric_values(x, m))
         values["refused"] = (int(refused),)
         values["failed"] = (int(x.outcome in _FAILED),)
@@ -612,6 +643,7 @@ class Experiments:
 
 
 def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield each metric that an exchange has, with its values."""
     if m.e2e_ns is not None and x.outcome in ENDED_WELL:
         yield "e2e", (m.e2e_ns,)
     if x.tokens.output is not None:

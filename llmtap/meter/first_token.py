@@ -80,13 +80,13 @@ class UsualPhases:
         slices = self._slices.window(0, now_ns)[:-1]  # without the open slice, which is empty after `seal`
         seconds = (now_ns - self._slices.window_start_ns(0, now_ns)) / NS_PER_S
 
-        def work() -> dict[str, object]:
+        def make_document() -> dict[str, object]:
             model = x.model or UNKNOWN
             same_model = any(model in models for models in slices)
             others = _sum_times(slices, model if same_model else OTHER)
             return _document(x, others, seconds, same_model=same_model)
 
-        return work
+        return make_document
 
 
 def _document(x: Exchange, others: PhaseTimes, seconds: float, *, same_model: bool) -> dict[str, object]:

@@ -273,6 +273,8 @@ class TenantRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
 
 class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the table `[tenants]`."""
+
     rules: Annotated[
         tuple[TenantRule, ...],
         opt("Rules in order; the first one that finds a value sets the tenant (else: `default`)."),
@@ -312,6 +314,8 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the table `[cost]`."""
+
     gpus: Annotated[int, opt("Number of GPUs behind the gateway, billed whether busy or idle.", ge=0)] = 0
     gpu_hour: Annotated[float, opt("Price of one GPU per hour.", ge=0)] = 0.0
     input_million: Annotated[float, opt("Price of a million input tokens.", ge=0)] = 0.0

@@ -80,7 +80,9 @@ class _EndedExchange:
     exchange: Exchange
     measured: Measured
     key: SeriesKey
+    """Labels of the series in which the exchange is counted."""
     met: bool | None
+    """Whether the exchange met its objectives; None if it has none."""
 
 
 class PairBook:
@@ -102,6 +104,7 @@ class PairBook:
         self._options = options
         self._relays = relays
         self._streams = streams
+        """Exchanges under way."""
         self._cpu_yield = turns
         self._on_error = on_error
         self._search_steps: Iterator[None] | None = None
@@ -112,19 +115,24 @@ class PairBook:
         """Sinks that get each exchange as soon as it is known whether the exchange has a pair."""
         key = secrets.token_bytes(16)
         self._text_key = key
+        """Random key of the hashes by which texts of partners are compared."""
         self._hasher = BlockHasher(key, block_size=PROMPT_BLOCK_BYTES, unit="bytes")
+        """Hashes prompts, so that only hashes are kept."""
         self._requests: dict[str, _Request] = {}
         """By id of an exchange under way: its request."""
         self._ended_exchanges: dict[str, _EndedExchange] = {}
         """By id: exchange that waits for its partners."""
         self._matcher = LiveMatcher(options.exchanges_max)
+        """Finds the pairs."""
         self.counts = PairCounts(
             leftovers=Counter({_leftover_label(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
         )
         self._undelivered_tokens = 0.0
+        """Tokens of the engine that the gateway did not pass on, for a metric."""
         self._recent_pairs: deque[MeasuredPair] = deque()
         self._delay_count = 0
-        self._cells: dict[tuple[str, str], Buckets] = {}
+        """Number of token delays kept in `_recent_pairs`, for the limit DELAYS_MAX."""
+        self._histograms: dict[tuple[str, str], Buckets] = {}
         """By name of a figure of pairs, and model: histogram of the figure."""
 
     def observe_request(self, x: Exchange, body: bytes, *, text_is_captured: bool) -> None:
@@ -188,6 +196,7 @@ class PairBook:
             yield from self._open_exchanges([], [])
 
     def _search(self, known_ns: int) -> Iterator[None]:
+        """Pair exchanges, and pass on those that can no longer be paired. Yield between steps."""
         yield from self._settle(self._matcher.take_left_out())
         if len(self._matcher) or self._requests:
             fronts: list[OpenExchange] = []
@@ -238,6 +247,7 @@ class PairBook:
             yield
 
     def _add_pair(self, pair: Pair) -> None:
+        """Mark both exchanges of a pair as each other's partners, and add the figures of the pair."""
         id_ = pair.front.id
         front, *backs = (self._ended_exchanges.pop(x.id) for x in (pair.front, *pair.backs))
         partners = (front.exchange.span_ids,)
@@ -260,6 +270,7 @@ class PairBook:
             self._pass_on(ended)
 
     def _record_histograms(self, figures: MeasuredPair, model: str) -> None:
+        """Record the delays of a pair in the Prometheus histograms of its model."""
         for name in PAIRS:
             delays_ns = figures.token_delays_ns if name == "token" else None
             values = (
@@ -269,9 +280,9 @@ class PairBook:
             )
             if not values:
                 continue
-            cell = self._cells.get((name, model))
+            cell = self._histograms.get((name, model))
             if cell is None:
-                cell = self._cells[name, model] = Buckets(PAIRS[name].edges)
+                cell = self._histograms[name, model] = Buckets(PAIRS[name].edges)
             cell.record_many([max(0, round(value)) for value in values])
         self._undelivered_tokens += sum(one.value for one in figures.values.get("tokens_undelivered", ()))
 
@@ -286,6 +297,7 @@ class PairBook:
             self._delay_count -= _delay_count_of(pairs.popleft())
 
     def _pass_on(self, ended: _EndedExchange) -> None:
+        """Report an exchange to the sinks, which had to wait for its partner."""
         for sink in self.sinks:
             try:
                 sink.on_end(ended.exchange, ended.measured, ended.key, ended.met)
@@ -308,19 +320,21 @@ class PairBook:
     def histograms(self) -> Iterator[tuple[HistogramFamily, list[Cell]]]:
         """Yield each family of histograms with a copy of its histograms, one for each model."""
         for name, family in PAIRS.items():
-            cells = [(model, buckets) for (figure, model), buckets in self._cells.items() if figure == name]
+            cells = [
+                (model, buckets) for (figure, model), buckets in self._histograms.items() if figure == name
+            ]
             yield family, [((model,), *buckets.read()) for model, buckets in cells]
 
     def summarise(self, limit: int) -> Callable[[], LivePairs]:
         """Return a thread-safe function that makes the summary, with at most `limit` single pairs."""
         recent, counts, waiting = list(self._recent_pairs), copy.deepcopy(self.counts), len(self._matcher)
 
-        def work() -> LivePairs:
+        def make_summary() -> LivePairs:
             summary = summarise_figures(recent, counts, SAME_CLOCK, clock_source="monotonic", comparable=True)
             newest = [_pair_to_dict(figures) for figures in islice(reversed(recent), limit)]
             return LivePairs(**msgspec.structs.asdict(summary), waiting=waiting, recent=newest)
 
-        return work
+        return make_summary
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -333,6 +333,7 @@ class OfflineMeter:
         self._setup = setup
         self._hello = hello
         self._on_exchange = on_exchange
+        """Function that is called with each finished exchange; None: none."""
         self._clock = ManualClock(wall_offset_ns=0)
         real = SystemClock()
         self._cpu_yield = CooperativeYield(real.mono_ns, lambda: None, real.thread_cpu_ns)
@@ -379,6 +380,8 @@ class OfflineMeter:
 
 
 class _ExchangeCallback:
+    """Sink that calls a function with each exchange."""
+
     def __init__(self, on_exchange: Callable[[Exchange], None]) -> None:
         self._on_exchange = on_exchange
 

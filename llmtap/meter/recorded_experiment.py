@@ -58,8 +58,10 @@ class RecordedExperiment:
         )
         self._unit = "request" if single else "unit"
         self._is_aa = len(unchanged) == len(names)
+        """Whether no arm changes its requests: an A/A experiment tests the method."""
         self._experiments = Experiments(experiment, SystemClock(), shares_known=False)
         self._moved_units = moved_units
+        """Number of units with requests in more than one arm."""
         self._uncertainties_ns = Histogram()
 
     @classmethod

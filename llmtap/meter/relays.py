@@ -42,11 +42,15 @@ RELAYS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RelayState:
+    """State of a relay at the time of a scrape."""
+
     name: str
     connected: bool
     status: RelayStatus | None
     implementation: str = ""
+    """Name of the relay's transport: compiled or Python."""
     vantage: str = ""
+    """Kind of the vantage: `relay`, `middleware` or `passive`."""
     measured_elsewhere: bool = False
     """Whether another meter measures the relay, so that this meter's capture has none of its exchanges."""
 
@@ -70,10 +74,14 @@ class Reckoning:
 
     def __init__(self) -> None:
         self.running = 0
+        """Number of exchanges under way."""
         self._latest_status: RelayStatus | None = None
         self._seq_max = 0
+        """Latest sequence number; one that is missing below it shows a request that was dropped."""
         self._opened_count = 0
+        """Number of requests opened since the latest status."""
         self._dropped_count = 0
+        """Number of requests dropped since the latest status."""
 
     def count_opened(self, seq: int) -> None:
         self.running += 1
@@ -110,15 +118,21 @@ class Reckoning:
 
 @dataclass(slots=True)
 class _Relay:
+    """A relay that is or was connected."""
+
     hello: Hello
     epoch: int
     """Number of its connection, counted over all relays."""
     connected: bool = True
     status: RelayStatus | None = None
     status_received_ns: int = 0
+    """Time at which the latest status arrived."""
     disconnect_ns: int = 0
+    """Time at which the connection ended."""
     open_at_disconnect: int = 0
+    """Number of exchanges that were under way when the connection ended, so are lost."""
     skipped: int = 0
+    """Number of requests that the relay forwarded but did not report, so far."""
     measured_elsewhere: bool = False
     """Whether the relay is measured by the meter that this one replaces, until the relay has drained."""
 
@@ -129,6 +143,7 @@ class RelayBook:
     def __init__(self) -> None:
         self._relays: dict[str, _Relay] = {}
         self._epoch = 0
+        """Number of connections so far; a relay's latest one shows whether it has reconnected."""
 
     def join(self, hello: Hello) -> int:
         """Register a relay that connected with this hello. Return its connection's number, for `leave`."""
@@ -283,6 +298,7 @@ def _status_at(relay: _Relay, now_ns: int) -> RelayStatus | None:
 
 
 def _add_lost(status: RelayStatus, lost: int) -> RelayStatus:
+    """Return a status in which unsettled exchanges are counted as lost."""
     unsettled = max(0, status.unsettled - lost)
     return msgspec.structs.replace(status, lost=status.lost + lost, unsettled=unsettled)
 
@@ -314,12 +330,15 @@ SCRAPE_TIMEOUT_S: Final = 4.0
 
 
 class UpstreamLoad:
+    """Latest values of the upstream's own metrics."""
+
     def __init__(self, url: str) -> None:
         """`url`: address of the metrics. It can contain a key, so it is never reported."""
         self._url = url
         self.values: dict[str, float] = {}
         """By name in `net.server_metrics.SERIES`: latest value. Empty after a failed scrape."""
         self.failures = 0
+        """Number of failed scrapes."""
         self.problem: str | None = None
         """Reason why the latest scrape failed; None if it succeeded."""
 

@@ -50,9 +50,11 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     options: MeterOptions
     socket: str
+    """Path of the socket for relays."""
     admin_fd: int | None = None
     """Listening socket of the admin port; None: bind `options.admin`."""
     changeable: Changeable = Changeable()
+    """Settings that a reload can change."""
     experiment: Experiment | None = None
     otlp: OtlpOptions = OtlpOptions()
     tenants: TenantOptions = TenantOptions()
@@ -69,6 +71,7 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Host and port of the engine behind a gateway; None: there is none, or no export needs it."""
     capture: CaptureOptions = CaptureOptions()
     capture_id: str = ""
+    """Name of the capture, the same after a restart of the meter."""
     capture_salt: str = ""
     """Key of the hashes in a capture, in hex. All meters of one capture have it, and no file contains it."""
     capture_after: int = 0

@@ -58,12 +58,19 @@ class ShutdownListener:
     ) -> None:
         self._loop = loop
         self._apply_settings = change
+        """Function that applies changed settings."""
         self._unread_bytes = b""
+        """Start of a line on stdin whose end has not arrived."""
         self._limit_s = drain_s + GRACE_S
+        """Time after which the meter ends although relays are still connected."""
         self._end_event = asyncio.Event()
+        """Set when the meter is to end after its relays."""
         self._is_terminating = False
+        """Whether a signal has come: a second one ends the meter at once."""
         self._end_now_event = asyncio.Event()
+        """Set when the meter must end at once."""
         self.is_orphaned = False
+        """Whether the supervisor has ended, so that no other process will end this meter."""
         self.successor: str | None = None
         """State folder of the meter that replaces this one; None: no meter does."""
         self.ends_capture = False

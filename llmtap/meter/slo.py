@@ -51,12 +51,14 @@ class SloCount(NamedTuple):
 
     counted: int = 0
     good: int = 0
+    """Number of judged exchanges that met the objectives."""
     not_judged: int = 0
     """Exchanges that are neither counted nor good, because their answers were not understood."""
     own_faults: int = 0
     """Exchanges left out, because llmtap itself failed; they are neither counted nor good."""
 
     def plus(self, other: "SloCount") -> "SloCount":
+        """Return the sums of both counts."""
         return SloCount(*map(add, self, other))
 
 
@@ -68,9 +70,12 @@ _SavedCount = tuple[str, str, int, int, int, int]
 
 
 class _SavedSlos(Struct, array_like=True):
+    """Saved form of all counts."""
+
     terms: dict[str, str]
     """Text of the options of each class."""
     begin_ns: int
+    """Monotonic time from which exchanges are counted."""
     slices: list[tuple[int, int, list[_SavedCount]]]
     """For each slice: its start (monotonic time), its level, and its counts."""
     since_ns: dict[str, int]
@@ -88,12 +93,15 @@ class SloBook:
         self._clock = clock
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
         self._terms = {name: repr(slo) for name, slo in options.items()}
+        """By class: text of its options; counts of other options are not continued after a restart."""
         self._since_ns = dict.fromkeys(self.classes, clock.mono_ns())
         """By class: monotonic time since which it is counted. If a reload changes a class, it begins anew."""
         self._tenant_classes = TenantClasses(self.classes.values())
         self.class_of_tenant = self._tenant_classes.of
+        """Returns the class of a tenant; None: it has none."""
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
         self._total_counts: _Counts = {}
+        """Counts since the meter's start, for the metrics."""
         for slo in self.classes.values():
             for alarm in slo.unreachable_alarms:
                 log.warning(
@@ -138,14 +146,14 @@ class SloBook:
         terms, begin_ns, since_ns = self._terms, self._slices.begin_ns, dict(self._since_ns)
         slices = self._slices.export(self._clock.mono_ns())
 
-        def work() -> bytes:
+        def pack_counts() -> bytes:
             rows = [
                 (start_ns, level, [(*key, *count) for key, count in table.items()])
                 for start_ns, level, table in slices
             ]
             return _encode(_SavedSlos(terms, begin_ns, rows, since_ns))
 
-        return work
+        return pack_counts
 
     def clear(self) -> None:
         self._slices.clear()
@@ -193,6 +201,7 @@ class FrozenSlos:
 
     classes: Mapping[str, SloClass]
     total: Mapping[SloKey, SloCount]
+    """Counts since the meter's start."""
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, Mapping[str, float]]
     """By class and window: time in seconds that the counts cover."""
@@ -318,6 +327,7 @@ def _window_name(ns: int) -> str:
 
 
 def _class_count(counts: _Counts, name: str) -> SloCount:
+    """Return the counts of an SLO class, added over all tenants."""
     total = SloCount()
     for (slo, _), count in counts.items():
         if slo == name:

@@ -94,16 +94,23 @@ class MeterState:
             "silences": pipeline.silences,
             "steps": pipeline.steps,
         }
+        """By name: part of the meter's state."""
         self._is_read = False
+        """Whether the state of earlier meters was read."""
         self._lock_fd: int | None = None
+        """Descriptor of the lock file of the folder; None: another meter owns the state."""
         self._used_files: list[str] = []
         """Names of files to remove, because their content was added to the figures, or cannot be used."""
         self._left_out_texts: set[str] = set()
+        """Problems that are logged already, to log each only once."""
         self._turn_lock = asyncio.Lock()
+        """Held during a read or write of the files, so that two never overlap."""
         self._next_read_ns = 0
         self._next_write_ns = self._clock.mono_ns() + WRITE_NS
         self._written_switch_state = pipeline.experiments.switch_state
+        """State of the experiment in the latest file: a switch is written at once."""
         self._periodic_task: asyncio.Task[None] | None = None
+        """Task that reads and writes files at intervals; None after the end."""
         self._late_tasks: list[asyncio.Task[None]] = []
         """Reads and writes that took longer than `DISK_S` and continue in the background."""
         self._refusal: str | None = None
@@ -113,6 +120,8 @@ class MeterState:
         self._id = secrets.token_hex(4)
         """Random part of the names of this meter's files. Process ids are not unique across containers."""
         self._rest_count = 0
+        """Number of files of changes that this meter wrote after another one had taken over the state
+        file."""
 
     @property
     def is_read(self) -> bool:
@@ -121,16 +130,16 @@ class MeterState:
 
     async def start(self, *, takes_over: bool) -> None:
         """Read the state, and begin regular reads and writes. `takes_over`: another meter has the folder."""
-        await self._run_limited("state_not_read", self._begin(takes_over=takes_over))
+        await self._run_limited("state_not_read", self._take_initial_state(takes_over=takes_over))
         self._periodic_task = asyncio.get_running_loop().create_task(self._run())
 
     async def hand_over(self, folder: str) -> None:
         """Write the state, and then new figures, to `folder`: that of the meter that replaces this one."""
-        await self._run_limited("state_not_written", self._leave_to(Path(folder)))
+        await self._run_limited("state_not_written", self._leave_state_to(Path(folder)))
 
     async def close(self) -> None:
         """Write the state for the last time, and release the folder."""
-        await self._run_limited("state_not_written", self._end())
+        await self._run_limited("state_not_written", self._write_last_state())
 
     async def _run_limited(self, kind: str, work: Coroutine[None, None, None]) -> None:
         """Run `work`, but wait for its end at most `DISK_S`: the meter must not hang if its disk hangs.
@@ -149,7 +158,8 @@ class MeterState:
             self._late_tasks.append(task)
             self._report_problem(kind, self._folder, f"the disk has not answered within {DISK_S:g} s")
 
-    async def _begin(self, *, takes_over: bool) -> None:
+    async def _take_initial_state(self, *, takes_over: bool) -> None:
+        """Read the state of earlier meters or, if the meter takes over, only whether the experiment is on."""
         if not takes_over:
             await self._absorb_new_files()
             return
@@ -163,7 +173,8 @@ class MeterState:
         check_folder(self._folder)
         return read_state(self._folder / FILE)
 
-    async def _leave_to(self, folder: Path) -> None:
+    async def _leave_state_to(self, folder: Path) -> None:
+        """Write later figures for the next meter, which uses a folder, instead of the own files."""
         await self._absorb_new_files()
         if self._lock_fd is None and folder == self._folder:
             # Another proxy has locked this folder: stop, so that it does not get the figures of this proxy.
@@ -173,7 +184,8 @@ class MeterState:
         self._next_write_ns = self._clock.mono_ns()
         await self._turn()
 
-    async def _end(self) -> None:
+    async def _write_last_state(self) -> None:
+        """Write the state for the last time, and release the folder."""
         self._stop_periodic_task()
         await self._turn(ended=True)
         self._unlock()

@@ -33,6 +33,7 @@ class SavedState(msgspec.Struct, array_like=True):
     mono_ns: int
     wall_ns: int
     parts: dict[str, bytes]
+    """By name: packed part of the meter's state."""
     ended: bool = False
     """Whether this is the meter's last write: at its end, or just before another meter replaced it."""
     crashes: int = 0

@@ -37,7 +37,9 @@ class Labels:
         self._tenants = {OTHER, DEFAULT, *reserved}
         self._models = {OTHER}
         self._series: set[tuple[str, str, str]] = set()
+        """Tenant, model and arm of each series so far."""
         self._free_tenant_places = tenants_max - (len(self._tenants) - 2)
+        """Number of tenants that can still get a series of their own."""
         self._models_max = models_max
         self._series_max = series_max
         self.overflow = {"tenant": 0, "model": 0, "series": 0}
@@ -109,10 +111,14 @@ Finder = Callable[[RequestHead, str, ReadBody], str | None]
 
 
 class Tenants:
+    """Finds the tenant of each request by the rules."""
+
     def __init__(self, options: TenantOptions, salt: str) -> None:
         self._names = options.names
+        """Display names, by value that a rule found."""
         self._salt = blake2b(salt.encode(), digest_size=32).digest()
         self._finders = [self._compile_rule(rule) for rule in options.rules]
+        """One function for each rule, in order: returns the tenant of a request, or None."""
 
     def identify(self, head: RequestHead, path: str, body: ReadBody) -> str:
         """Return the tenant of a request. Never raises."""
@@ -142,6 +148,7 @@ class Tenants:
         return self._hashed_finder(find) if rule.hashed else find
 
     def _value_finder(self, rule: TenantRule) -> Finder:
+        """Return the function that reads the value of a rule from a request."""
         if rule.header is not None:
             name = rule.header.lower().encode()
             return lambda head, path, body: self._decode_name(sole_value(head.headers, name))
@@ -178,6 +185,8 @@ class Tenants:
         return None if value is None else self._clean_name(value.decode("utf-8", "replace"))
 
     def _clean_name(self, value: object) -> str | None:
+        """Return a value as the name of a tenant, without characters that cannot be shown; None: it is
+        none."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):

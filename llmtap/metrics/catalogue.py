@@ -64,6 +64,7 @@ class Family:
     name: str
     help: str
     edges: str
+    """Name of the buckets' edges in the configuration: `ttft`, `gap` or `duration`."""
     exact_for: tuple[str, ...] = ()
     label: str | None = None
     """Name of the label that distinguishes the metrics of this histogram; None: it has only one metric."""
@@ -160,11 +161,13 @@ class Metric:
     title: str
     """Name in tables."""
     answers: Answers = Answers.STREAMS
+    """Kind of answers that have the metric."""
     unit: Unit = Unit.SECONDS
     pooled: bool = False
     """Whether an exchange's JSON omits the metric, because an exchange has several values of it, or because
     the metric needs objectives."""
     surfaces: Surface = _NOWHERE
+    """Tables and views that show the metric."""
     family: Family | None = None
     label: str | None = None
     """Value of the label `Family.label` for this metric."""

@@ -68,6 +68,7 @@ class Shift:
 
     value: float
     low: float
+    """Lower limit of the confidence interval."""
     high: float
 
 
@@ -113,7 +114,7 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
     exceeds a.
     """
 
-    def below(values: Values, others: Values) -> Values:
+    def share_below(values: Values, others: Values) -> Values:
         ranks_below, ranks_upto = (
             np.searchsorted(others, values, "left"),
             np.searchsorted(others, values, "right"),
@@ -121,7 +122,7 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
         share: Values = (ranks_below + ranks_upto) / (2 * len(others))
         return share
 
-    return 1 - below(a, b), below(b, a)
+    return 1 - share_below(a, b), share_below(b, a)
 
 
 class _PairSums:
@@ -129,8 +130,10 @@ class _PairSums:
 
     def __init__(self, x: Values, y: Values, *, once: bool) -> None:
         self._x, self._y, self._counts_pairs_once = x, y, once
+        """Both ascending arrays; `_counts_pairs_once`: they are the same, so each pair counts once."""
         n = len(x)
         self.total = n * (n + 1) // 2 if once else n * len(y)
+        """Number of sums."""
 
     def median(self) -> float:
         upper = self.kth(self.total // 2 + 1)
@@ -193,6 +196,7 @@ class Comparison:
     m: int
     """`n` and `m`: number of values in the samples a and b; in `compare_runs`, number of runs."""
     a: float
+    """Value of the base, with which the other system is compared."""
     b: float
     """`a` and `b`: figure of each sample: its median, its quantile, or the mean over its runs."""
     difference: float
@@ -205,8 +209,11 @@ class Comparison:
     effect: float
     """Effect size without a unit, above 0 if b is greater; `effect_name` is the name of the statistic."""
     effect_name: str
+    """Name of the measure of the difference without unit."""
     paired: bool
+    """Whether values were compared pair by pair."""
     method: str
+    """How the interval was computed, as reports name it."""
 
     def to_dict(self) -> dict[str, object]:
         return {

@@ -36,8 +36,11 @@ class Cost:
 
     currency: str
     spent: float
+    """Cost of all answers."""
     gpu_seconds: float
+    """Number of GPUs x seconds of the window."""
     per_output_token: float | None
+    """Cost / output tokens."""
     per_good_token: float | None
     """Whole cost / number of output tokens of answers that met their objectives."""
     per_gpu_second: float | None
@@ -88,7 +91,9 @@ class Energy:
 
     joules: float
     known_ns: int
+    """Time for which the power is known."""
     missing_ns: int = 0
+    """Time without samples."""
 
 
 def energy_of(

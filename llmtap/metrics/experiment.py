@@ -45,13 +45,13 @@ EVENTS_MIN: Final = 20
 """Minimum number of events in two arms together for the normal approximation of a difference of shares."""
 _SUMS: Final = (
     "_has_several_values",
-    "_nn",
-    "_nx",
-    "_sn",
-    "_ss",
-    "_sx",
-    "_x",
-    "_xx",
+    "_sum_n2",
+    "_sum_nx",
+    "_sum_sn",
+    "_sum_s2",
+    "_sum_sx",
+    "_sum_x",
+    "_sum_x2",
     "units",
     "units_with",
     "units_without",
@@ -63,6 +63,7 @@ class SavedFigure(Struct, array_like=True):
     """A Figure in the form in which it is saved."""
 
     histogram: bytes
+    """Packed `Histogram` of all values."""
     sums: list[str]
     """Values of `_SUMS` as decimal digits, because sums of squares can have more than 64 bits."""
     sampled: list[tuple[int, int, list[int]]]
@@ -76,15 +77,15 @@ class Figure:
     __slots__ = (
         "_has_several_values",
         "_negative_ids",
-        "_nn",
-        "_nx",
         "_random",
         "_sampled",
-        "_sn",
-        "_ss",
-        "_sx",
-        "_x",
-        "_xx",
+        "_sum_n2",
+        "_sum_nx",
+        "_sum_s2",
+        "_sum_sn",
+        "_sum_sx",
+        "_sum_x",
+        "_sum_x2",
         "histogram",
         "units",
         "units_with",
@@ -100,9 +101,9 @@ class Figure:
         self.units_without = 0
         """For a share, whose values are 0 and 1: number of units that have a value of 0."""
         # Sums over all units of S^2, S N and N^2, where a unit has N values with the sum S.
-        self._ss = self._sn = self._nn = 0
+        self._sum_s2 = self._sum_sn = self._sum_n2 = 0
         # Sums over all units of X, X^2, S X and N X, where X is the covariate of a unit.
-        self._x = self._xx = self._sx = self._nx = 0
+        self._sum_x = self._sum_x2 = self._sum_sx = self._sum_nx = 0
         self._has_several_values = False
         """Whether any unit has more than one value."""
         self._sampled: dict[int, tuple[list[int], array[int]]] = {}
@@ -111,6 +112,7 @@ class Figure:
         self._negative_ids: list[int] = []
         """Heap of the negative ids of the sampled units, so that the largest id comes first."""
         self._random = Random(0)
+        """Chooses which values of a sampled unit are kept; seeded, so that results can be repeated."""
 
     @property
     def n(self) -> int:
@@ -129,14 +131,14 @@ class Figure:
         n, s = n0 + len(values), s0 + sum(values)
         if n == n0:
             return before
-        self._ss += s * s - s0 * s0
-        self._sn += s * n - s0 * n0
-        self._nn += n * n - n0 * n0
-        self._sx += covariate * (s - s0)
-        self._nx += covariate * (n - n0)
+        self._sum_s2 += s * s - s0 * s0
+        self._sum_sn += s * n - s0 * n0
+        self._sum_n2 += n * n - n0 * n0
+        self._sum_sx += covariate * (s - s0)
+        self._sum_nx += covariate * (n - n0)
         if not n0:
-            self._x += covariate
-            self._xx += covariate * covariate
+            self._sum_x += covariate
+            self._sum_x2 += covariate * covariate
         self.units += not n0
         self.units_with += bool(s) and not s0
         self.units_without += s < n and not s0 < n0
@@ -156,12 +158,12 @@ class Figure:
         if k < 2:
             return None
         # `squares` is the sum in the formula times N^2. So all terms are integers, and the result is exact.
-        squares = self._ss * n * n - 2 * total * n * self._sn + total * total * self._nn
+        squares = self._sum_s2 * n * n - 2 * total * n * self._sum_sn + total * total * self._sum_n2
         return sqrt(squares * k / (k - 1)) / (n * n) if squares > 0 else 0.0
 
     @property
     def covariate_mean(self) -> float:
-        return self._x / self.units
+        return self._sum_x / self.units
 
     def covariate_moments(self) -> tuple[float, float]:
         """Return the covariance of the mean with the covariate's mean, and the variance of the covariate's
@@ -172,8 +174,8 @@ class Figure:
         """
         k, n, total = self.units, self.n, self.histogram.total
         # Compute with integers, so that the difference of large products is exact.
-        covariance = (self._sx * n - total * self._nx) / n
-        variance = (self._xx * k - self._x * self._x) / k
+        covariance = (self._sum_sx * n - total * self._sum_nx) / n
+        variance = (self._sum_x2 * k - self._sum_x * self._sum_x) / k
         return covariance / ((k - 1) * n), variance / ((k - 1) * k)
 
     def design_effect(self, value: float) -> float:
@@ -225,6 +227,7 @@ class Figure:
                 self._sampled[unit][0][0] += n - len(values)
 
     def _sample(self, unit: int, values: Sequence[int], *, new: bool) -> None:
+        """Keep the values of a unit if it is one of the SAMPLE_UNITS units with the smallest ids."""
         units = self._sampled
         if new and unit not in units:
             if len(units) < SAMPLE_UNITS:
@@ -261,6 +264,7 @@ class ArmSample:
         self.forgotten_units = 0
         """Number of units that were removed from memory, since there were more than UNITS_MAX."""
         self._units_are_single = single
+        """Whether every unit is one exchange, so no sums of units are needed."""
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
         """Covariate of each unit, and number and sum of its values by metric; the oldest unit is first."""
         self._units_are_saved = False
@@ -327,6 +331,7 @@ class Difference:
     """Difference of an arm from the control: the arm's figure minus the control's."""
 
     estimate: float
+    """Difference of the means, shares or percentiles."""
     interval: statistics.Interval | None
     """Confidence interval that is valid for a single look."""
     anytime: statistics.Interval | None

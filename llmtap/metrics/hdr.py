@@ -102,12 +102,14 @@ class _Buckets:
     half_exponent: int
     """Binary logarithm of the number of buckets in an octave."""
     highest: int
+    """Largest value that has a bucket."""
 
     @classmethod
     def of(cls, lowest: int, highest: int, digits: int) -> "_Buckets":
         return cls(lowest.bit_length() - 1, (2 * 10**digits - 1).bit_length() - 1, highest)
 
     def index(self, value: int) -> int:
+        """Return the index of the bucket that counts a value."""
         value >>= self.unit_exponent
         octave = max(0, value.bit_length() - self.half_exponent - 1)
         return (octave << self.half_exponent) + (value >> octave)

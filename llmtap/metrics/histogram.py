@@ -53,9 +53,12 @@ class Histogram:
 
     def __init__(self, values: Iterable[int] = ()) -> None:
         self._counts: Counter[int] | None = None
+        """By index of a bucket: number of values; None: no values yet, to save memory."""
         self._pending: list[int] = []
+        """Values that are not sorted into buckets yet, because many at once are faster."""
         self._n = 0
         self._total = 0
+        """Sum of all values."""
         self._min: int | None = None
         self._max: int | None = None
         self.record_many(values)

@@ -128,6 +128,7 @@ def _compile(node: ast.expr) -> _Cost:
 
 
 def _constant(value: float) -> _Cost:
+    """Return the function of a number in the formula."""
     try:
         number = float(value)
     except OverflowError:
@@ -138,6 +139,7 @@ def _constant(value: float) -> _Cost:
 
 
 def _pair(combine: Callable[[float, float], float], left: _Cost, right: _Cost) -> _Cost:
+    """Return the function of an operation on two parts of the formula."""
     return lambda l_s, v_s, n: combine(left(l_s, v_s, n), right(l_s, v_s, n))
 
 

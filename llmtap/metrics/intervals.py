@@ -47,6 +47,7 @@ class Interval:
     level: float
     """Confidence level: fraction of repeated runs whose interval contains the true value."""
     method: str
+    """How the interval was computed, as reports name it."""
     open_below: bool = False
     """Whether `low` is no confidence limit, but only the smallest value of the sample."""
     open_above: bool = False
@@ -160,9 +161,12 @@ class _Pool:
         order = np.argsort(values, kind="stable")
         self.values: Values = values[order]
         self._groups = np.repeat(np.arange(k), [len(part) for part in parts])[order]
+        """By rank of a value: index of its group."""
         self._edges = np.linspace(0, len(values), CHECKPOINTS + 1).astype(int)
+        """Ranks at which the pool is cut into pieces."""
         counts = [np.bincount(self._groups[a:b], minlength=k) for a, b in pairwise(self._edges)]
         self._counts_below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
+        """By edge and group: number of values below the edge."""
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
         """Return the p-th quantile (as `percentile`) of the sample that has group i `times[i]` times."""
@@ -173,6 +177,7 @@ class _Pool:
         return low + (high - low) * (rank - int(rank))
 
     def _value_at(self, rank: int, times: NDArray[np.int_], reached: Values) -> float:
+        """Return the value at a rank of a resample. `times`: how often each group of values is in it."""
         piece = int(np.searchsorted(reached, rank, side="right")) - 1
         start, end = self._edges[piece], self._edges[piece + 1]
         inside = np.cumsum(times[self._groups[start:end]])
@@ -233,6 +238,7 @@ def _mode_places(data: Values, enough: float) -> list[float]:
 
 
 def _peaks(data: Values, enough: float) -> list[float]:
+    """Return the places of the peaks of a smoothed density; each has at least `enough` values."""
     spread = min(float(data.std()), float(stats.iqr(data)) / 1.349) or float(data.std())
     low, high = float(data.min()), float(data.max())
     if not spread or low == high:
@@ -274,6 +280,7 @@ class Tail:
     """`low` and `high`: limits of the 95 % interval of `shape`."""
     high: float | None
     threshold: float | None
+    """Smallest value of the tail; None without a tail."""
     n: int
 
 

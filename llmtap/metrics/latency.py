@@ -41,8 +41,10 @@ class Bursts:
     """Number of bursts of an answer, of the events in them, and the longest hold before one of them."""
 
     count: int
+    """Number of bursts."""
     events: int
     hold_max_ns: int | None
+    """Longest time that a server held text before a burst."""
 
 
 NO_BURSTS: Final = Bursts(0, 0, None)
@@ -266,12 +268,16 @@ class Measured:
     ttft_reasoning_ns: int | None
     ttft_tool_call_ns: int | None
     first_event_ns: int | None
+    """Time to the first event of any kind."""
     ttfb_ns: int | None
     tpot_ns: float | None
     tpot_to_end_ns: float | None
+    """TPOT to the end of the answer instead of the last token."""
     e2e_ns: int | None
     e2e_scheduled_ns: int | None
+    """E2E from the scheduled time instead of the submission."""
     user_idle_ns: int | None
+    """Total time for which the reader has nothing to read."""
     user_idle_eq4_ns: int | None
     """User idle latency with token i due at d_i = V i: eq. 4 of the smooth goodput paper as printed."""
     user_idle_from_first_token_ns: int | None
@@ -283,18 +289,25 @@ class Measured:
     benefit: Benefit
     """Parameters of the reader with which the waits and benefits were computed."""
     tbc_ns: list[int]
+    """Times between chunks."""
     tbc_max_ns: int | None
+    """Longest time between chunks."""
     jitter_ns: float | None
+    """Standard deviation of the times between chunks."""
     tokens_per_chunk: list[int] | None
+    """Number of tokens in each chunk; None if unknown."""
     output_events: int
+    """Number of events with output."""
     itl_b_ns: list[int] | None
     """ITL by option B; None if the tokens of each chunk are unknown."""
     itl_even_ns: list[int] | None
+    """Times between tokens if the tokens of a chunk share its time evenly."""
     itl_c_ns: list[int] | None
     """ITL by option C; None if the server does not report its own times."""
     itl_policy: str
     """Description of the ITL option that fits this exchange, and of the source of its token counts."""
     bursts: Bursts
+    """Groups of events that arrived together."""
     tokens_known: bool
     """Whether objectives judge the times of tokens: a dialect read them, or `judge_inferred` is set."""
 

@@ -324,6 +324,7 @@ class GoodputCount:
     tokens: int = 0
     """Number of output tokens of the exchanges that count; `good_tokens`: of the good ones."""
     good_tokens: int = 0
+    """Output tokens of the exchanges that met all objectives."""
     broken: Counter[str] = field(default_factory=Counter)
     """Number of exchanges that broke each bound, by its name; under `ended`, those that ended badly."""
     not_judged: int = 0
@@ -362,6 +363,7 @@ class Goodput:
 
     def __init__(self) -> None:
         self.by_objectives: dict[str, GoodputCount] = {}
+        """By text of the objectives: counts of the exchanges that they judged."""
 
     def add(self, objectives: Objectives | None, m: Measured, x: Exchange) -> bool | None:
         """Judge and count one exchange. Return whether it met its objectives; None if it does not count."""
@@ -431,6 +433,7 @@ class Fluidity:
 
     tokens: int
     tokens_in_time: int
+    """Number of tokens that arrived before their deadlines."""
     missed_deadlines: int
     """Number of deadlines that passed during late gaps, as in Etalon's code: several in a long gap."""
 
@@ -517,6 +520,7 @@ class Experience:
 
     fluidity: Fluidity
     qoe_area_step: float
+    """Quality of experience from 0 to 1: area below the curve of delivered tokens."""
 
 
 def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experience | None:

@@ -117,6 +117,7 @@ class PhaseTimes:
 
     def __init__(self) -> None:
         self.n = 0
+        """Number of streams."""
         self.histograms = tuple(Histogram() for _ in PHASES)
 
     def add(self, x: Exchange) -> None:
@@ -153,9 +154,11 @@ class PhaseVerdict:
     n: int
     """Number of other streams with this part."""
     median_ns: float | None
+    """Median duration of the same part in other streams; None if too few."""
     usual_ns: float | None
     """Duration that USUAL_SHARE of the other streams do not exceed; None for fewer than STREAMS_NEEDED."""
     is_unusual: bool
+    """Whether the part took much longer than in other streams."""
 
 
 def judge_phases(durations_ns: Sequence[int | None], others: PhaseTimes) -> Iterator[PhaseVerdict]:

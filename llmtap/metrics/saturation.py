@@ -31,10 +31,13 @@ class SaturationLevel:
     """Measurements at one offered load: tokens/s, latencies in any unit, share of completed requests."""
 
     offered_rps: float
+    """Planned requests per second."""
     achieved_tps: float
+    """Output tokens per second."""
     p50: float
     p99: float
     success: float = 1.0
+    """Share of the requests that completed."""
 
 
 def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
@@ -94,11 +97,15 @@ class PowerFit:
     """Fit of y = a x^k."""
 
     k: float
+    """Exponent."""
     a: float
+    """Factor of y = a x^k."""
     r2_log: float
     """R^2 of the straight line through the logarithms, in contrast to `r2` of the values themselves."""
     r2: float
+    """Share of the variance that the fit explains (R^2)."""
     k_error: float | None
+    """Standard error of `k`; None with too few points."""
     k_interval: tuple[float, float] | None
     """95 % interval of k, by Student's t with n - 2 degrees of freedom; None for two points."""
 
@@ -111,6 +118,7 @@ class LinearFit:
     intercept: float
     r2: float
     origin_slope: float
+    """Slope of the line through the origin."""
     origin_r2: float
     """R^2 of the line through the origin; like `r2`, relative to the variance about the mean of y."""
     origin_r2_uncentred: float
@@ -236,7 +244,9 @@ class Starvation:
 
     n: int
     median: float
+    """Median wait of the class."""
     threshold: float
+    """Wait above which a request counts as starved."""
     starved_requests: int
 
     @property

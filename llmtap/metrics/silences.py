@@ -84,6 +84,7 @@ class SilenceCounts:
 
     def __init__(self) -> None:
         self.kinds = {kind: SurvivalCounts(EDGES_NS) for kind in SilenceKind}
+        """By kind of silence: numbers of silences by duration."""
         self.streams = 0
         """Number of streams, with or without a silence."""
 

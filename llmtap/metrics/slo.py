@@ -40,10 +40,13 @@ class Alarm:
     severity: str
     """`page`, evaluated by the meter, or `ticket`, evaluated by Prometheus."""
     long_ns: int
+    """Length of the long window, which decides that errors are many."""
     short_ns: int
+    """Length of the short window, which ends the alarm soon after the cause."""
     budget: float
     """Share of the period's error budget that errors use in one long window at a burn rate of `factor`."""
     factor: float
+    """Burn rate above which the alarm rings, if both windows exceed it."""
 
     def rings(self, long_rate: float | None, short_rate: float | None) -> bool:
         """Return whether the alarm rings at these burn rates; False if a rate is unknown (None)."""
@@ -195,7 +198,9 @@ class SloClass:
     name: str
     objectives: Objectives
     target: float
+    """Share of exchanges that should be good."""
     tenants: tuple[str, ...]
+    """Names or patterns of the tenants in the class."""
     alarms: tuple[Alarm, ...]
     """Alarms that can ring at this target: those of the meter; after `with_tickets`, also the tickets."""
     unreachable_alarms: tuple[Alarm, ...]
@@ -253,8 +258,11 @@ class TenantClasses:
         self.by_tenant: dict[str, SloClass] = {}
         """Classes by the tenants that the configuration names, without patterns."""
         self._patterns: list[tuple[Callable[[str], object], SloClass]] = []
+        """For each pattern of tenants: a function that returns whether a name matches, and the class."""
         self._default_class: SloClass | None = None
+        """Class of all tenants that no other class lists; None: there is none."""
         self._class_cache: dict[str, SloClass | None] = {}
+        """By tenant: class found earlier."""
         for slo in classes:
             for tenant in slo.tenants:
                 if any(sign in tenant for sign in _WILDCARDS):

@@ -261,6 +261,7 @@ def count_range(n: float, share: float, alpha: float) -> Interval:
     limit, expected = log(1 / alpha), n * share
 
     def end_towards(extreme: float) -> float:
+        """Return the end of the interval on the side of an extreme share."""
         inside, outside = expected, extreme
         if multinomial_e_log((extreme, n - extreme), (share, 1 - share)) <= limit:
             return extreme
@@ -296,6 +297,7 @@ class Autocorrelation:
     """Autocorrelation of the gaps between arrivals at the lag at which its magnitude is largest."""
 
     value: float
+    """Largest correlation, with its sign."""
     lag: int
     """Distance between two gaps, as a number of gaps."""
     limit: float
@@ -313,6 +315,7 @@ class ArrivalFigures:
     """Number of gaps divided by the span, in 1/s; None if all times are equal."""
     gap_mean_ns: float | None
     gap_min_ns: int | None
+    """Smallest gap between two arrivals."""
     gap_cv: float | None
     """Standard deviation (of the population) of the gaps / their mean; None if all times are equal."""
     ties: float | None
@@ -348,6 +351,7 @@ class Punctuality:
     """Send times of requests, compared with their plan. `planned`, `sent`, `early`: numbers of requests."""
 
     planned: int
+    """Number of planned requests."""
     sent: int
     planned_rps: float | None
     """Number of gaps between planned times, divided by the span of these times, in 1/s."""

@@ -127,6 +127,7 @@ class StepChange:
     log_ratio_sum: float = 0.0
     """Sum of log(TTFT / TTFT before the step) over the streams; `log_ttft_sum`: sum of log(TTFT)."""
     log_ttft_sum: float = 0.0
+    """Sum of the logarithms of TTFT."""
     variance: float = 0.0
     """Long-run variance of a residual, per UNIT_NS."""
     slow_variance: float = 0.0
@@ -238,18 +239,22 @@ class SavedDetector(Struct, array_like=True):
     """State of a `StepDetector`, to continue it in another meter."""
 
     step: StepChange | None
+    """Latest step; None: none was found yet."""
     start_ns: int
     """Start of the history; `day_ns`: start of its newest day."""
     day_ns: int
+    """Start of the present day."""
     days: list[_Day]
     places: list[tuple[int, int, int]]
     """For each cell: its prompt length, its load, and its index in `_Day.cells`."""
     level: float
+    """Current level of the logarithm of TTFT, compared with the history."""
     reference: float
     """Level at the time when S was 0 for the last time; `level`: current level."""
     sum: float
     """Statistic S of the CUSUM test (see the module docstring)."""
     candidate: StepChange
+    """Step that is not certain yet."""
     state: StepState
     block_ns: int
     """Start of the open block."""
@@ -298,6 +303,7 @@ class StepDetector:
         self._open_block(now_ns)
 
     def _open_block(self, now_ns: int) -> None:
+        """Begin a block: streams that are tested together."""
         self._block_ns = now_ns
         self._parts: dict[int, _Part] = {}
         self._block_streams = 0
@@ -402,6 +408,7 @@ class StepDetector:
         return step if step is not None and step.until_ns is None else None
 
     def _end_long_step(self, now_ns: int) -> None:
+        """End a step that has lasted for ACCEPTED_NS: its level is the normal one from now on."""
         step = self.open_step
         if step is not None and now_ns - step.since_ns >= ACCEPTED_NS:
             step.until_ns = now_ns
@@ -425,6 +432,7 @@ class StepDetector:
             self._begin_day(now_ns)
 
     def _begin_day(self, now_ns: int) -> None:
+        """Begin a new day of the history, and forget the oldest one."""
         days = (now_ns - self._day_ns) // DAY_NS
         self._day_ns += days * DAY_NS
         self._days.extend(_Day() for _ in range(min(days, DAYS + 1)))
@@ -501,6 +509,7 @@ class StepDetector:
         self._previous_batch_mean, self._batch = mean, (0.0, 0, 0)
 
     def _update_test(self, now_ns: int, residual: float, block: StepChange) -> None:
+        """Add a residual to the test for a step, and begin or end a step."""
         noise = Noise.of(self._days) if now_ns - self.start_ns >= HISTORY_NS_MIN else None
         if noise is None:
             self._state = StepState.LEARNING
@@ -535,6 +544,7 @@ class StepDetector:
         self._state = StepState.STEADY if self.open_step is None else StepState.STEP
 
     def _threshold(self, noise: Noise, streams_per_ns: float) -> float:
+        """Return the sum of the test above which a step is reported."""
         threshold = noise.threshold(streams_per_ns)
         if self.open_step is not None:
             return threshold

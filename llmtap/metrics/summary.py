@@ -179,18 +179,29 @@ class _Packed(Struct, array_like=True):
     n: int
     opened: int | None
     benefit: float
+    """Sum of the benefits of the answers (smooth goodput)."""
     readers: list[tuple[float, int, str, int]]
+    """Parameters of each `Benefit` with which benefits were computed."""
     metrics: dict[str, bytes]
+    """Packed histogram of each metric, by its name; so are `added`, `clocks` and `inferred`."""
     added: dict[str, bytes]
+    """Histograms of the latency that the relay added, by its part."""
     clocks: dict[str, bytes]
+    """Histograms of the differences from the times that the server reports."""
     chunk_tokens: bytes
+    """Packed histogram of the number of tokens in a chunk."""
     counters: list[dict[str, int] | None]
+    """Counts of each attribute in `_COUNTERS`, in this order; None: all are 0."""
     goodput: list[tuple[str, int, int, int, int, dict[str, int], int, int]]
+    """Attributes of the `GoodputCount` for each set of objectives, whose name is first."""
     inferred: dict[str, bytes]
+    """Histograms of metrics of answers without a dialect."""
     without_dialect: list[tuple[str, str, str, int]]
+    """Number of answers of each `UnknownEndpoint`, after its attributes."""
     burst_hold_max_ns: int | None
     uncertainty_ns: int
     benefit_eq4: float = 0.0
+    """As `benefit`, by equation 4 of the smooth goodput paper as printed."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -213,7 +224,9 @@ class Summary:
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.objectives = objectives
         self._reader = reader
+        """Assumed reader, for smooth goodput and user idle latency."""
         self.n = 0
+        """Number of exchanges."""
         self.opened: int | None = None
         """Number of exchanges that have begun, ended or not: the offered load. None if not counted."""
         self.goodput = Goodput()
@@ -227,22 +240,35 @@ class Summary:
         self._inferred_metrics: dict[str, Histogram] = {}
         """Metrics of streams whose readings were inferred from their structure."""
         self._added_latency: dict[str, Histogram] = {}
+        """By part of an exchange: histogram of the latency that llmtap added."""
         self._clock_differences: dict[str, Histogram] = {}
         """llmtap's duration minus the server's, by name (`clock_disagreement`)."""
         self._chunk_tokens = Histogram()
+        """Histogram of the number of tokens in a chunk."""
         self._counts: Counter[str] = Counter()
+        """Sums by name: events, reads, tokens after a disconnect, and so on."""
         self._itl_policies: Counter[str] = Counter()
+        """By way to distribute the time of a chunk over its tokens: number of answers."""
         self._itl_samples: Counter[str] = Counter()
+        """By ITL option (A, B or C): number of gaps between tokens."""
         self._labels: Counter[str] = Counter()
+        """By label of a request and result of its answer: number of exchanges."""
         self._no_token: Counter[str] = Counter()
+        """By reason: number of answers without a token."""
         self._outcomes: Counter[str] = Counter()
         self._readings: Counter[str] = Counter()
+        """By way the answer was read (dialect or inferred): number of exchanges."""
         self._without_dialect = AnswersWithoutDialect()
         self._refusals: Counter[str] = Counter()
+        """By kind of refusal: number of exchanges."""
         self._token_sources: Counter[str] = Counter()
+        """By source of the output token count: number of exchanges."""
         self._tokens: Counter[str] = Counter()
+        """By kind (input, output and so on): number of tokens."""
         self._burst_hold_max_ns: int | None = None
+        """Longest time that a server held text before a burst."""
         self._uncertainty_ns = 0
+        """Largest uncertainty of a timestamp."""
 
     def add(self, x: Exchange, measured: Measured | None = None) -> None:
         """Add an exchange. `measured`: its figures, if they are already computed."""
@@ -322,6 +348,7 @@ class Summary:
             _histogram_in(self._inferred_metrics, "tbc").record_many(m.tbc_ns)
 
     def _add_chunking(self, x: Exchange, m: Measured) -> None:
+        """Add the numbers of events, reads and chunks of an answer."""
         log, counts = x.timeline.events, self._counts
         counts["events"] += len(log)
         counts["content_events"] += m.output_events
@@ -340,6 +367,7 @@ class Summary:
                 self._chunk_tokens.record_many(m.tokens_per_chunk)
 
     def _record_hold(self, ns: int | None) -> None:
+        """Keep the longest hold before a burst."""
         if ns is not None and (self._burst_hold_max_ns is None or ns > self._burst_hold_max_ns):
             self._burst_hold_max_ns = ns
 
@@ -427,6 +455,7 @@ class Summary:
         )
 
     def merge_bytes(self, packed: bytes) -> None:
+        """Add a summary that `to_bytes` has packed."""
         p = _decode(packed)
         self.n += p.n
         if p.opened is not None:

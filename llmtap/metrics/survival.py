@@ -42,8 +42,11 @@ class SurvivalCounts:
 
     def __init__(self, edges: Sequence[int]) -> None:
         self.edges = edges
+        """Lower edges of the cells, ascending."""
         self.ended = array("q", bytes(8 * len(edges)))
+        """Number of durations in each cell that ended by the event."""
         self.censored = array("q", bytes(8 * len(edges)))
+        """Durations of which only a lower bound is known, because the observation ended."""
 
     def add(self, duration: int, *, ended: bool) -> None:
         """Count a duration. `ended`: whether the event of interest ended it; otherwise it is censored."""
@@ -82,6 +85,7 @@ class SurvivalPoint:
     share: float
     """Estimated share of all durations that reach this edge."""
     low: float
+    """Lower limit of the confidence interval."""
     high: float
 
 
@@ -107,6 +111,7 @@ class EndedShare:
     low: float | None = None
     """Limits of the confidence interval of `share`: `low` and `high`."""
     high: float | None = None
+    """Upper limit of the confidence interval."""
 
 
 def survival_curve(counts: SurvivalCounts) -> list[SurvivalPoint]:
@@ -160,6 +165,7 @@ def first_share_below(
 
 
 def _ended_share(counts: SurvivalCounts, at_risk: Sequence[int], cell: int) -> EndedShare:
+    """Return how many durations reached `cell` and how many of them ended, with the Kaplan-Meier estimate."""
     since, ended = counts.edges[cell], sum(counts.ended[cell:])
     last = sum(n >= AT_RISK_MIN for n in at_risk) - 1
     # If an event ended one of the durations in the cell after edge `last`, the share can be estimated up to
@@ -191,6 +197,7 @@ def _product_limit(
 
 
 def _limits(share: float, variance: float, n: int, critical: float) -> tuple[float, float]:
+    """Return the ends of the confidence interval of a survival."""
     if not variance:
         # No event ended any of the n durations, so the variance is 0. Use the exact binomial limit: the
         # smallest survival s with s^n >= (1 - LEVEL) / 2.

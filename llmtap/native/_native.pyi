@@ -98,19 +98,30 @@ class Reader:
     doubt_ns: int
     def __init__(self, stream: Any, timebase: Any, stamped: bool, /) -> None: ...
     def __call__(self) -> None: ...
-    def is_quiet(self) -> bool: ...
+    def is_quiet(self) -> bool:
+        """Return whether the connection is open and has no unread bytes."""
+
     def came_at_once(self, data: bytes, /) -> bool: ...
-    def stamped_since(self, t_ns: int, /) -> bool: ...
-    def reclaim(self) -> None: ...
+    def stamped_since(self, t_ns: int, /) -> bool:
+        """Return whether all reads since a time have exact timestamps of the kernel."""
+
+    def reclaim(self) -> None:
+        """Take the socket back from the forwarding thread, if it has it."""
+
     def close(self) -> None: ...
 
 class Loan:
     """An exchange's sockets while the forwarding thread has them."""
 
     last_ns: int
-    def reclaim(self) -> None: ...
-    def deliver(self) -> None: ...
-    def handle(self) -> None: ...
+    def reclaim(self) -> None:
+        """Take both sockets back now."""
+
+    def deliver(self) -> None:
+        """Continue a body that the thread has returned."""
+
+    def handle(self) -> None:
+        """Handle the reason for which the thread returned the sockets."""
 
 class Forwarder:
     """The forwarding thread (native/forwarder.h); a FrameSource of channel/__init__.py."""
@@ -121,9 +132,19 @@ class Forwarder:
     size: int
     def __init__(self, lag: LagMeter, reads: int, /) -> None: ...
     def fileno(self) -> int: ...
-    def set_clock(self, offset_ns: int, since_ns: int, /) -> None: ...
-    def set_room(self, size: int, /) -> None: ...
-    def collect(self, rows: FrameRows, /) -> list[int]: ...
-    def forget(self) -> None: ...
-    def take_returned(self) -> list[Loan]: ...
+    def set_clock(self, offset_ns: int, since_ns: int, /) -> None:
+        """Set the offset from the wall clock to the monotonic clock, valid for stamps since a time."""
+
+    def set_room(self, size: int, /) -> None:
+        """Set how many bytes of frames the thread may keep."""
+
+    def collect(self, rows: FrameRows, /) -> list[int]:
+        """Move the frames to `rows`. Return the exchanges dropped for lack of memory."""
+
+    def forget(self) -> None:
+        """Drop the waiting frames, and stop measuring the lent bodies."""
+
+    def take_returned(self) -> list[Loan]:
+        """Take the loans that the thread has returned."""
+
     def close(self) -> None: ...

@@ -27,13 +27,18 @@ class PythonLagMeter:
 
     def __init__(self, floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> None:
         self._turns = turns
+        """Number of turns of the loop that a read can wait."""
         self._blind_ns = blind_ns
+        """Delay that the probes cannot see, added to each result."""
         self._floor_ns = floor_ns
+        """Smallest result: lags up to this value are not stored."""
         self.buckets = [0] * (len(LAG_EDGES_NS) + 1)
         self.sum_ns = 0
+        """Sum of all lags."""
         self.max_ns = 0
         # Entries (time, lag) with falling lags: the first entry after a time has the longest lag since then.
         self._peaks: deque[tuple[int, int]] = deque()
+        """Times and sizes of lags to which no later one is larger."""
 
     def note(self, t_ns: int, lag_ns: int) -> None:
         """Record an event that was due at `t_ns - lag_ns` and handled at `t_ns`."""

@@ -115,8 +115,11 @@ class Listener:
         self._loop = loop
         self._sock = sock
         self._on_accept = on_accept
+        """Function that is called with each accepted socket."""
         self._on_shortage = on_shortage
+        """Function that is called when the system has no descriptor or memory for a connection."""
         self._timer: asyncio.TimerHandle | None = None
+        """Timer that ends the pause after a shortage; None: no pause."""
         loop.add_reader(sock, self._on_readable)
 
     def _on_readable(self) -> None:

@@ -30,7 +30,9 @@ class Pacer:
     def __init__(self, clock: Clock, *, pause_ns: int = PAUSE_NS) -> None:
         self._mono_ns = clock.mono_ns
         self._pause_ns = pause_ns
+        """Smallest time between two turns, to save CPU time."""
         self._heap: list[tuple[int, int, Waker]] = []  # (due time, order, waker)
+        """Due times and wakers, the earliest first."""
         self._order = count()  # decides between wakers with the same due time
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
@@ -75,9 +77,10 @@ class Pacer:
             return
         heapq.heappush(self._heap, (due_ns, next(self._order), waker))
         if not self._is_in_turn and (not self._armed_ns or due_ns < self._armed_ns):
-            self._arm(due_ns)
+            self._set_timer(due_ns)
 
-    def _arm(self, at_ns: int) -> None:
+    def _set_timer(self, at_ns: int) -> None:
+        """Set the kernel's timer to a time; the first call creates the timer."""
         if self._alarm is None:
             self._alarm = _Alarm(self._run_turn)
         self._armed_ns = at_ns
@@ -94,7 +97,7 @@ class Pacer:
         if heap:
             # Callbacks that are due now run after the event loop has read its sockets. Later ones run at
             # their time, but not before the pause has passed.
-            self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
+            self._set_timer(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
 
     def _call_due(self) -> int:
         """Call due wakers for at most TURN_NS_MAX. Return the time at the end."""
@@ -126,6 +129,7 @@ class Waker:
         """`act` is called with the time, and returns the time of its next call, or `NEVER`."""
         self._pacer = pacer
         self.act = act
+        """Function that is called when the waker is due."""
         self.waiting_ns: list[int] = []
 
     def call_at(self, due_ns: int) -> None:

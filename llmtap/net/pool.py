@@ -89,6 +89,7 @@ class _IdleConnection:
     def __init__(self, pool: "Pool", stream: Stream, now_ns: int, used: bool) -> None:
         self._pool = pool
         self._received_bytes = stream.received_bytes
+        """Bytes received when the connection became idle; more show unexpected data."""
         self.stream = stream
         self.since_ns = now_ns  # time at which the connection became idle
         self.has_served = used  # whether a request was answered on the connection
@@ -137,20 +138,27 @@ class Pool:
         self.timebase = timebase
         self.clock = clock
         self.attempts: set[Attempt] = set()
+        """Connections that are being opened."""
         self.server_name = server_name or origin.host
+        """Host name that the upstream's certificate must have."""
         self._host = origin.host
         self._port = origin.port
         self._connect_ns = connect_ns
+        """Longest time to open a connection."""
         self._idle_max = idle_max
         self._idle_ns = idle_ns
+        """Time after which an idle connection is closed."""
         self._idle_connections: list[_IdleConnection] = []
         """Idle connections, the latest one last. `take` uses the last one, because the upstream is least
         likely to close it."""
         self._addresses: list[Address] = []
+        """Addresses of the host from the latest look-up."""
         self.resolved_ns = -RESOLUTION_NS
+        """Time of the latest look-up of the host name."""
         self.unresolved: dict[Attempt, None] = {}
         """Attempts that wait for the look-up of the host name, in the order of their start."""
         self._lookup_task: asyncio.Task[None] | None = None
+        """Task of the running look-up of the host name; None: none runs."""
         self.connects = 0
         """Number of connections that were opened."""
         self.up: bool | None = None
@@ -282,8 +290,10 @@ class Attempt:
         self._pool = pool
         self._sock: socket.socket | None = None
         self._addresses: list[Address] = []  # addresses that have not been tried
+        """Addresses that are not tried yet."""
         self._tls_task: asyncio.Task[None] | None = None
         self.waiter = waiter
+        """Receiver of the connection or of the error."""
         self.began_ns = mono_ns()
 
     def on_resolved(self, addresses: list[Address], error: OSError | None) -> None:
@@ -362,6 +372,7 @@ class Attempt:
             self._succeed(stream)
 
     def _succeed(self, stream: Stream) -> None:
+        """Give the open connection to the waiter."""
         pool = self._pool
         self._remove()
         pool.connects += 1
@@ -386,6 +397,7 @@ class Attempt:
             self._sock = None
 
     def _remove(self) -> None:
+        """Remove the attempt from the sets of the pool."""
         self._pool.attempts.discard(self)
         self._pool.unresolved.pop(self, None)
 

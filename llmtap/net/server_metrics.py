@@ -35,6 +35,8 @@ Kind = Literal["interval", "gauge", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class MonitorSeries:
+    """Declaration of a series of samples."""
+
     unit: str
     """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
     kind: Kind = "gauge"
@@ -181,6 +183,7 @@ class _Source(NamedTuple):
 
     name: str
     label: tuple[bytes, bytes] | None
+    """Name and value of the label that a sample must have; None: any."""
 
 
 def _source_of(text: str) -> _Source:
@@ -216,6 +219,8 @@ def metrics_url(target: str) -> str:
 
 
 class _Sample(NamedTuple):
+    """A line of a server's metrics."""
+
     labels: dict[bytes, bytes]
     value: float
 
@@ -253,6 +258,7 @@ def read_metrics(body: bytes) -> dict[str, float]:
 
 
 def _samples_of(source: _Source, samples: Mapping[str, list[_Sample]]) -> list[_Sample]:
+    """Return the samples of a metric that have the label of the source."""
     matches = samples.get(source.name, [])
     if source.label is None:
         return matches

@@ -81,32 +81,38 @@ class Handler(Protocol):
 
 
 class Stream(Protocol):
-    """One connection, plain (PlainStream) or encrypted (TlsStream).
-
-    Attributes:
-        resumed_ns: end of the latest pause; bytes with an earlier stamp waited because of the pause.
-        paused: reading is suspended.
-        pending: bytes written but not yet taken by the kernel.
-        acked_bytes: bytes that the peer's kernel has acknowledged; they grow while the peer reads.
-        received_bytes: bytes that arrived, also those that no handler has seen; 0 where a handler sees each
-            byte as soon as it is read.
-        out_of_order: the kernel's timestamps of this connection are possibly too early.
-    """
+    """One connection, plain (PlainStream) or encrypted (TlsStream)."""
 
     handler: Handler
     closed: bool
     resumed_ns: int
+    """End of the latest pause; bytes with an earlier stamp waited because of the pause."""
 
     @property
-    def paused(self) -> bool: ...
+    def paused(self) -> bool:
+        """Whether reading is suspended."""
+        ...
+
     @property
-    def pending(self) -> int: ...
+    def pending(self) -> int:
+        """Number of bytes written but not yet taken by the kernel."""
+        ...
+
     @property
-    def acked_bytes(self) -> int: ...
+    def acked_bytes(self) -> int:
+        """Number of bytes that the peer's kernel has acknowledged; it grows while the peer reads."""
+        ...
+
     @property
-    def received_bytes(self) -> int: ...
+    def received_bytes(self) -> int:
+        """Number of bytes that arrived, also of those that no handler has seen; 0 where handlers see all."""
+        ...
+
     @property
-    def out_of_order(self) -> bool: ...
+    def out_of_order(self) -> bool:
+        """Whether the kernel's timestamps of this connection are possibly too early."""
+        ...
+
     def came_at_once(self, data: bytes) -> bool:
         """Return whether `data`, from the last read, possibly belongs to several events and arrived in one
         TCP segment; False if that is unknown."""
@@ -121,15 +127,41 @@ class Stream(Protocol):
         connection is broken."""
         ...
 
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def shutdown_write(self) -> None: ...
-    def peer_left(self) -> bool: ...
-    def look_again(self) -> None: ...
-    def is_alive(self) -> bool: ...
-    def has_unread(self) -> bool: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
+    def pause(self) -> None:
+        """Read nothing until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Read again."""
+        ...
+
+    def shutdown_write(self) -> None:
+        """Send the end of this side's data; the peer can still send."""
+        ...
+
+    def peer_left(self) -> bool:
+        """Return whether the peer has closed its side, even if bytes are unread: for a paused stream."""
+        ...
+
+    def look_again(self) -> None:
+        """Watch the socket for data again."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Return False if the peer has closed, or has sent anything: for an idle connection."""
+        ...
+
+    def has_unread(self) -> bool:
+        """Return whether the peer has sent bytes that are unread."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; pending bytes are not sent."""
+        ...
+
+    def abort(self) -> None:
+        """Close with a TCP reset, so that the peer sees an incomplete message."""
+        ...
 
 
 class Timebase:
@@ -153,6 +185,7 @@ class Timebase:
     def __init__(self, clock: Clock, lag: PythonLagMeter) -> None:
         self._clock = clock
         self.lag = lag
+        """Meter of the event loop's delays."""
         self.anchor = WallAnchor.sample(clock)
         """Converts timestamps to dates; the same object until the wall clock is set or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
@@ -164,9 +197,13 @@ class Timebase:
         self.since_ns = 0
         """The wall clock was last set after this monotonic time; 0: it was not set since the start."""
         self._checked_ns = self.anchor.mono_ns
+        """Monotonic time of the latest check of the clocks."""
         self._noticed_ns = 0
+        """Time at which the latest step of the wall clock was noticed."""
         self._offset_before_ns = self.offset_ns
+        """Offset of the clocks before that step, for earlier stamps."""
         self._errors = PythonLagMeter(KERNEL_FLOOR_NS)
+        """Uncertainty of each comparison of the clocks."""
         self.on_sample: Callable[[int, int], None] | None = None
         """Called with `offset_ns` and `since_ns` after each sample of the clocks."""
 
@@ -257,17 +294,23 @@ class PlainStream:
         self._send = sock.send
         self._timebase = timebase
         self._out: deque[bytes] | None = None
+        """Bytes that the kernel has not taken; None: there were never any."""
         self.handler = handler
         self.pending = 0
+        """Size of `_out` in bytes."""
         self.closed = False
+        """Whether `close` or `abort` was called, or the connection was lost."""
         self.resumed_ns = 0
+        """End of the latest pause."""
         self._reading = True
-        self._watch()
+        """Whether the loop watches for data; False during a pause."""
+        self._watch_for_data()
 
     def fileno(self) -> int:
         return self._fd
 
-    def _watch(self) -> None:
+    def _watch_for_data(self) -> None:
+        """Let the event loop call the reader when there are data."""
         self._loop.add_reader(self._fd, self._readable)
 
     def _readable(self) -> None:
@@ -334,24 +377,30 @@ class PlainStream:
 
     @property
     def paused(self) -> bool:
+        """Whether reading is suspended."""
         return not self._reading
 
     @property
     def acked_bytes(self) -> int:
+        """Number of bytes that the peer's kernel has acknowledged."""
         return acked_bytes_of(self._sock)
 
     @property
     def received_bytes(self) -> int:
+        """Always 0: the handler sees each byte as soon as it is read."""
         return 0
 
     @property
     def out_of_order(self) -> bool:
+        """Whether the kernel's timestamps of this connection are possibly too early."""
         return out_of_order(self._sock)
 
     def came_at_once(self, data: bytes) -> bool:
+        """Always False: without timestamps of the kernel this is unknown."""
         return False
 
     def stamped_since(self, t_ns: int) -> bool:
+        """Always False: reads have no timestamps of the kernel."""
         return False
 
     def pause(self) -> None:
@@ -363,9 +412,10 @@ class PlainStream:
         if not self._reading and not self.closed:
             self._reading = True
             self.resumed_ns = mono_ns()
-            self._watch()
+            self._watch_for_data()
 
     def shutdown_write(self) -> None:
+        """Send the end of this side's data; the peer can still send."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
@@ -384,7 +434,7 @@ class PlainStream:
         """
         if self._reading and self.peer_left():
             self._loop.remove_reader(self._fd)
-            self._watch()
+            self._watch_for_data()
 
     def is_alive(self) -> bool:
         """Return False if the peer has closed, or has sent anything: for an idle connection."""
@@ -437,6 +487,7 @@ class KernelStream(PlainStream):
         super().__init__(loop, sock, handler, timebase)
         self._recvmsg = sock.recvmsg
         self._received = ReceivedSegments()
+        """Counts that show whether a read came in one TCP segment."""
         self._unstamped_ns = 0
         """Time of the last read without a timestamp of the kernel; 0: there was none."""
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -476,9 +527,11 @@ class KernelStream(PlainStream):
         self.handler.on_data(data, t_ns)
 
     def came_at_once(self, data: bytes) -> bool:
+        """Return whether data of several events arrived in one TCP segment."""
         return has_several_events(data) and self._received.came_at_once(self._sock)
 
     def stamped_since(self, t_ns: int) -> bool:
+        """Return whether all reads since a time have exact timestamps of the kernel."""
         return self._unstamped_ns < t_ns and not self.out_of_order
 
 
@@ -499,11 +552,12 @@ class CompiledStream(PlainStream):
         assert native.compiled is not None
         self._fd = sock.fileno()
         self.reader: Any = native.compiled.Reader(self, timebase, stamped)
+        """Compiled reader of the socket, which calls the handler."""
         if stamped:
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         super().__init__(loop, sock, handler, timebase)
 
-    def _watch(self) -> None:
+    def _watch_for_data(self) -> None:
         self._loop.add_reader(self._fd, self.reader)
 
     def resume(self) -> None:
@@ -520,9 +574,11 @@ class CompiledStream(PlainStream):
         return t_ns
 
     def came_at_once(self, data: bytes) -> bool:
+        """Return whether data of several events arrived in one TCP segment."""
         return bool(self.reader.came_at_once(data))
 
     def stamped_since(self, t_ns: int) -> bool:
+        """Return whether all reads since a time have exact timestamps of the kernel."""
         return bool(self.reader.stamped_since(t_ns))
 
     def is_alive(self) -> bool:
@@ -536,7 +592,7 @@ class CompiledStream(PlainStream):
     def take_back(self) -> None:
         """Watch the socket again, after the forwarding thread has given it back."""
         if self._reading:
-            self._watch()
+            self._watch_for_data()
 
     def close(self) -> None:
         self.reader.reclaim()

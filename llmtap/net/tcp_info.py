@@ -63,8 +63,12 @@ class ReceivedSegments:
 
     def __init__(self) -> None:
         self._bytes = self._reads = 0
+        """Number of bytes and of reads so far."""
         self._compared_reads = self._compared_segments = 0
+        """Number of reads, and of TCP segments, at the latest comparison."""
         self._at_once = self._is_unsure = False
+        """`_at_once`: in the latest comparison, each read had one segment. `_is_unsure`: a read since then
+        filled its buffer, so it was perhaps cut."""
 
     def add(self, size: int, size_max: int) -> None:
         """Add a read of `size` bytes, and at most `size_max`."""

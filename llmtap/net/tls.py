@@ -27,10 +27,12 @@ class TlsStream(asyncio.Protocol):
         self.handler = handler
         self._sock = sock
         self.closed = False
+        """Whether `close` or `abort` was called, or the connection was lost."""
         # Stays 0: only kernel timestamps need it, and TLS data are stamped on reading.
         self.resumed_ns = 0
         self._is_full = False  # whether asyncio's buffer is above its high-water mark
         self._transport: asyncio.Transport | None = None
+        """asyncio's transport; None before the TLS handshake has ended."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's, but have the same methods.
@@ -69,21 +71,26 @@ class TlsStream(asyncio.Protocol):
 
     @property
     def acked_bytes(self) -> int:
+        """Number of encrypted bytes that the peer's kernel has acknowledged."""
         return acked_bytes_of(self._sock)
 
     @property
     def received_bytes(self) -> int:
+        """Number of encrypted bytes that arrived."""
         # Only this count of the kernel includes a part of a record that waits in the TLS layer.
         return received_bytes_of(self._sock)
 
     @property
     def out_of_order(self) -> bool:
+        """Always False: reads have no timestamps of the kernel."""
         return False  # timestamps are taken on reading, so the order of packets does not matter
 
     def came_at_once(self, data: bytes) -> bool:
+        """Always False: the segments of decrypted data are unknown."""
         return False
 
     def stamped_since(self, t_ns: int) -> bool:
+        """Always False: reads have no timestamps of the kernel."""
         return False
 
     def write(self, data: bytes) -> bool:
@@ -94,6 +101,7 @@ class TlsStream(asyncio.Protocol):
 
     @property
     def paused(self) -> bool:
+        """Whether reading is suspended."""
         return self._transport is not None and not self.closed and not self._transport.is_reading()
 
     def pause(self) -> None:

@@ -77,7 +77,9 @@ class OptionTables:
         self.values: dict[str, dict[str, Any]] = {}
         """By table (`relay`, `slo.gold`): the values that were set, by name of the key."""
         self._strict = strict
+        """Whether a value must have the type of its option, so that "1" is no number."""
         self._list_hint = list_hint
+        """Hint for an unknown key, if no similar key exists."""
 
     def put(self, key: str, value: Any, place: str) -> None:
         """Set the value of a key, or add its mistakes. A text is converted to the type of the key."""
@@ -130,6 +132,7 @@ class OptionTables:
                 self._put_table(table, table_content, places, report)
 
     def _put_table(self, table: str, content: Any, places: Mapping[str, str], report: Any) -> None:
+        """Check one table of a configuration file and store its values. `report` takes each mistake."""
         kind = self.kind_of(table)
         if kind is None:
             first, _, name = table.partition(".")

@@ -205,6 +205,7 @@ def _is_secret(kind: Any) -> bool:
 
 
 def _extras_of(kind: Any) -> list[dict[str, Any]]:
+    """Return the own attributes of a type's annotations."""
     metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
     return [one.extra for one in metas if isinstance(one, msgspec.Meta) and one.extra]
 

@@ -54,6 +54,7 @@ class Alignment:
     """Reason for the alignment. `text`: hashes of the characters are equal. `tokens`: token counts are
     equal."""
     back_ns: Times
+    """Time at which each token was complete at the back."""
     front_ns: Times
     weights: NDArray[np.int64]
     """Number of tokens at each time, because one event can have several tokens."""

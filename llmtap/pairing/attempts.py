@@ -73,6 +73,7 @@ def _has_failed(x: Exchange) -> bool:
 
 
 def _role_of(back: Exchange, main: Exchange) -> Role:
+    """Return why the gateway made another request besides the one whose answer it delivered."""
     if prompt_key(back) != prompt_key(main):
         return Role.SIDE_CALL
     if not _has_failed(back):

@@ -34,6 +34,7 @@ class BoundedValue(Struct, frozen=True):
 
     value: float
     low: float
+    """Smallest possible value."""
     high: float
 
 
@@ -44,6 +45,7 @@ class PairFigure:
     name: str
     title: str
     definition: str
+    """Formula in words, for reports."""
     unit: Unit = Unit.SECONDS
 
 
@@ -122,7 +124,9 @@ class MeasuredPair:
 
     pair: Pair
     attempts: list[GatewayAttempt]
+    """Requests that the gateway made for the request of the front."""
     text: TextRelation
+    """How the texts at the front and at the back differ."""
     values: dict[str, list[BoundedValue]] = field(default_factory=dict)
     """Values by name of the figure. Only `side_call` can have several values. The values of `token` are in
     `token_delays_ns`."""
@@ -179,6 +183,7 @@ def _duration_ns(x: Exchange) -> int | None:
 def _add_delays(
     figures: MeasuredPair, front: Exchange, delivered: GatewayAttempt, clock: VantageOffset
 ) -> None:
+    """Add by how much the gateway delays first tokens and ends, with the errors of the clocks."""
     back = delivered.exchange
     error = error_ns(front, back, clock)
     front_ns, back_ns = ttft_ns(front.timeline), ttft_ns(back.timeline)

@@ -51,6 +51,7 @@ class OpenExchange(NamedTuple):
 
     arrival_ns: int
     keys: frozenset[Key]
+    """Hashes and ids by which an exchange of the other side can fit."""
     complete: bool
     """Whether the whole request, and with it the key of the prompt, is known."""
 
@@ -65,19 +66,25 @@ def open_exchange(x: Exchange, shape: RequestShape | None) -> OpenExchange:
 
 @dataclass(slots=True, eq=False)
 class _Front:
+    """An ended exchange of the front that waits for its partners."""
+
     exchange: Exchange
     keys: frozenset[Key]
     memory_bytes: int
     """Memory of the exchange and of its matches."""
     matches: list[Match] = field(default_factory=list)
+    """Exchanges of the back that belong to this one."""
     is_candidate: bool = False
     """Whether an ambiguous exchange of the back can belong to this exchange."""
 
 
 @dataclass(slots=True, eq=False)
 class _Back:
+    """An ended exchange of the back that waits for its partner."""
+
     exchange: Exchange
     keys: frozenset[Key]
+    """Hashes and ids by which an exchange of the front can fit."""
     memory_bytes: int
 
 
@@ -86,8 +93,11 @@ class _OpenFronts:
 
     def __init__(self, fronts: Iterable[OpenExchange]) -> None:
         self._first_ns: int | None = None
+        """Earliest arrival of all."""
         self._first_incomplete_ns: int | None = None
+        """Earliest arrival of a request that is not complete, so has no prompt hash."""
         self._first_by_key: dict[Key, int] = {}
+        """By key: earliest arrival."""
         for front in fronts:
             arrival_ns = front.arrival_ns
             self._first_ns = _earlier_ns(self._first_ns, arrival_ns)
@@ -123,11 +133,14 @@ class LiveMatcher:
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self._waiting_bytes = 0
+        """Memory of the exchanges that wait, for a limit."""
         self._waiting_exchanges = 0
         self._fronts: dict[int, _Front] = {}
         self._finder = Finder()
         self._backs: dict[int, _Back] = {}
+        """By identity of an exchange of the back: data of it."""
         self._left_out: deque[Unpaired] = deque()
+        """Exchanges without a pair, because too many waited."""
 
     def __len__(self) -> int:
         return self._waiting_exchanges
@@ -212,6 +225,7 @@ class LiveMatcher:
         return True
 
     def _leave_out_oldest(self) -> None:
+        """Give up the exchange that has waited longest, to make room."""
         front, back = next(iter(self._fronts.values()), None), next(iter(self._backs.values()), None)
         if back is not None and (front is None or end_ns(back.exchange) <= end_ns(front.exchange)):
             self._remove_back(back)
@@ -223,6 +237,7 @@ class LiveMatcher:
             self._left_out += [Unpaired(x, Leftover.LEFT_OUT) for x in left]
 
     def _decide_backs(self, before_ns: int, fronts_under_way: _OpenFronts) -> Iterator[Unpaired | None]:
+        """Decide about the exchanges of the back that arrived up to a time, the oldest first."""
         for back in sorted(self._backs.values(), key=lambda one: one.exchange.timeline.arrival_ns):
             x = back.exchange
             if x.timeline.arrival_ns <= before_ns and self._backs.get(id(x)) is back:
@@ -267,6 +282,7 @@ class LiveMatcher:
         return (None,)
 
     def _result_of(self, front: _Front) -> Pair | Unpaired:
+        """Return the pair of a front exchange, or why it has none."""
         self._remove_front(front)
         if front.matches:
             front.matches.sort(key=lambda match: match.back.timeline.arrival_ns)

@@ -61,6 +61,7 @@ class Pair:
 
     front: Exchange
     matches: list[Match] = field(default_factory=list)
+    """Exchanges of the back, in order of arrival."""
 
     @property
     def backs(self) -> list[Exchange]:
@@ -78,6 +79,7 @@ class Matching:
     ambiguous_front: list[Exchange]
     """Exchanges without a pair to which an ambiguous exchange of the back can belong."""
     ambiguous_back: list[Exchange]
+    """Exchanges of the back that fit several of the front equally well."""
 
 
 def error_ns(front: Exchange, back: Exchange, clock: VantageOffset) -> int:
@@ -220,8 +222,11 @@ class Finder:
     ) -> None:
         self._clock = clock
         self._comparable = comparable
+        """Whether both sides made their hashes with the same key."""
         self._keys = [(kind, keys) for kind, keys in KEYS if comparable or kind not in _HASH_KINDS]
+        """By kind of evidence: function that returns the keys of an exchange."""
         self._by_key: dict[Key, _FrontsOfKey] = {}
+        """By key: exchanges of the front that have it."""
         self._front_error_ns = 0
         """Largest uncertainty of an exchange of the front, in ns."""
         for front in sorted(fronts, key=_arrival_ns):
@@ -295,7 +300,7 @@ class Finder:
     ) -> tuple[list[Exchange], tuple[Evidence, ...]]:
         """Exclude candidates by prompt, text and order. Return the remaining candidates and the evidence."""
         evidence = [kind]
-        steps = ((Evidence.PROMPT, self._same_prompt), (Evidence.TEXT, _same_text))
+        steps = ((Evidence.PROMPT, self._with_same_prompt), (Evidence.TEXT, _same_text))
         for step, choose in steps if self._comparable else ():
             chosen = choose(candidates, back)
             if chosen and (len(chosen) < len(candidates) or len(candidates) == 1):
@@ -310,7 +315,7 @@ class Finder:
         return candidates, tuple(dict.fromkeys(evidence))
 
     @staticmethod
-    def _same_prompt(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
+    def _with_same_prompt(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
         key = prompt_key(back)
         return [] if key is None else [front for front in candidates if prompt_key(front) == key]
 

@@ -50,6 +50,7 @@ class ExchangeCounts(Struct, frozen=True, kw_only=True):
     unpaired_front: int
     unpaired_back: int
     ambiguous_front: int
+    """Exchanges that fit several exchanges of the other side equally well."""
     ambiguous_back: int
     left_out_front: int | UnsetType = UNSET
     """Exchanges of the front that were left out (`Leftover`). Live traffic only, like `left_out_back`."""
@@ -60,6 +61,7 @@ class ClockSummary(Struct, frozen=True):
     """Clock of the back minus clock of the front, with its uncertainty."""
 
     source: ClockSource
+    """How the offset of the clocks was found."""
     offset: float
     """Offset in seconds, like `uncertainty`."""
     uncertainty: float
@@ -104,6 +106,7 @@ class TextDifference(Struct, frozen=True):
     back: list[str]
     """Ids of the exchanges of the back."""
     relation: TextRelation
+    """How the texts differ."""
     equal_chars: int
     """Length of the equal beginning of both texts, in whole blocks."""
     front_chars: int
@@ -115,6 +118,7 @@ class PairSummary(Struct, frozen=True, kw_only=True):
 
     version: int = VERSION
     counts: ExchangeCounts
+    """Numbers of exchanges and pairs."""
     evidence: dict[str, int]
     """Number of exchanges of the back in pairs, by `Evidence`."""
     attempts: dict[str, int]

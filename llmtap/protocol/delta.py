@@ -96,6 +96,7 @@ class UsageCounts(msgspec.Struct, gc=False):
     output: int | None = None
     reasoning: int | None = None
     cached: int | None = None
+    """Number of prompt tokens that the server had in its prefix cache."""
     refused: int = 0
     """Number of invalid values: negative, above USAGE_TOKENS_MAX, fractional, or no number."""
 
@@ -114,6 +115,7 @@ class Verdict(msgspec.Struct, gc=False):
     phase: str | None = None
     """What the guardrail assessed: `input` or `output`; `unknown` if the evidence does not show it."""
     confidence: str = "high"
+    """How certain the sign is, such as `high`."""
     value: str | None = None
     """The decisive code or reason as sent; possibly a text, so the Exchange stores only its `clean_word`."""
     category: str | None = None
@@ -155,6 +157,7 @@ class Delta(msgspec.Struct, gc=False):
     blank: bool = False
     """The event carries content that is only white space."""
     reasoning: bool = False
+    """Whether the event has reasoning."""
     # The fast path of openai_chat.py sets the fields up to `also` by position: keep their order.
     text: str = ""
     """Text of the primary class; for an error or a guardrail, the text of the content in the event."""
@@ -166,12 +169,14 @@ class Delta(msgspec.Struct, gc=False):
     tokens: int = -1
     """Tokens that the event itself declares; -1 if it declares none."""
     token_source: TokenSource = TokenSource.NONE
+    """Source of `tokens`."""
     model: str | None = None
     """Name of the model, only in the first event that has it, and in each event that changes it."""
     finish_reason: str | None = None
     usage: JsonObject | None = None
     """The usage object as sent; None if there is none, or all its values are 0."""
     counts: UsageCounts | None = None
+    """Token counts of the event's usage."""
     usage_running: bool = False
     """`usage` counts the tokens so far, and was sent with output: it is not the total of the answer."""
     error_type: str | None = None
@@ -179,7 +184,9 @@ class Delta(msgspec.Struct, gc=False):
     tool_call: bool = False
     """The event carries the name or arguments of a call, even if TOOL_CALL is not its primary class."""
     refusal: bool = False
+    """Whether the event has the text of a refusal."""
     verdict: Verdict | None = None
+    """Sign of a guardrail or of a refusal."""
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1
     """Server's clock at the event's last token, in ns since an arbitrary moment; -1 if not reported."""

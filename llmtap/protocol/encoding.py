@@ -55,7 +55,9 @@ class DecodingBudget:
     def __init__(self, decoded_bytes_max: int = DECODED_BYTES_MAX, ratio_max: int = RATIO_MAX) -> None:
         self._decoded_bytes_max = decoded_bytes_max
         self._ratio_max = ratio_max
+        """Largest allowed decoded size per coded byte, against decompression bombs."""
         self._coded_bytes = 0
+        """Size of the coded body so far."""
         self.decoded_bytes = 0
         """Number of decoded bytes so far, including those of inner layers."""
 
@@ -81,6 +83,8 @@ class DecodingBudget:
 
 
 class _Stage(Protocol):
+    """Decoder of one coding."""
+
     window_bytes_max: int
     """Maximum size of the window, in which the library stores output for back references."""
 
@@ -111,7 +115,9 @@ class Decoder:
             )
         # RFC 9110 8.4: codings stand in the order in which they were applied, so decode the last one first.
         self._stages = [_stage_of(n) for n in reversed(names)]
+        """Decoders of the codings, the outermost first."""
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
+        """Largest memory of the decoders' windows."""
         self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
 
     @property
@@ -136,6 +142,7 @@ class Decoder:
         return self._decode(data, 0)
 
     def _decode(self, data: bytes, layer: int) -> Iterator[bytes]:
+        """Decode data by one coding, and the result by the codings after it."""
         stage = self._stages[layer]
         inner = layer + 1
         for i in range(0, len(data), _INPUT_BYTES):
@@ -150,6 +157,7 @@ class Decoder:
 
 
 def _stage_of(name: bytes) -> _Stage:
+    """Return a decoder for a content coding. Raises DecodeError if it is unknown."""
     if name in (b"gzip", b"x-gzip"):  # RFC 9110 8.4.1.3: both names mean the same coding
         return _Gzip()
     if name == b"deflate":
@@ -175,13 +183,17 @@ def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -
 
 
 class _Gzip:
+    """Decoder of `gzip`, member after member."""
+
     __slots__ = ("_has_ended", "_head", "_inflater")
     window_bytes_max = _DEFLATE_WINDOW_MAX
 
     def __init__(self) -> None:
         self._inflater: zlib._Decompress | None = zlib.decompressobj(31)
         self._head = b""
+        """First bytes of a further gzip member, whose rest has not arrived."""
         self._has_ended = False
+        """Whether other bytes follow the last member, which are ignored."""
 
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         while data and not self._has_ended:
@@ -213,6 +225,7 @@ class _Deflate:
 
     def __init__(self) -> None:
         self._head = b""
+        """First bytes, until they show which of both formats the body has."""
         self._inflater: zlib._Decompress | None = None
 
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
@@ -234,6 +247,8 @@ class _Deflate:
 
 
 class _Brotli:
+    """Decoder of `br`."""
+
     __slots__ = ("_decompressor",)
     window_bytes_max = _BROTLI_WINDOW_MAX
 

@@ -138,6 +138,7 @@ SEEN_MAX: Final = 1_024
 
 
 def _kind_of(name: bytes) -> int:
+    """Return whether a header field is special for the head of a message; the result is cached."""
     kind = _KINDS.get(name.lower(), _PLAIN)
     if len(_seen_kinds) < SEEN_MAX and len(name) <= 64:
         _seen_kinds[name] = kind
@@ -145,6 +146,8 @@ def _kind_of(name: bytes) -> int:
 
 
 class Framing(Enum):
+    """How the length of a body is known."""
+
     NONE = 0
     LENGTH = 1
     CHUNKED = 2
@@ -171,13 +174,17 @@ class RequestHead(msgspec.Struct):
     version: tuple[int, int]
     headers: Headers
     framing: Framing
+    """How the length of the body is known."""
     length: int
     """Length of the body if `framing` is LENGTH, else 0."""
     keep_alive: bool
+    """Whether the connection can carry another request."""
     connection: tuple[bytes, ...]
     """Options of the Connection field, in lower case."""
     upgrade: bytes | None
+    """Protocol to which the client wants to switch; None: to none."""
     expects_continue: bool
+    """Whether the client sends the body only after status 100."""
 
 
 class ResponseHead(msgspec.Struct):
@@ -188,8 +195,10 @@ class ResponseHead(msgspec.Struct):
     version: tuple[int, int]
     headers: Headers
     framing: Framing
+    """How the length of the body is known."""
     length: int
     keep_alive: bool
+    """Whether the connection can carry another request."""
     connection: tuple[bytes, ...]
 
 
@@ -228,12 +237,15 @@ def _without_connection_fields(headers: Headers, connection: tuple[bytes, ...]) 
 
 
 class _HeadCollector:
+    """Collects the parts of a head that httptools reports."""
+
     __slots__ = ("headers", "is_complete", "target")
 
     def __init__(self) -> None:
         self.target = b""
         self.headers: Headers = []
         self.is_complete = False
+        """Whether the parser has reached the end of the head."""
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -246,6 +258,7 @@ class _HeadCollector:
 
 
 def _tokenise_request(raw: bytes, method: bytes) -> _HeadCollector:
+    """Return the fields of a request head, split by llhttp."""
     fields = _HeadCollector()
     try:
         try:
@@ -448,6 +461,7 @@ def _connection_options(value: bytes) -> list[bytes]:
 
 
 def _stays_open(is_11: bool, connection: tuple[bytes, ...]) -> bool:
+    """Return whether the connection can carry another request."""
     # RFC 9112 9.3: `close` decides first. Otherwise HTTP/1.1 stays open, and HTTP/1.0 only with `keep-alive`.
     return b"close" not in connection and (is_11 or b"keep-alive" in connection)
 
@@ -462,16 +476,21 @@ def _content_length(values: list[bytes], status: int = 400) -> int:
 
 
 class BodyScanner(Protocol):
+    """Finds the end of a body."""
+
     def feed(self, data: bytes) -> int:
         """Scan the next bytes. Return -1 if the body continues, else the offset in `data` of its end."""
         ...
 
 
 class LengthScanner:
+    """Scanner of a body with a Content-Length."""
+
     __slots__ = ("left",)
 
     def __init__(self, left: int) -> None:
         self.left = left
+        """Number of bytes of the body that have not arrived."""
 
     def feed(self, data: bytes) -> int:
         left = self.left - len(data)
@@ -483,6 +502,8 @@ class LengthScanner:
 
 
 class CloseScanner:
+    """Scanner of a body that ends when the connection closes."""
+
     __slots__ = ()
 
     def feed(self, data: bytes) -> int:
@@ -519,10 +540,13 @@ class ChunkedScanner:
         refused_words: frozenset[bytes] = frozenset(),
     ) -> None:
         self._refused_names = refused
+        """Names that no trailer may have."""
         self._refused_words = refused_words
+        """Words that no trailer name may contain."""
         self._extension_excess_bytes = 0
         """Number of bytes by which the chunk extensions exceed the payload of their chunks."""
         self._trailer_bytes = 0
+        """Size of all trailers so far, for a limit."""
         self.trailers = trailers
         self.left = 0
         """Number of bytes that remain of the current chunk, including its CR LF."""
@@ -649,6 +673,8 @@ class ChunkedScanner:
 
 
 class ChunkedDecoder:
+    """Decoder of a chunked body."""
+
     __slots__ = ("_scanner", "done", "trailers")
 
     def __init__(self) -> None:
@@ -656,6 +682,7 @@ class ChunkedDecoder:
         """Lines of the trailer section as received, at most `TRAILER_LINES_MAX`."""
         self._scanner = ChunkedScanner(self.trailers)
         self.done = False
+        """Whether the body has ended."""
 
     @property
     def is_between_chunks(self) -> bool:

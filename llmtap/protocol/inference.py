@@ -36,6 +36,8 @@ _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 
 
 class SkipRules:
+    """Rules of the requests that are forwarded but not measured."""
+
     __slots__ = ("_exact_paths", "_method_bytes", "_methods", "_prefixes", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
@@ -51,10 +53,14 @@ class SkipRules:
                 hint = "write only the path: it includes all paths below it"
                 raise ConfigError(place, f"the path {path!r} must not contain * or ?", hint)
         self._methods = frozenset(rules) - frozenset(paths)
+        """Methods whose requests are not measured."""
         self._method_bytes = frozenset(method.encode() for method in self._methods)
         self._exact_paths = {path.rstrip("/") or "/": path for path in paths}
+        """By path whose requests are not measured: its rule."""
         self._prefixes = tuple(f"{path}/" for path in self._exact_paths if path != "/")
+        """The paths of `_exact_paths` with `/`: paths below them are not measured either."""
         self._rule_of_target = lru_cache(TARGETS_KEPT)(self._find_target_rule)
+        """Returns the rule for a request's target; the latest results are kept."""
 
     def rule_of(
         self, method: str, path: str, query: str = "", fields: Iterable[tuple[bytes, bytes]] = ()
@@ -65,6 +71,7 @@ class SkipRules:
     def _rule_of(
         self, method: str, path: str | None, query: str, fields: Iterable[tuple[bytes, bytes]]
     ) -> str | None:
+        """Return the rule by which a request is not measured; None: no rule fits."""
         if path is not None:
             if path in self._exact_paths:
                 return self._exact_paths[path]

@@ -384,13 +384,21 @@ def _insert_bytes(sample: bytes, values: list[_Place], more: list[bytes]) -> byt
 
 
 class Reader(Protocol):
-    @property
-    def names_read(self) -> frozenset[str] | None: ...
+    """Reads the events of one answer."""
 
     @property
-    def running_total(self) -> RunningTotal | None: ...
+    def names_read(self) -> frozenset[str] | None:
+        """Members that the dialect reads at the top of an event; None: possibly any."""
+        ...
 
-    def read_event(self, event: SseEvent) -> Delta: ...
+    @property
+    def running_total(self) -> RunningTotal | None:
+        """Total that the reader counts by a running usage; None: no repeatable event has one."""
+        ...
+
+    def read_event(self, event: SseEvent) -> Delta:
+        """Return what an event contains."""
+        ...
 
 
 class RepetitionFinder:
@@ -406,6 +414,7 @@ class RepetitionFinder:
         self._search_offset = 0
         """Offset in the body at which the previous search was made."""
         self._vain_searches_left = _VAIN_SEARCHES_MAX
+        """How many searches may still fail before the search ends."""
 
     def search(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
         """Set `repetition` to that of a block with one repeatable event. `offset`: end of the block."""
@@ -445,7 +454,9 @@ class TokenRun(Protocol):
     def __len__(self) -> int: ...
 
     @property
-    def full(self) -> bool: ...
+    def full(self) -> bool:
+        """Whether no further event fits into the run."""
+        ...
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
         """Add the event of a read and return True; return False if the read is not exactly one repetition."""
@@ -455,15 +466,23 @@ class TokenRun(Protocol):
 
 
 class PythonTokenRun:
+    """Token run in Python: the reference of the compiled one."""
+
     __slots__ = ("_chunked", "_events", "_has_counts", "_read", "_texts_bytes", "keeps_texts")
 
     def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:
         self._chunked = chunked
+        """Whether each event comes as an HTTP chunk of its own."""
         self._read = repetition.read
+        """Returns the text and the running count of an event that repeats; no text: the bytes are another
+        event."""
         self._has_counts = any(value.offset is not None for value in (*repetition.ahead, *repetition.beyond))
         self._events: list[tuple[int, int, int, str, int]] = []
+        """Time, added latency, size, text and running count of each event."""
         self._texts_bytes = 0
+        """Memory of the texts, for the limit TEXTS_BYTES_MAX."""
         self.keeps_texts = keeps_texts
+        """Whether texts are kept for a tokenizer or a recorder."""
 
     def __len__(self) -> int:
         return len(self._events)
@@ -484,6 +503,7 @@ class PythonTokenRun:
         return True
 
     def take(self) -> RunColumns:
+        """Return the columns of the events so far, and begin a new run."""
         times, added_ns, read_sizes, texts, counts = zip(*self._events, strict=True)
         self._events.clear()
         self._texts_bytes = 0

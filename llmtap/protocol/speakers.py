@@ -55,6 +55,7 @@ class MessageSpeakers:
 
     def __init__(self) -> None:
         self._other_ids: set[str | int] = set()
+        """Ids of messages that are not from the model."""
 
     def has_other_speaker(self, key: Any, role: Any) -> bool:
         """Return whether a message has another speaker than the model. `key`: id of the message. `role`: role

@@ -35,7 +35,10 @@ BOM: Final = b"\xef\xbb\xbf"
 
 
 class SseEvent(msgspec.Struct, gc=False):
+    """One event of an answer, with its place in the body."""
+
     start: int
+    """Offset of the event's first byte in the body."""
     end: int
     data: bytes | None
     """Data lines of the event, joined by LF; None if it has no data line."""
@@ -72,6 +75,7 @@ class SseParser:
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
+        """Number of bytes read so far."""
         self.skipped = 0
         """Number of blocks that were skipped."""
         self.idle = True
@@ -81,6 +85,7 @@ class SseParser:
         """First bytes of the body, while they can still become a byte order mark."""
         # State of the line that is being read.
         self._tail = bytearray()
+        """Bytes of an unfinished line."""
         self._line_size = 0
         """Number of bytes of the line so far, including those that were dropped."""
         self._cr_waits = False
@@ -93,13 +98,18 @@ class SseParser:
         """Whether a single newline separates events (see the docstring of the module)."""
         # State of the block that is being read.
         self._start = -1
+        """Offset of the block's first byte; -1: no block has begun."""
         self._data: list[bytes] = []
+        """Values of the block's `data` lines."""
         self._data_bytes = 0
         self._event = b""
+        """Value of the block's `event` line."""
         self._has_comment = False
+        """Whether the block has a comment line."""
         self._has_other_field = False
         """Whether the block has a field other than `data`."""
         self._too_long = False
+        """Whether the block is longer than allowed, so its content is dropped."""
 
     @property
     def kept_bytes(self) -> int:
@@ -151,6 +161,7 @@ class SseParser:
         return out
 
     def _scan(self, data: bytes) -> list[SseEvent]:
+        """Find the lines of new data, and return the events that they complete."""
         at = self.offset  # offset of `data` in the body
         self.offset += len(data)
         if at == len(self._bom) < len(BOM):
@@ -213,6 +224,7 @@ class SseParser:
         return out
 
     def _add_to_line(self, part: bytes, start: int) -> None:
+        """Keep a part of a line whose end has not arrived."""
         if not part:
             return
         if self._start < 0:
@@ -224,6 +236,7 @@ class SseParser:
             self._tail += part
 
     def _end_line(self, line: bytes, start: int, end: int, out: list[SseEvent]) -> None:
+        """Read a complete line; an empty line ends the event, which is appended to `out`."""
         if self._line_size:
             start -= self._line_size
             self._tail += line
@@ -272,6 +285,7 @@ class SseParser:
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
     def _dispatch(self, end: int, out: list[SseEvent]) -> None:
+        """End the block: add its event, unless it is too long."""
         if self._too_long or end - self._start > self._event_bytes_max:
             self.skipped += 1
         else:
@@ -282,6 +296,7 @@ class SseParser:
         self._reset()
 
     def _drop_content(self) -> None:
+        """Forget the content of an event that is too long; only its end is still searched."""
         self._too_long = True
         self._tail.clear()
         self._data.clear()
@@ -305,13 +320,18 @@ class LineParser:
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX, *, named: bool = False) -> None:
         self._has_names = named
+        """Whether each line begins with the name of its event."""
         self.offset = 0
+        """Number of bytes read so far."""
         self.skipped = 0
+        """Number of lines that were too long."""
         self._line_bytes_max = line_bytes_max
         self._tail = bytearray()
+        """Bytes of an unfinished line."""
         self._size = 0
         """Number of bytes of the unfinished line, including those that were dropped."""
         self._is_dropped = False
+        """Whether the unfinished line is ignored up to its end."""
 
     @property
     def kept_bytes(self) -> int:
@@ -378,11 +398,15 @@ _SSE_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class MessageStreamParser:
+    """Splits a body of binary messages of Amazon's event streams."""
+
     __slots__ = ("_buffer", "_first_payloads", "_part_parser", "_skipped", "broken", "offset")
 
     def __init__(self) -> None:
         self.offset = 0
+        """Number of bytes of whole messages so far."""
         self._skipped = 0
+        """Number of messages that were too long."""
         self._part_parser: SseParser | LineParser | None = None
         """Parser of the stream in the payloads of PayloadPart; None until its format is known."""
         self._first_payloads: bytes | None = b""
@@ -452,6 +476,7 @@ class MessageStreamParser:
         return events
 
     def _events(self, message: bytes, headers: int) -> list[SseEvent]:
+        """Return the events of one message."""
         start, self.offset = self.offset, self.offset + len(message)
         names = _message_headers(message[_PRELUDE_BYTES : _PRELUDE_BYTES + headers])
         payload = message[_PRELUDE_BYTES + headers : -4]
@@ -522,6 +547,7 @@ def _payload_object(payload: bytes) -> JsonObject:
 
 
 def _failure_payload(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
+    """Return an AWS exception in the form of a usual JSON error."""
     message = _payload_object(payload).get("message")
     if not isinstance(message, str):
         message = names.get(b":error-message", b"").decode("utf-8", "replace")
@@ -540,11 +566,14 @@ class ArrayParser:
 
     def __init__(self) -> None:
         self.offset = 0
+        """Offset of the first byte in `_buffer`."""
         self.skipped = 0
+        """Number of elements that were too long."""
         self._buffer = bytearray()
         self._element_start = -1
         """Offset in the buffer at which the element begins; -1 between elements."""
         self._depth = 0
+        """Number of open brackets: 1 between elements, 2 inside an element."""
         self._string_state = 0
         """0 outside a string, 1 inside a string, 2 after a backslash in a string."""
 

@@ -129,6 +129,7 @@ def _content_filter_verdict(entry: JsonObject) -> Verdict | None:
 
 
 def _as_input_verdict(verdict: Verdict) -> Verdict:
+    """Make a verdict one on the prompt instead of the answer."""
     verdict.phase = "input"
     verdict.kind = None if verdict.kind is None else INPUT
     return verdict
@@ -402,6 +403,7 @@ def _block_verdict(signal: str, phase: str | None, **known: Any) -> Verdict:
 
 
 def _policy_gateway_verdict(message: Any, place: str) -> Verdict | None:
+    """Return the verdict in an error of a gateway that passes on Bedrock's guardrail."""
     if not isinstance(message, dict):
         return None
     phase = {"REQUEST": "input", "RESPONSE": "output"}.get(str(message.get("direction")))
@@ -411,6 +413,7 @@ def _policy_gateway_verdict(message: Any, place: str) -> Verdict | None:
 
 
 def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -> Verdict | None:
+    """Return the verdict that the code of an error shows; None: none."""
     inner = error.get("innererror") or error.get("inner_error")
     inner = inner if isinstance(inner, dict) else {}
     for source, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
@@ -429,6 +432,7 @@ def _code_verdict(error: JsonObject, value: JsonObject, text: str, place: str) -
 
 
 def _filtered_phase(value: JsonObject) -> str | None:
+    """Return the phase (input or output) whose text a content filter names; None without one."""
     for entry in _objects_in(value.get("contentFilter") or value.get("content_filter")):
         if (role := entry.get("role")) in ("user", "history", "system", "assistant"):
             return "output" if role == "assistant" else "input"
@@ -436,6 +440,7 @@ def _filtered_phase(value: JsonObject) -> str | None:
 
 
 def _type_verdict(error: JsonObject, value: JsonObject, place: str) -> Verdict | None:
+    """Return the verdict that the type of an error shows; None: none."""
     kind = error.get("type")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
         return None
@@ -463,6 +468,7 @@ def _metadata_verdict(error: JsonObject, place: str) -> Verdict | None:
 
 
 def _message_verdict(text: str) -> Verdict | None:
+    """Return the verdict that words in the message of an error show; None: none."""
     for phrase in _DECISIVE_PHRASES:
         if phrase in text:
             return _block_verdict("error.message", None, detail={"value": phrase})

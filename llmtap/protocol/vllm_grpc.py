@@ -29,6 +29,7 @@ REQUEST_ID: Final = "x-request-id"
 
 
 def _message_types() -> tuple[Any, Any]:
+    """Return the modules with the messages of vLLM and of SGLang."""
     with warnings.catch_warnings():
         # The package was generated for an older protobuf. It works, but warns.
         warnings.simplefilter("ignore")
@@ -46,6 +47,8 @@ _pb, _sglang = _message_types()
 
 @dataclass(frozen=True, slots=True)
 class GrpcRequest:
+    """A request for one answer."""
+
     request_id: str = ""
     text: str = ""
     token_ids: Sequence[int] = ()
@@ -58,10 +61,13 @@ class GrpcRequest:
 
 @dataclass(frozen=True, slots=True)
 class GrpcUsage:
+    """Token counts of an answer."""
+
     prompt_tokens: int
     output_tokens: int
     """Number of output tokens. vLLM possibly reports only those of the last chunk: then count all ids."""
     cached_tokens: int = 0
+    """Number of prompt tokens that the server had in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

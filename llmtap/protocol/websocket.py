@@ -36,6 +36,8 @@ class Opcode(IntEnum):
 
 
 class WebSocketMessage(msgspec.Struct, gc=False):
+    """One message, or one control frame."""
+
     opcode: Opcode
     size: int
     """Number of bytes of all its frames, heads included."""
@@ -90,22 +92,29 @@ class MessageParser:
         self.broken: str | None = None
         """Error in the framing after which no more messages are read; None if there was no error."""
         self._sender = sender
+        """Name of the sender, for error messages."""
         self._masked = masked
+        """Whether frames must be masked, as those of clients are."""
         self._message_bytes_max = message_bytes_max
         # State of the frame that is being read.
         self._head = bytearray()
         self._payload_left = -1  # Remaining bytes of the payload; -1 while the head is incomplete.
         self._payload_taken = 0  # Bytes of the payload read so far.
         self._is_final = False
+        """Whether the frame is the last one of its message."""
         self._opcode = Opcode.CONTINUATION
+        """Opcode of the present frame."""
         self._mask_key = b""
+        """Key of the frame's mask; empty without a mask."""
         # State of the message that is being read, and of a control frame, which can interrupt the message.
         self._message_opcode: Opcode | None = None
+        """Opcode of the message whose frames arrive; None between messages."""
         self._is_compressed = False
         # `_parts` and `_sizes` have the key True for the control frame, and False for the message.
         self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}
         self._sizes: dict[bool, int] = {False: 0, True: 0}
         self._too_long = False
+        """Whether the message is longer than allowed, so its content is dropped."""
         self._inflater = _Inflater() if deflates else None
 
     @property
@@ -151,6 +160,7 @@ class MessageParser:
         return at + size
 
     def _read_head(self, data: bytes, at: int) -> int:
+        """Read a frame's head, which can arrive in parts. Return the offset after it."""
         head = self._head
         while True:
             needed = 2
@@ -212,6 +222,7 @@ class MessageParser:
         self._sizes[control] += len(head)
 
     def _add_payload(self, part: bytes) -> None:
+        """Add a part of a frame's payload to its message."""
         control = bool(self._opcode & _CONTROL)
         self._payload_left -= len(part)
         self._sizes[control] += len(part)
@@ -251,7 +262,9 @@ class _Inflater:
         # A session can last for days, so limit only the ratio, not the total size.
         self._budget = DecodingBudget(decoded_bytes_max=1 << 62)
         self._history: list[bytes] = []
+        """Latest decoded texts, which later messages can refer to."""
         self._history_bytes = 0
+        """Size of `_history`."""
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
 
     @property
@@ -275,6 +288,7 @@ class _Inflater:
         return text
 
     def _inflate(self, data: bytes, bytes_max: int) -> bytes | None:
+        """Return the decompressed data; None: too many bytes or final blocks."""
         pieces: list[bytes] = []
         left = bytes_max
         for _ in range(_FINAL_BLOCKS_MAX + 1):

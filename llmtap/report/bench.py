@@ -581,6 +581,7 @@ def _unmet_rows(test: _Json) -> list[_Json]:
 
 
 def _left_out_lines(comparison: _Json) -> list[str]:
+    """Return lines on tests that only one of the systems has results of."""
     return [
         f"left out: {one['test']}, of which only {', '.join(one['only'])} has results"
         for one in comparison["left_out"]

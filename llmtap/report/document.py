@@ -143,12 +143,14 @@ class VerdictBox:
 
     kind: ClassVar = "verdict"
     good: bool
+    """Whether the result is valid, which sets the colour."""
     lead: str
     """Emphasized words before the text."""
     text: str = ""
     items: Sequence[str] = ()
     """Reasons for the verdict."""
     caution: bool = False
+    """Whether the result is good with reservations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,7 @@ class Look(msgspec.Struct, frozen=True, omit_defaults=True):
     symbol: str = ""
     bar: bool = False
     hatch: str = ""
+    """Pattern of bars, as Plotly names it; empty: none."""
 
 
 class LegendKey(msgspec.Struct, frozen=True):
@@ -252,10 +255,13 @@ class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     scattered: bool = False
     """Whether to draw points without a line."""
     bars: bool = False
+    """Whether the points are drawn as bars."""
     hatch: str = ""
+    """Pattern that fills the bars; empty: none."""
     low: Sequence[float | None] | None = None
+    """Lower ends of intervals around `y`; None: there are none."""
     high: Sequence[float | None] | None = None
-    """`low` and `high`: ends of the interval of each point; None: unknown."""
+    """Upper ends of the intervals."""
     texts: Sequence[str] | None = None
     """Text next to the mouse pointer for each point; default: the name, and `hover` of the plot."""
     silent: bool = False
@@ -290,6 +296,7 @@ class Panel:
 
     title: str
     words: str
+    """The figures in words, for screen readers."""
     plot: Plot
     legend: Sequence[LegendKey] = ()
     common_settings: Mapping[str, str] | None = None
@@ -332,6 +339,7 @@ class Section:
     """A part of a report under a heading. `key` is its id on a page."""
 
     key: str
+    """Id of the section on a page, for links."""
     heading: str
     blocks: list[Block]
     level: int = 2
@@ -357,6 +365,7 @@ class ReportDocument:
     settings: Sequence[Block] = ()
     """Blocks about the load and the software; they are a separate section of a page."""
     sections: Sequence[Section] = ()
+    """Parts of the page, each with a heading."""
     settings_linked: bool = True
     """Whether the navigation of the page has a link to `settings`."""
     lines: Sequence[LineChoice] = ()
@@ -454,6 +463,7 @@ def _chart_series(chart: _Chart, series: Mapping[str, Any], i: int) -> PlotSerie
 
 
 def _x_axis(chart: _Chart) -> Axis:
+    """Return the x axis that fits the values of a chart."""
     title = chart["x_title"]
     xs = [x for one in chart["series"] for x in one["x"]]
     if any(isinstance(x, str) for x in xs):

@@ -24,6 +24,7 @@ class RequirementRow(Struct, frozen=True):
     figure: str
     value: float | None
     bound: float
+    """Value that the figure is compared with."""
     unit: str
     """Unit in texts: `ms`, `%` or empty."""
     state: str
@@ -53,6 +54,7 @@ class Change(Struct, frozen=True):
     low: float | None
     """Lower end of the interval of the difference; None if the interval has no lower end."""
     high: float | None
+    """Upper end of the interval of the difference."""
     level: float
     """Confidence level of the interval."""
 

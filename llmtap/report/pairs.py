@@ -122,6 +122,7 @@ def _pair_rows(summary: PairSummary) -> Iterator[list[str]]:
 
 
 def _plain_names(counts: Mapping[str, int]) -> dict[str, int]:
+    """Replace underscores in names, for readers."""
     return {name.replace("_", " "): n for name, n in counts.items()}
 
 

@@ -200,6 +200,7 @@ def _finding_text(finding: _Json) -> str:
 
 
 def _headline_tiles(result: _Json) -> Iterator[Tile]:
+    """Yield the large figures at the top of the page."""
     load, tokens, goodput = result["load"], result["tokens"], result.get("goodput") or {}
     if load["planned_rps"] is not None:
         planned = f"of {number(load['planned_rps'])} planned"

@@ -105,6 +105,7 @@ class SweepChart:
     """A section of the page with a panel for each quantity. `about`: note below the heading."""
 
     key: str
+    """Id of the section on a page, for links."""
     heading: str
     about: str
     quantities: tuple[Quantity, ...]
@@ -338,6 +339,7 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
 
 
 def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:
+    """Return the chart of one quantity with the curve of each line of the sweep."""
     series = []
     points: list[tuple[float, Line, Any]] = []
     for i, (line, choice) in enumerate(zip(sweep.lines, looks, strict=True)):

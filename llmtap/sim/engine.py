@@ -46,6 +46,7 @@ class Batch:
     """Requests (`members`) that one server processes together, until the longest one ends."""
 
     members: Sequence[int]
+    """Requests in the batch."""
     duration_ns: int
     first_ns: int
     """Time from the start of the batch to the first token of each request: alpha (multi-bin paper, 4.3)."""
@@ -81,6 +82,7 @@ class EngineOutput:
     """Output of a run at its end: the tokens made, and the requests that have finished."""
 
     finished: Sequence[int] = ()
+    """Requests that have all their tokens."""
     tokens: Sequence[int] = ()
     """For each token, the request to which it belongs, in the order in which the tokens leave the engine.
     Empty for a `Batch`: its `token_times` are known from the start."""
@@ -125,20 +127,25 @@ class IterationState:
     running: int = 0
     """Number of running requests; `waiting`: number of waiting requests."""
     waiting: int = 0
+    """Number of requests in the queue."""
     kv_used: float = 0.0
     """Share of the KV memory in use; `kv_peak`: its maximum since the start."""
     kv_peak: float = 0.0
+    """Largest share of the KV memory in use since the start."""
     preemptions: int = 0
     """Number of preemptions: a request can be preempted several times."""
     preempted: int = 0
     """Number of requests preempted at least once; `recovered`: number of these served to the end."""
     recovered: int = 0
+    """Number of preempted requests that were served to the end."""
     preempted_tokens: int = 0
     """Number of tokens whose KV was discarded by preemption; `swapped_tokens`: swapped out by preemption."""
     swapped_tokens: int = 0
+    """Number of tokens whose KV was swapped out by preemption."""
     prefix_queries: int = 0
     """Number of prompt tokens searched in the prefix cache; `prefix_hits`: number of tokens found."""
     prefix_hits: int = 0
+    """Number of prompt tokens that were found in the prefix cache."""
 
 
 class Iterating(Scheduler, Protocol):
@@ -152,7 +159,9 @@ class EngineRun:
     """Work of one server (a `Batch` or an `Iteration`), with its start and end."""
 
     server: int
+    """Index of the server."""
     work: Any
+    """The `Batch` or `Iteration` that the server processes."""
     start_ns: int
     end_ns: int
 
@@ -162,8 +171,10 @@ class Step:
     """Result of an event: the runs that start, the output of a run that ended, the requests given up."""
 
     started: Sequence[EngineRun] = ()
+    """Runs that begin now."""
     output: EngineOutput = EngineOutput()
     given_up: Mapping[int, GivenUp] = field(default_factory=dict)
+    """By request: why it will not be served."""
 
 
 _NOTHING: Final = Step()
@@ -172,11 +183,17 @@ _NOTHING: Final = Step()
 class AnyEngine(Protocol):
     """Engine that `run_virtual` drives: an `Engine`, or several behind a router."""
 
-    def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step: ...
+    def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
+        """A request arrives. `more`: others arrive at the same time. Return what the engine does next."""
+        ...
 
-    def on_done(self, now_ns: int, run: EngineRun) -> Step: ...
+    def on_done(self, now_ns: int, run: EngineRun) -> Step:
+        """A run (a batch or an iteration) ends. Return its results, and what the engine does next."""
+        ...
 
-    def close(self, now_ns: int) -> Step: ...
+    def close(self, now_ns: int) -> Step:
+        """No further request arrives, so batches need not wait for more."""
+        ...
 
 
 class Engine:
@@ -206,11 +223,13 @@ class Engine:
         return Step(step.started, output, step.given_up)
 
     def leave(self, now_ns: int, request: int) -> Step:
+        """End a request whose client has left."""
         self._set_time(now_ns)
         self._scheduler.on_left(now_ns, request)
         return self.dispatch(now_ns)
 
     def close(self, now_ns: int) -> Step:
+        """No further request arrives, so batches need not wait for more."""
         self._set_time(now_ns)
         self._scheduler.on_close(now_ns)
         return self.dispatch(now_ns)
@@ -285,12 +304,15 @@ class _Recorder:
         """Heap of the current runs, each with its end and its number; the run that ends first is first."""
         self._record = record
         self._outputs = requests.output
+        """By request: number of its output tokens."""
         self._watcher = watcher
         self._token_times: dict[int, list[int]] = {}
         """Times at which the tokens of each open request left, for schedulers that iterate."""
         self._runs_started = 0
+        """Number of runs so far, which orders runs that end at the same time."""
 
     def record_step(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
+        """Record what a step of the engine has done. `run`: the work that ended; None: none ended."""
         if run is not None:
             if isinstance(run.work, Batch):
                 self._record_batch(now_ns, run)
@@ -305,6 +327,7 @@ class _Recorder:
             self._record_start(started)
 
     def _record_start(self, run: EngineRun) -> None:
+        """Record the batch or the iteration that the engine begins."""
         record, now_ns, work = self._record, run.start_ns, run.work
         if isinstance(work, Batch):
             requests, size = work.members, len(work.members)
@@ -324,6 +347,7 @@ class _Recorder:
         record.busy_ns[run.server] += run.end_ns - now_ns
 
     def _record_batch(self, now_ns: int, run: EngineRun) -> None:
+        """Record the end of a batch: all its requests end."""
         batch: Batch = run.work
         record, watcher = self._record, self._watcher
         for request in batch.members:
@@ -335,6 +359,7 @@ class _Recorder:
                 watcher.on_ended(request, times, now_ns, served=True)
 
     def _record_iteration(self, now_ns: int, output: EngineOutput) -> None:
+        """Record the tokens of an iteration."""
         record, token_times = self._record, self._token_times
         if output.cached is not None:
             if not record.cached:
@@ -351,6 +376,7 @@ class _Recorder:
             self._end(now_ns, request, served=True)
 
     def _end(self, now_ns: int, request: int, *, served: bool) -> None:
+        """Record the end of a request. `served`: it was complete, and not given up."""
         record, times = self._record, self._token_times.pop(request, ())
         # Tokens that were already made leave at their due times, so the answer does not end before the last
         # one.

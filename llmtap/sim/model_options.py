@@ -43,8 +43,11 @@ class LatencyModel:
     """Duration of a batch of b requests, the longest of L tokens: alpha + beta L (1 + gamma (b - 1) / b)."""
 
     alpha_ns: float
+    """Fixed time of a batch."""
     beta_ns: float
+    """Time per output token of a batch with one request."""
     gamma: float
+    """How much a batch slows each token, from 0 to 1."""
 
     def step_ns(self, size: int) -> float:
         """Return the time between two tokens of a batch of this size: beta h(b)."""
@@ -71,10 +74,13 @@ class IterationModel:
     """
 
     beta_ns: float
+    """Time of an iteration with one decoding request."""
     gamma: float
     """Relative slowdown of a step with a very large batch (in h of the multi-bin paper)."""
     prefill_ns: float
+    """Time per prompt token."""
     context_ns: float = 0.0
+    """Time per token in the memory of the decoding requests."""
 
     def duration_ns(self, prefill: int, decodes: int, context: int = 0) -> int:
         size = max(decodes, 1)
@@ -273,6 +279,7 @@ class ServingSetup:
 
     model: LatencyModel = SEED_MODEL
     readings: ModelOptions = field(default_factory=ModelOptions)
+    """Choices for open points of a paper."""
     iterations: IterationModel = SEED_ITERATIONS
     serving: Serving = field(default_factory=Serving)
 
@@ -303,6 +310,7 @@ def _predict_from_prompts(requests: Requests, factor: Callable[[], float]) -> "a
 
 
 def _shuffled_outputs(requests: Requests, random: Random) -> "array[int]":
+    """Return the true lengths in random order: predictions that are right only in their distribution."""
     lengths = list(requests.output)
     random.shuffle(lengths)
     return array("q", lengths)

@@ -62,10 +62,13 @@ class PrefixAware:
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
         self._requests = requests
         self._blocks_max = kv_tokens // requests.block_tokens if requests.block_tokens else 0
+        """Number of blocks that a server's memory holds; 0: the requests have no blocks."""
         self._sent_blocks: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(servers)]
         """Blocks sent to each server; the least recently sent block is first, and is removed first."""
 
     def server(self, request: int, open_requests: Sequence[int]) -> int:
+        """Return the server that was sent the longest prefix of the request, unless it is far busier than
+        others."""
         requests = self._requests
         if not self._blocks_max:
             return least_loaded(open_requests)
@@ -116,6 +119,7 @@ class RoutedEngine:
         self._engines = [Engine(scheduler, first=server) for server, scheduler in enumerate(schedulers)]
         self._schedulers = schedulers
         self._router = router
+        """Chooses the server of each request."""
         self._open_requests = [0] * len(schedulers)
         """Number of open requests of each server."""
         self._server_of: dict[int, int] = {}
@@ -135,6 +139,7 @@ class RoutedEngine:
         return total
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
+        """Pass a request to the engine of its server. `more`: others arrive at the same time."""
         server = self._router.server(request, self._open_requests)
         self._server_of[request] = server
         self._open_requests[server] += 1
@@ -150,11 +155,13 @@ class RoutedEngine:
         return self._merge_steps([self._engines[run.server].on_done(now_ns, run)])
 
     def leave(self, now_ns: int, request: int) -> Step:
+        """End a request whose client has left."""
         server = self._server_of[request]
         self._close_request(request)
         return self._merge_steps([self._engines[server].leave(now_ns, request)])
 
     def close(self, now_ns: int) -> Step:
+        """No further request arrives, so batches need not wait for more."""
         return self._merge_steps([engine.close(now_ns) for engine in self._engines])
 
     def _merge_steps(self, steps: Sequence[Step]) -> Step:
@@ -170,4 +177,5 @@ class RoutedEngine:
         return step
 
     def _close_request(self, request: int) -> None:
+        """Count a request of a server as ended."""
         self._open_requests[self._server_of.pop(request)] -= 1

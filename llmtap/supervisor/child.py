@@ -52,14 +52,20 @@ class ChildState(msgspec.Struct, kw_only=True):
     stdin: int
     """Descriptor of the writing end of the child's stdin; the child ends when this descriptor is closed."""
     ready: bool
+    """Whether the process has reported that it is ready."""
     until_s: float | None
     """Monotonic time in seconds at which the child is killed; None: nobody stopped it."""
 
 
 class _Process(Protocol):
+    """A process that this program started, or took over at a hot restart."""
+
     @property
     def pid(self) -> int: ...
-    async def wait(self) -> int: ...
+    async def wait(self) -> int:
+        """Return the exit status when the process ends."""
+        ...
+
     def send_signal(self, signal: int) -> None: ...
 
 
@@ -70,7 +76,9 @@ class Child:
         self.kind = kind
         self.name = name
         self.index = index
+        """Position among the processes of its kind, which a replacement takes over."""
         self.began_s = time.monotonic()
+        """Time of the start, to judge whether it ended too soon."""
         self.is_ready = False  # whether the child has reported `ready`
         self.until_s: float | None = None  # monotonic time at which it is killed, as in `ChildState`
         self.drain_s = 0.0
@@ -78,7 +86,9 @@ class Child:
         self.settings: MeterSetup | None = None
         """Setup of a meter; None if an earlier supervisor started the meter."""
         self._process = process
+        """The process, of asyncio or adopted after a hot restart."""
         self._stdin = stdin
+        """Descriptor of the pipe to the process; -1: it is closed, so the process ends."""
         self._stdout: asyncio.StreamReader | None = None
 
     @classmethod
@@ -189,6 +199,7 @@ class _AdoptedProcess:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._status: int | None = None
+        """Exit code; None while the process runs."""
         self._check_exit()
 
     @property

@@ -153,6 +153,7 @@ def _new_environment(fd: int) -> dict[str, str]:
 
 
 def _let_inherit(fds: Iterable[int], inherit: bool) -> None:
+    """Set whether new processes inherit file descriptors."""
     for fd in fds:
         with contextlib.suppress(OSError):  # the stdin of a child that has just ended is closed
             os.set_inheritable(fd, inherit)

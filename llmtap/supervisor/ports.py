@@ -61,6 +61,8 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> SystemdSockets:
 
 
 def _listening_socket(fd: int, name: str) -> socket.socket:
+    """Return the socket that systemd passed as a file descriptor. Raises ConfigError if it does not
+    listen."""
     about = f"file descriptor {fd}" + (f" ({name})" if name else "")
     try:
         sock = socket.socket(fileno=fd)
@@ -103,7 +105,9 @@ class PortsState(msgspec.Struct, kw_only=True):
     """State of the sockets in a hot restart: their descriptors, and their configured addresses."""
 
     clients: list[int]
+    """Descriptors of the sockets for clients."""
     admin: int
+    """Descriptor of the admin port's socket."""
     listen_at: str | None
     """Configured address of `clients`; None if systemd opened them."""
     admin_at: str | None
@@ -132,8 +136,10 @@ class Ports:
         self.clients = clients
         self.admin = admin
         self.listen_at = listen_at
+        """Configured address for clients."""
         self.admin_at = admin_at
         self.back: list[socket.socket] = []
+        """Listening sockets of the second relay, behind the gateway."""
         self.back_at: str | None = None
 
     @classmethod

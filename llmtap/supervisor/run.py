@@ -44,13 +44,16 @@ class ProxyRun(msgspec.Struct, kw_only=True):
     folder: str
     """Folder of the meter's socket, which the supervisor removes at its end."""
     tenant_salt: str
+    """Key of the hashes of tenants."""
     experiment_key: str
+    """Key of the hash that assigns units to arms."""
     relays: int = 0
     """Number of relays started so far, for unique names."""
     experiment: Experiment | None = None
     experiment_of: str = ""
     """Digest of the options from which `experiment` was made: if it changes, a new experiment begins."""
     capture_id: str = ""
+    """Identifier of the capture."""
     capture_salt: str = ""
     """Salt of the capture's hashes. It is stored only here, so that hashes of different captures cannot be
     compared without `capture.pair_key`."""

@@ -65,6 +65,7 @@ class _Plan(NamedTuple):
     settings: Settings
     ports: Ports
     run: ProxyRun
+    """State that outlives the processes, such as secret keys."""
 
 
 class _Generation(NamedTuple):
@@ -72,6 +73,7 @@ class _Generation(NamedTuple):
 
     meter: Child | None
     relays: dict[int, Child]
+    """By index: relay process."""
 
 
 class Supervisor:
@@ -87,13 +89,16 @@ class Supervisor:
         that for clients, and that of the admin port."""
         self._settings = settings
         self._reload_settings = reload
+        """Function that reads the configuration again."""
         self._announce = announce
+        """Function that reports the addresses to the user."""
         self._children: set[Child] = set()
         """All running children, including draining ones."""
         self._relays: dict[int, Child] = {}
         """Relays of the present generation, by index."""
         self._meter: Child | None = None
         self._meter_ready = asyncio.Event()
+        """Set when the meter accepts relays."""
         self._meter_keeper: asyncio.Task[None] | None = None
         """Task that restarts the present meter (`_keep_meter`)."""
         self._tap_path = ""
@@ -103,9 +108,11 @@ class Supervisor:
         self._start_lock = asyncio.Lock()
         """Lock that is held while a child starts, so that no hot restart replaces the program meanwhile."""
         self._stop_event = asyncio.Event()
+        """Set when a signal asks to stop."""
         self._change_event = asyncio.Event()
         """Set when a signal requests a reload or a hot restart."""
         self._wants_restart = False
+        """Whether a signal asked for a hot restart."""
         self._failed = False
         """Whether an internal task failed because of a bug; the exit status is then 1."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -185,6 +192,7 @@ class Supervisor:
         handover.unblock_signals()
 
     def _on_stop(self) -> None:
+        """Stop after the open exchanges; at the second signal, at once."""
         if self._stop_event.is_set():
             # At a second signal, kill the relays instead of waiting for their exchanges.
             for child in self._children:
@@ -316,11 +324,13 @@ class Supervisor:
         return _Plan(self._settings, self._ports, self._run)
 
     def _register(self, child: Child) -> Child:
+        """Add a running process; it is removed at its end."""
         self._children.add(child)
         self._run_task(self._forget_child(child))
         return child
 
     async def _forget_child(self, child: Child) -> None:
+        """Remove a process that has ended."""
         await child.wait_and_close()
         self._children.discard(child)
 

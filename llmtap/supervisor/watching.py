@@ -171,6 +171,7 @@ class _Side:
     options: WatchOptions
     packet_sockets: list[socket.socket]
     adapter_fds: list[int]
+    """Descriptors of the clocks of network cards."""
 
     @classmethod
     def open(cls, side: str, options: WatchOptions) -> "_Side":
@@ -246,12 +247,14 @@ class _Processes:
         state = str(Path(folder) / "state")
         self._meter_setup = fresh_meter_setup(settings, path, admin.fileno(), state=state)
         self._run_id = secrets.token_hex(2)
+        """Random part of the processes' names."""
         self._start_count = 0
         """Number of watchers and relays started so far, for unique names."""
         self._children: dict[str, Child] = {}
         """By name, the present children. A watcher has its side as name, a relay `relay-INDEX`."""
 
     async def run(self, announce: Callable[[], None]) -> int:
+        """Start the processes, restart those that end, and return the exit status after a signal."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

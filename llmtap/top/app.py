@@ -103,9 +103,12 @@ class TextTable(DataTable[Text]):
         self.table = ViewTable(())
         self._titles: list[str] = []
         self.sort_column: str | None = None
+        """Key of the column that decides the order; None: order of the document."""
         self.largest_first = True
+        """Direction of the order."""
         self.filter_text = ""
         self.matching_count = 0
+        """Number of rows that match the filter, also those that are not shown."""
 
     def show(self, table: ViewTable) -> None:
         self.table = table
@@ -154,6 +157,7 @@ class TextTable(DataTable[Text]):
         self.redraw()
 
     def action_first(self) -> None:
+        """Move the cursor to the first row."""
         self.move_cursor(row=0, animate=False)
         self.scroll_to(0, 0, animate=False, immediate=True)
 
@@ -194,6 +198,7 @@ class EventScreen(Screen[None]):
         self._feed = feed
         self._exchange_id = id_
         self._token_reading_ns = v_ns
+        """Time that the assumed reader needs for a token."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="story", markup=False)
@@ -206,6 +211,7 @@ class EventScreen(Screen[None]):
         self.run_worker(self._load(), name="ask")
 
     async def _load(self) -> None:
+        """Fetch the exchange, and try again until the meter answers."""
         while True:
             try:
                 x = await self._feed.exchange(self._exchange_id)
@@ -308,12 +314,17 @@ class TopApp(App[None]):
         self._loaded_view: View | None = None
         """View of the latest answer. While another view is open, that view's table can still be empty."""
         self._sort_orders: dict[str, tuple[str | None, bool]] = {}
+        """By view: column and direction of its order, which it gets again when it is opened."""
         self._admin: Admin | None = None
         self._feed: Feed | None = None
+        """Answers of the admin port; None before the start."""
         self._poll_worker: Worker[None] | None = None
+        """Task that polls the admin port."""
         self._head = Static(id="head", markup=False)
         self._notes = Static(id="notes", markup=False)
+        """Line below the table."""
         self.grid = TextTable("grid")
+        """Table of the open view."""
 
     def compose(self) -> ComposeResult:
         yield self._head
@@ -357,6 +368,7 @@ class TopApp(App[None]):
             await self.feed.wait(self._wake_event)
 
     def _wake(self) -> None:
+        """Request the documents of the open view now."""
         self._wants_refresh = True
         self._wake_event.set()
 

@@ -79,6 +79,7 @@ class Admin:
             headers["Authorization"] = f"Bearer {token}"
         self._url = url
         self._has_token = token is not None
+        """Whether a token is sent, which decides the text of an error."""
         self._tls = tls or True
         self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=ANSWER_S))
 
@@ -322,15 +323,20 @@ class Feed:
         self._clock = clock
         self._interval_ns = interval_ns
         self.window = window
+        """Name of the window whose figures are shown."""
         self.is_paused = False
         self.documents = Documents()
         self.trouble: str | None = None
         """Reason why the latest request failed; None if it succeeded."""
         self._failed_tries = 0
+        """Number of failures since the latest answer."""
         self._answer_ns: int | None = None
+        """Time of the latest complete answer; None before the first."""
         self._answer_wall_ns = 0
         self._first_failure_ns = 0
+        """Time of the first of the failures since the latest answer."""
         self._next_request_ns = 0
+        """Time of the next request."""
 
     async def poll(self, view: View) -> None:
         """Request the documents of a view. After an error, keep the earlier documents and set `trouble`."""

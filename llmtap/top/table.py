@@ -48,6 +48,7 @@ class Row:
     """Row of a view's table. The key stays the same when the figures change."""
 
     key: str
+    """Identifier of the row, such as the id of an exchange."""
     cells: tuple[Cell, ...]
 
 
@@ -83,6 +84,7 @@ def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
 
 
 def _searched_texts(row: Row) -> Iterator[str]:
+    """Yield the texts of a row in which a filter is searched."""
     for cell in row.cells:
         yield cell.text
         if isinstance(cell.value, str):

@@ -196,6 +196,7 @@ class _CountedReader:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._has_begun = False
+        """Whether the first bytes were read, which can be a byte order mark."""
         self.bytes_left = BODY_BYTES_MAX
         """Number of bytes that the current element can still have; reset for each element."""
 

@@ -28,6 +28,7 @@ class Aspect:
     """Result of a conversion for one aspect (kind of data) of the rows."""
 
     name: str
+    """Name in `format.ASPECTS`, such as `input tokens`."""
     rows: int
     """Number of rows of the source that have the aspect."""
     written: int
@@ -52,6 +53,7 @@ class Report:
     rows_read: int = 0
     rows_written: int = 0
     aspects: list[Aspect] = field(default_factory=list)
+    """What became of each kind of data."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Number of rows that were not written, by reason."""
     notes_read: list[str] = field(default_factory=list)
@@ -59,6 +61,7 @@ class Report:
     notes_written: list[str] = field(default_factory=list)
     """Differences of the written rows from the rows of the source."""
     bytes_in: int = 0
+    """Size of the source."""
     bytes_out: int = 0
     seconds: float = 0.0
     """Duration of the conversion."""
@@ -214,6 +217,7 @@ def _reasons_text(written: format.TraceWriter) -> str:
 
 
 def _aspect_of(name: str, rows: int, write_format: format.TraceFormat, written: format.TraceWriter) -> Aspect:
+    """Return how many values of one kind the written format keeps, and why it loses the others."""
     if not rows:
         return Aspect(name, 0, 0, "absent")
     reason = write_format.remarks.get(name)
@@ -264,7 +268,9 @@ class _RedactedBatches:
         """Number of marks that replace a part of a text."""
         self.redacted_rows = 0
         self.unreadable_bodies = 0
+        """Number of bodies that are not JSON, so were left out."""
         self.unredacted_rows = 0
+        """Number of rows with text that was never redacted."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:

@@ -133,6 +133,7 @@ def text_batches(rows: Iterable[TraceRow]) -> Iterator[pa.RecordBatch]:
 
 
 def _text_batch(rows: Sequence[TraceRow]) -> pa.RecordBatch:
+    """Return rows as a batch of the columns that they have."""
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         try:
@@ -153,9 +154,11 @@ class TraceWriter:
     name: str
     """Name of the format."""
     out: BinaryIO
+    """Open target file."""
     info: CaptureInfo
     """Metadata of the source."""
     batches: Iterable[pa.RecordBatch]
+    """Rows to write."""
     rows: int = 0
     """Number of written rows."""
     dropped: dict[str, int] = field(default_factory=dict)

@@ -89,6 +89,7 @@ def _sorted_table(batches: list[pa.RecordBatch]) -> pa.Table:
 
 
 def _piece_rows(table: pa.Table) -> int:
+    """Return the number of rows for each piece that is merged."""
     row_bytes = int(table.nbytes) // max(1, int(table.num_rows))
     return max(1, min(_PIECE_ROWS, _PIECE_BYTES // max(1, row_bytes)))
 

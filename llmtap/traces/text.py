@@ -152,6 +152,7 @@ _JSON_NAMES: Final[dict[type, str]] = {list: "array", dict: "object"}
 
 
 def _line_blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Join lines to blocks of about _BLOCK_BYTES."""
     block: list[tuple[int, bytes]] = []
     size = 0
     for line in lines:

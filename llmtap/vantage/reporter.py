@@ -104,13 +104,16 @@ class Reporter:
     ) -> None:
         self.name = name
         self.lag = lag
+        """Meter of the event loop's delays."""
         self.now_ns = clock.mono_ns
         self.timebase = Timebase(clock, lag)
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._new_anchor_frame)
         self.arrivals: dict[Any, int] = {}
+        """By exchange under way: its arrival time."""
         self.counts = RelayStatus()
         """Counters since the start. `status` adds the other fields of a report to them."""
         self.draining = False
+        """Whether the process accepts no more requests."""
         self.side = ""
         """Side of the gateway, as in `Hello.side`."""
         self.switch = 0
@@ -119,14 +122,20 @@ class Reporter:
         """Rounds of the event loop, counted by probes while exchanges run."""
         self._loop = loop
         self._sample_due_ns = 0
+        """Time of the next comparison of the monotonic clock with the clock of kernel timestamps."""
         self._clock_name = clock_name
         self._vantage = vantage
         self._listen = listen
         self._guest = guest
+        """Whether the process is an application with the middleware, not part of llmtap."""
         self._live_counts = live_counts
+        """Returns counts that the status reports, such as open connections."""
         self._reported_anchor = self.timebase.anchor
+        """Latest reading of both clocks that the meter has."""
         self._probe: asyncio.TimerHandle | None = None
+        """Timer of the next probe of the event loop's delay."""
         self._probe_due_ns = 0
+        """Time at which the probe of the event loop should run; later: the loop was busy."""
 
     def skip(self, rule: str) -> None:
         """Count a request that is not measured because it meets a rule."""
@@ -187,6 +196,7 @@ class Reporter:
             self._probe.cancel()
 
     def _on_probe(self) -> None:
+        """Note how late the event loop called this, and set the next probe."""
         now_ns = self.now_ns()
         self.turns += 1
         late_ns = max(0, now_ns - self._probe_due_ns - PROBE_GRAIN_NS)

@@ -44,6 +44,7 @@ class Slope:
 
     @property
     def mass(self) -> float:
+        """Expected number of arrivals."""
         return (self.from_rps + self.to_rps) / 2 * self.length_ns / NS_PER_S
 
     def reach_time_ns(self, mass: float) -> float:
@@ -71,6 +72,7 @@ class Wave:
 
     @property
     def mass(self) -> float:
+        """Expected number of arrivals."""
         return self.mean_rps * self.length_ns / NS_PER_S
 
     def reach_time_ns(self, mass: float) -> float:
@@ -102,7 +104,9 @@ class Intensity:
     """
 
     lead: tuple[Piece, ...]
+    """Pieces before the cycle, which come once."""
     cycle: tuple[Piece, ...]
+    """Pieces that repeat without end."""
 
     def arrival_times_ns(self, units: Iterator[float]) -> Iterator[int]:
         """Yield the times in ns at which the integral of the rate reaches the running sums of `units`."""
@@ -204,8 +208,10 @@ class _Parameters:
 
     def __init__(self, text: str) -> None:
         self._known_names: list[str] = []
+        """Names that were asked for, to report unknown ones."""
         self._values: dict[str, str] = {}
         self.bare_words: list[str] = []
+        """Words without `=`."""
         for part in text.split(",") if text.strip() else ():
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals:
@@ -330,6 +336,7 @@ def _ramp(words: _Parameters, rate_rps: float) -> Offsets:
 
 
 def _steps(words: _Parameters, rate_rps: float) -> Offsets:
+    """Return arrivals with several constant rates in turn, such as `10x30s 20x30s`."""
     steps: list[Slope] = []
     for i, word in enumerate(words.bare_words, 1):
         rate, times, length = word.partition("x")

@@ -57,6 +57,7 @@ class DataSet:
 
     count: int
     pair: Callable[[int], Pair]
+    """Returns the prompt and answer with a number."""
     context: Callable[[int, int, int], str]
     """Function `(number, tokens, seed)` that returns the shared context `number`, of exactly this length."""
     content: Mapping[str, Any]
@@ -71,6 +72,7 @@ class RecordedDataset(PlannedWorkload):
     name: str
     data: DataSet
     sharing: Sharing | None
+    """Shared beginnings of prompts; None: none."""
     output: Lengths | None = None
     """Lengths of the outputs; None: those of the recorded answers."""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -116,6 +118,8 @@ class RecordedDataset(PlannedWorkload):
 
 @dataclass(frozen=True, slots=True)
 class _RecordedScript(ConversationScript):
+    """Texts of a data set."""
+
     data: DataSet
     plan: WorkloadPlan
     seed: int
@@ -271,9 +275,12 @@ _SCRIPT_SIGNATURE: Final = re.compile(
 
 
 class _SourceFile(msgspec.Struct):
+    """One row of a data set of source code."""
+
     content: str
     language: str | None = None
     lang: str | None = None
+    """Name of the language in data sets without the column `language`."""
 
 
 _decode: Final = msgspec.json.Decoder(_SourceFile).decode

@@ -291,6 +291,7 @@ class _SequentialPrompts:
     def __init__(self, lengths: Callable[[Random], tuple[int, int]], seed: int) -> None:
         self._lengths, self._seed = lengths, seed
         self._random, self._next_row = Random(seed), 0
+        """Generator of the ids, and the row for which it makes the next ones."""
 
     def prompt(self, row: int) -> Prompt:
         if row < self._next_row:
@@ -316,10 +317,12 @@ _SKEWED_OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2, min=16, max=2_048)
 
 
 def _uniform_pair(random: Random) -> tuple[int, int]:
+    """Return random input and output lengths."""
     return random.randint(128, 512), random.randint(64, 256)
 
 
 def _skewed_pair(random: Random) -> tuple[int, int]:
+    """Return random input and output lengths with a long tail."""
     input_tokens, output_tokens = random.lognormvariate(5.5, 1.0), random.lognormvariate(4.5, 1.2)
     return max(32, min(4_096, round(input_tokens))), max(16, min(2_048, round(output_tokens)))
 

@@ -39,6 +39,8 @@ class _Distribution(
 
 
 class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
+    """All values are equal."""
+
     tokens: Tokens
 
     def quantile(self, p: float) -> int:
@@ -46,6 +48,8 @@ class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
 
 
 class _Bounded(_Distribution, frozen=True, kw_only=True):
+    """Base class of the distributions with a smallest and a largest value."""
+
     min: Tokens = 1
     max: Tokens = TOKENS_MAX
 
@@ -68,6 +72,8 @@ class UniformLengths(_Bounded, frozen=True, kw_only=True, tag="uniform"):
 
 
 class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
+    """Normal distribution, rounded and clipped."""
+
     mean: Positive
     std: NotNegative
 

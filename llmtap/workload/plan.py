@@ -95,6 +95,7 @@ class SharedBlocks:
         """`lengths`: tokens of each context."""
         self._block_numbers = itertools.count()
         self._contexts = [self._new_blocks(tokens // BLOCK_TOKENS) for tokens in lengths]
+        """By context: numbers of its blocks."""
 
     def _new_blocks(self, count: int) -> tuple[int, ...]:
         return tuple(itertools.islice(self._block_numbers, max(0, count)))
@@ -110,12 +111,16 @@ class SharedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
+    """Lengths of one request before its prompt is made."""
+
     message: int
     """Number of tokens of the new message; `output`: of the answer."""
     output: int
+    """Number of tokens of the answer."""
     is_first: bool = True
     """Whether the turn begins a conversation."""
     think_ns: int = 0
+    """Pause of the user before the turn."""
     pair_number: int = 0
     """Number of the turn's pair in the data set; 0 if the texts are generated."""
 
@@ -123,17 +128,23 @@ class PlannedTurn:
 class ConversationScript(Protocol):
     """Texts of a workload. Each has exactly the given length; equal arguments give equal texts."""
 
-    def message(self, row: int, tokens: int) -> str: ...
+    def message(self, row: int, tokens: int) -> str:
+        """Return the message of a row."""
+        ...
 
     def answer(self, row: int, tokens: int) -> str:
         """Return the text that later prompts contain as the answer to this row."""
         ...
 
-    def context(self, number: int, tokens: int) -> str: ...
+    def context(self, number: int, tokens: int) -> str:
+        """Return the text of a shared context."""
+        ...
 
 
 @dataclass(slots=True)
 class WorkloadPlan:
+    """Requests of a workload, with the lengths of the parts of their prompts."""
+
     requests: Requests = field(default_factory=Requests)
     messages: "array[int]" = field(default_factory=int_column)
     """Tokens of the new message of each request."""
@@ -194,6 +205,7 @@ def assemble_plan(
 
 
 def _make_unfitted(made: Callable[[int], str], tokens: int) -> str:
+    """Make a text as it is: default of `ConversationPrompts.fit`."""
     return made(tokens)
 
 
@@ -204,7 +216,9 @@ class ConversationPrompts:
     plan: WorkloadPlan
     script: ConversationScript
     fit: Fit = _make_unfitted
+    """Function that makes a text as long as wanted, by a tokenizer."""
     _contexts: dict[int, str] = field(default_factory=dict)
+    """By number: text of a context, because many prompts share it."""
 
     def prompt(self, row: int) -> Prompt:
         return self.resized_prompt(row, self.plan.requests.input[row])
@@ -227,6 +241,7 @@ class ConversationPrompts:
         return self.fit(lambda n: self.script.message(row, n), tokens)
 
     def _context_text(self, number: int) -> str:
+        """Return the text before all messages of a conversation, which others can share."""
         if number == NO_CONTEXT:
             return ""
         if number not in self._contexts:
@@ -260,13 +275,18 @@ class _Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
+    """The same pause before every turn."""
+
     time: Duration
+    """Length of the pause."""
 
     def quantile_ns(self, p: float) -> int:
         return int(self.time)
 
 
 class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
+    """Exponential distribution of the pauses before turns."""
+
     mean: Duration
 
     def quantile_ns(self, p: float) -> int:
@@ -277,8 +297,11 @@ Think = ThinkFixed | ThinkExponential
 
 
 class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Numbers of turns, and pauses between them."""
+
     turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
     think: Think
+    """Pauses of the user between turns."""
     tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768
     """Maximum length of a prompt, such as a context window. A conversation ends before a longer prompt."""
 
@@ -380,6 +403,8 @@ class PlannedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class RandomIds:
+    """Prompts of random token ids."""
+
     vocabulary: int = CL100K_IDS
 
     def describe(self) -> Mapping[str, Any]:
@@ -393,6 +418,8 @@ class RandomIds:
 
 @dataclass(frozen=True, slots=True)
 class ComposedWorkload(PlannedWorkload):
+    """A workload of distributions of lengths, a generator of texts, and shared prefixes."""
+
     name: str
     input: Lengths
     """Distribution of the length of a new message, without context and history."""
@@ -442,6 +469,7 @@ class ComposedWorkload(PlannedWorkload):
         return ConversationPrompts(plan, GeneratedScript(self.content, plan, seed))
 
     def _draw_turns(self, seed: int) -> Iterator[PlannedTurn]:
+        """Yield random turns without end; the turns of a conversation follow each other."""
         input_random, output_random, turns_random, think_random = (
             Random(f"{seed}/{what}") for what in ("input", "output", "turns", "think")
         )
@@ -470,6 +498,8 @@ def check_rows(planned: Requests, requests: Requests) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedScript(ConversationScript):
+    """Texts that a generator makes."""
+
     writer: ProseWriter
     plan: WorkloadPlan
     seed: int

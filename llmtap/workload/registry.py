@@ -190,12 +190,16 @@ _HINT: Final = "config/workload.toml shows every key and distribution"
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table `[content]` of a workload file."""
+
     kind: Literal["words", "code", "document", "ids"] = "words"
     vocabulary: Annotated[int, msgspec.Meta(ge=2, le=1 << 31)] = CL100K_IDS
     """Upper bound of the token ids, if `kind` is `ids`."""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table `[request]` of a workload file."""
+
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     stop: list[str] | None = None
@@ -208,6 +212,8 @@ _Lengths = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
 
 
 class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Content of a workload file."""
+
     input: _Lengths
     output: _Lengths
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = ""

@@ -29,6 +29,8 @@ from llmtap.workload.trace_rows import TraceParts, TraceRows, tie_note, tied_sha
 
 @dataclass(frozen=True, slots=True)
 class Trace:
+    """A trace that was read as a whole."""
+
     requests: Requests
     format: str = ""
     notes: list[str] = field(default_factory=list)
@@ -62,6 +64,7 @@ class Trace:
 
     @property
     def tied_share(self) -> float:
+        """Share of the arrivals at the same time as another one."""
         return tied_share(self.requests.arrival_ns)
 
     def first_rows(self, count: int) -> "Trace":
@@ -183,7 +186,7 @@ def load_trace(
         except FormatError as exc:
             raise ConfigError(place, str(exc)) from None
     if not rows.requests:
-        raise ConfigError(place, rows.reason_empty())
+        raise ConfigError(place, rows.reason_for_no_rows())
     requests = rows.ordered_requests()
     # The file was read to its end, so the notes of the reader are complete: they count the skipped entries.
     notes = trace.source.notes + rows.notes() + (tie_note(requests.arrival_ns) if parts.timed else [])

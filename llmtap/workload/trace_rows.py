@@ -65,16 +65,24 @@ class Links:
     """Links between rows as columns of `Requests`, and the conversation number of each row."""
 
     after: "array[int]" = field(default_factory=int_column)
+    """Row of the previous turn; -1: there is none."""
     think_ns: "array[int]" = field(default_factory=int_column)
+    """Time from the previous answer to the request."""
     session: "array[int]" = field(default_factory=int_column)
+    """By row: number of its conversation."""
     joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By row: further rows for whose answers it waits."""
 
 
 @dataclass(slots=True)
 class _Session:
+    """A conversation of the trace: its rows so far."""
+
     number: int
     rows_by_turn: dict[int, int] = field(default_factory=dict)
+    """By number of a turn: its row."""
     turn_max: int = -1
+    """Largest number of a turn so far."""
 
     def row_before_turn(self, turn: int) -> int:
         """Return the row of the nearest smaller turn; -1 if there is none."""
@@ -91,13 +99,19 @@ class TraceTurns:
         self._sessions: list[_Name | None] = []
         self._turn_numbers: list[int | None] = []
         self._ids: list[_Name | None] = []
+        """By row: id of its exchange."""
         self._parents: list[_Name | None] = []
+        """By row: id of the previous exchange of the conversation."""
         self._think_us: list[int | None] = []
+        """By row: pause before it, from the trace."""
         self._end_us: list[int | None] = []
         self._latest_rows: dict[_Name, tuple[int, int]] = {}
         """By session: arrival of its latest row, and end of the answer to this row, in ns."""
         self._undated_rows = 0
+        """Number of rows without an arrival time."""
         self._orphans = self._overlaps = self._unknown_ends = 0
+        """Number of turns whose previous turn is not in the trace, that began before the previous answer's
+        end, and whose previous answer has no known end."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         rows = [batch.column(name).to_pylist() for name in LINK_COLUMNS]
@@ -270,20 +284,28 @@ class TraceRows:
         self.requests = Requests()
         self.links = Links()
         self.source_rows = array("q")
+        """By row: its number in the trace."""
         self._rows_left = count
+        """Number of rows that may still be read."""
         self._blocks = _Blocks()
         self._turns = TraceTurns() if parts.conversations else None
         self._parts = parts
+        """Which data to read in addition to the lengths."""
         self._uses_lengths = False
         """Whether to use the lengths of the rows instead of their bodies: for formats of other tools."""
         self._missing_counts = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
+        """By column: number of rows left out because they have no value."""
         self._uncounted_rows = self._untimed_rows = self._other_requests = self._unanswered_rows = 0
+        """Number of rows without token counts, without a time, that are no requests to a model, and without
+        an answer."""
         self.unsendable: Counter[str] = Counter()
         """Number of rows whose bodies cannot be sent, by reason."""
         self._prompt_estimate, self._answer_estimate = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)
+        """Estimates of the tokens of prompts and answers from their sizes."""
         self.estimated_count = 0
         """Number of rows whose input or output tokens are an estimate."""
         self._last_arrival_ns = _NOT_YET
+        """Arrival of the latest row, for rows without a time."""
 
     def read(self, source: TraceSource) -> None:
         """Read the requested rows of a source; `ordered_requests` returns them afterwards."""
@@ -334,6 +356,7 @@ class TraceRows:
                 setattr(self.requests, name, [])
 
     def ordered_requests(self) -> Requests:
+        """Return the requests in the order of their arrivals, with their links between turns."""
         arrivals = self.requests.arrival_ns
         order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # Equal arrivals keep their order.
         as_read = order == list(range(len(order)))
@@ -372,7 +395,8 @@ class TraceRows:
         """Number of rows omitted because they have no arrival or no token count."""
         return sum(self._missing_counts.values())
 
-    def reason_empty(self) -> str:
+    def reason_for_no_rows(self) -> str:
+        """Return why none of the trace's rows could be read as a request."""
         if self._missing_counts["arrival_ns"]:
             return NO_TIMES
         if self.unsendable:
@@ -443,6 +467,7 @@ class TraceRows:
         return batch
 
     def _add(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch."""
         requests = self.requests
         if self._uses_lengths:
             no_failure = pc.is_in(pc.fill_null(batch.column("outcome"), "complete"), _ENDED_WELL)
@@ -483,6 +508,7 @@ def tied_share(arrivals_ns: Sequence[int]) -> float:
 
 
 def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
+    """Return a note if many rows arrive at the same time."""
     share = tied_share(arrivals_ns)
     if not share:
         return []
@@ -507,7 +533,9 @@ class _TokenEstimate:
     def __init__(self, bytes_per_token: float) -> None:
         """`bytes_per_token`: assumed value if no row has a count; 0: estimate 0 tokens in this case."""
         self._assumed_bytes_per_token = bytes_per_token
+        """Ratio that is used if no row has both counts."""
         self._tokens = self._bytes = 0
+        """Sums over the rows that have both a token count and a size."""
         self._bytes_by_row: dict[int, int] = {}
         """By row to estimate: its number of bytes."""
 
@@ -524,6 +552,7 @@ class _TokenEstimate:
         return wanted
 
     def fill(self, column: "array[int]") -> None:
+        """Set the missing token counts by sizes in bytes."""
         per_token = self._bytes / self._tokens if self._tokens else self._assumed_bytes_per_token
         for row, size in self._bytes_by_row.items():
             column[row] = max(1, round(size / per_token)) if per_token else 0
@@ -541,8 +570,10 @@ class _Blocks:
         self._bytes: dict[int, int] = {}
         """By row: prompt bytes, if the size of its blocks is given in bytes."""
         self._ignored_rows = 0
+        """Number of rows whose blocks have another size or unit."""
 
     def add(self, columns: Sequence[pa.Array]) -> None:
+        """Add the block ids of a batch."""
         lists = columns[0]
         if lists.null_count == len(lists):
             self._ids += [()] * len(lists)

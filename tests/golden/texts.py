@@ -24,7 +24,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.options import OtlpOptions
 from llmtap.export.sinks import SeriesKey
-from llmtap.meter.admin.openapi import document
+from llmtap.meter.admin.openapi import openapi_document
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
@@ -66,7 +66,7 @@ _PATHS: Final = (
 
 def openapi() -> str:
     """The document of the admin API."""
-    return json.dumps(document(token=True), indent=1)
+    return json.dumps(openapi_document(token=True), indent=1)
 
 
 def capture_columns() -> str:

@@ -196,7 +196,7 @@ async def test_a_byte_waits_no_longer_than_since_the_probe_before_the_last() -> 
     lateness.close()
     now_ns = SystemClock.mono_ns()
     lateness._due_ns = NEVER
-    lateness._probes.extend(now_ns + ms * MS for ms in (1, 3, 50))
+    lateness._probe_times_ns.extend(now_ns + ms * MS for ms in (1, 3, 50))
     assert lateness.longest_wait(now_ns, now_ns + 52 * MS) == KERNEL_FLOOR_NS + PROBE_NS + GRAIN_NS
     lateness.meter.note(now_ns + 50 * MS, 45 * MS)
     assert lateness.longest_wait(now_ns, now_ns + 49 * MS) == 48 * MS

@@ -808,7 +808,7 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
         answers.set()
 
 
-LAYOUT = "a21cbd9d018e1473"
+LAYOUT = "9d10164aa71b4c6b"
 """Digest of the fields of all that a file contains."""
 
 

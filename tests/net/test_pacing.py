@@ -85,7 +85,7 @@ class Steered:
     def __init__(self) -> None:
         self.clock = ManualClock(1)
         self.pacer = Pacer(self.clock)
-        self.pacer._arm = lambda at_ns: None  # type: ignore[method-assign]
+        self.pacer._set_timer = lambda at_ns: None  # type: ignore[method-assign]
 
     def until(self, at_ns: int) -> None:
         """Calls all who are due until then, each at his moment."""

@@ -98,8 +98,11 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ComplianceVerdict:
+    """Result of judging a report by one requirement."""
+
     status: Status
     evidence: str
+    """Sentence with the facts from which the status follows."""
 
 
 Check = Callable[[Report], ComplianceVerdict]
@@ -109,11 +112,15 @@ StepFilter = Callable[[Step], bool]
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
+    """One requirement of the IETF draft, with the function that judges it."""
+
     id: str
     """Section of the IETF draft, and place in it. `4.2.5-2`: second key word. `4.2.6-1c`: third item (c) of
     the list after the first key word. `5.3.2-p1`: first requirement without a key word."""
     section: str
+    """Section of the IETF draft."""
     level: Level
+    """Key word of the requirement, such as MUST."""
     says: str
     """Text of the requirement."""
     binds: tuple[str, ...]
@@ -121,6 +128,7 @@ class Requirement:
     subject: Subject
     """Part of the benchmark that must satisfy the requirement."""
     check: Check
+    """Function that judges a report by the requirement."""
 
     def to_dict(self) -> dict[str, object]:
         fields = asdict(self)
@@ -230,11 +238,11 @@ def level_of(report: Report, step: Step) -> Mapping[str, Any]:
     return next((one for one in levels_of(report) if one.get("step") == step.get("name")), {})
 
 
-def is_open(step: Step) -> bool:
+def is_open_loop(step: Step) -> bool:
     return bool(at(step, "result.load.mode") == "open")
 
 
-def is_closed(step: Step) -> bool:
+def is_closed_loop(step: Step) -> bool:
     return bool(at(step, "result.load.mode") == "closed")
 
 
@@ -262,7 +270,7 @@ def sent_seconds(report: Report, step: Step) -> float | None:
     if duration_s is None and at(step, "result.load.stopped") is not None:
         duration_s = at(report, "params.duration")
     span, n = at(step, "result.arrivals.sent.span"), at(step, "result.arrivals.sent.n")
-    if duration_s is None and is_open(step) and span and n and n > 1:
+    if duration_s is None and is_open_loop(step) and span and n and n > 1:
         duration_s = span + span / (n - 1)
     if duration_s is None:
         duration_s = at(step, "result.window.seconds")
@@ -450,7 +458,7 @@ def only_for_boundary(boundary: str) -> Callable[[Check], Check]:
     """Return a decorator that makes a check not applicable to systems with another `sut.boundary`."""
 
     def decorate(check: Check) -> Check:
-        def checked(report: Report) -> ComplianceVerdict:
+        def check_if_applicable(report: Report) -> ComplianceVerdict:
             own_boundary = at(report, "sut.boundary")
             if own_boundary is None:
                 return cannot_tell("it depends on the SUT's boundary, which is not declared (sut.boundary)")
@@ -460,7 +468,7 @@ def only_for_boundary(boundary: str) -> Callable[[Check], Check]:
                 else not_applicable(f"the SUT's boundary is {own_boundary}")
             )
 
-        return checked
+        return check_if_applicable
 
     return decorate
 

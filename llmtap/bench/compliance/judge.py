@@ -199,17 +199,17 @@ def _judge_runs(report: Report) -> ComplianceVerdict:
     return verdict(min(runs) >= RUNS_MIN, evidence)
 
 
-def _differences_with(report: Report, name: str) -> list[Mapping[str, Any]]:
+def _differences_that_have(report: Report, name: str) -> list[Mapping[str, Any]]:
     return [one for one in at(report, "comparison.comparisons") or () if one.get(name) is not None]
 
 
 def _judge_intervals(report: Report) -> ComplianceVerdict:
-    n = len(_differences_with(report, "low"))
+    n = len(_differences_that_have(report, "low"))
     return verdict(n, f"{n} differences with intervals", if_not_met="figures without confidence intervals")
 
 
 def _judge_significance(report: Report) -> ComplianceVerdict:
-    differences = _differences_with(report, "p")
+    differences = _differences_that_have(report, "p")
     methods = ", ".join(sorted({str(one["method"]) for one in differences if one.get("method")}))
     return verdict(
         differences,
@@ -344,6 +344,7 @@ class Matrix:
     """Verdicts on a report or a comparison, and the level of compliance that follows."""
 
     test: str
+    """Name of the judged test."""
     rows: tuple[JudgedRequirement, ...]
 
     @property
@@ -369,9 +370,9 @@ class Matrix:
             "test": self.test,
             "level": self.status,
             "why": list(self.blocking_ids),
-            "must": self._counts(MUSTS),
-            "conditions": self._counts(CONDITIONS),
-            "should": self._counts(SHOULDS),
+            "must": self._level_counts(MUSTS),
+            "conditions": self._level_counts(CONDITIONS),
+            "should": self._level_counts(SHOULDS),
             "deviations": [one.requirement.id for one in self.deviations],
             "rows": [one.to_dict() for one in self.rows],
         }
@@ -379,7 +380,7 @@ class Matrix:
     def _unsatisfied(self, levels: frozenset[str]) -> tuple[JudgedRequirement, ...]:
         return tuple(one for one in self.rows if one.requirement.level in levels and not one.is_satisfied)
 
-    def _counts(self, levels: frozenset[str]) -> dict[str, int]:
+    def _level_counts(self, levels: frozenset[str]) -> dict[str, int]:
         rows = [one for one in self.rows if one.requirement.level in levels]
         return {
             "n": len(rows),

@@ -32,9 +32,9 @@ from llmtap.bench.compliance.evidence import (
     duration_text,
     each_load,
     has_value,
-    is_closed,
+    is_closed_loop,
     is_declared,
-    is_open,
+    is_open_loop,
     judge_loads,
     judges_value_at,
     met,
@@ -113,7 +113,7 @@ def _judge_chunk_times(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"{count_text(gaps)} gaps between {count_text(chunks or 0)} chunks with output")
 
 
-@each_load(is_open, NO_OPEN)
+@each_load(is_open_loop, NO_OPEN)
 def _judge_open_loop(report: Report, step: Step) -> ComplianceVerdict:
     planned, process = at(step, "result.arrivals.planned.n"), arrivals_of(step)
     if not planned or process is None:
@@ -150,21 +150,21 @@ def _judge_other_arrivals(report: Report) -> ComplianceVerdict:
     return met(f"arrivals: {', '.join(sorted(map(str, processes)))}")
 
 
-@each_load(is_closed, NO_CLOSED)
+@each_load(is_closed_loop, NO_CLOSED)
 def _judge_closed_loop(report: Report, step: Step) -> ComplianceVerdict:
-    in_flight = _in_flight(step)
+    in_flight = _mean_in_flight(step)
     if in_flight is None:
         return cannot_tell("a closed loop whose answers took no time that is reported")
     return met(f"closed loop with {in_flight:.1f} requests in flight on average (n x E2E mean / time)")
 
 
-def _in_flight(step: Step) -> float | None:
+def _mean_in_flight(step: Step) -> float | None:
     n, mean = at(step, "result.metrics.e2e.n"), at(step, "result.metrics.e2e.mean")
     time = at(step, "result.window.seconds")
     return n * mean / time if n and mean and time else None
 
 
-@each_load(is_open, NO_OPEN)
+@each_load(is_open_loop, NO_OPEN)
 def _judge_dispatch_lateness(report: Report, step: Step) -> ComplianceVerdict:
     """Judge whether requests wait for responses: compare the dispatch lateness with a response's duration."""
     late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
@@ -182,7 +182,7 @@ def _judge_concurrency(report: Report) -> ComplianceVerdict:
     processes = max((len(at(step, "result.sender.processes") or ()) for step in steps(report)), default=0)
     if not processes:
         return cannot_tell("the report does not report its sending processes")
-    most = max(_in_flight(step) or 0.0 for step in steps(report))
+    most = max(_mean_in_flight(step) or 0.0 for step in steps(report))
     evidence = f"{most:.1f} requests in flight on average, sent by {processes} process"
     if most <= 1:
         return not_applicable(f"{most:.2f} requests in flight on average: none had to wait for another")
@@ -592,7 +592,7 @@ def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Chec
     The function gets the report, and the declared method and accuracy of the clocks' synchronisation.
     """
 
-    def checked(report: Report) -> ComplianceVerdict:
+    def check_if_applicable(report: Report) -> ComplianceVerdict:
         placement = at(report, "sut.clock.placement")
         if placement is None:
             return cannot_tell(_NOT_PLACED)
@@ -601,7 +601,7 @@ def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Chec
         method, accuracy = (text(at(report, f"sut.clock.{one}")) for one in ("synchronization", "accuracy"))
         return check(report, method, accuracy)
 
-    return checked
+    return check_if_applicable
 
 
 def _accuracy_s(declared_accuracy: str) -> float | None:
@@ -651,12 +651,12 @@ def _judge_clock_statement(report: Report, method: str, accuracy: str) -> Compli
 
 @only_for_boundary("application gateway")
 @_only_remote
-def _judge_rtt(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+def _judge_round_trip_time(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     line = _find_line(report, "rtt", "round trip")
     return verdict(line, str(line), if_not_met="no round trip time of the network is in the report")
 
 
-def _judge_rtt_subtraction(report: Report) -> ComplianceVerdict:
+def _judge_round_trip_subtraction(report: Report) -> ComplianceVerdict:
     line = _find_line(report, "subtracted")
     return met(line) if line else not_applicable("no latency is reported as adjusted")
 
@@ -787,9 +787,9 @@ ROWS: Final = requirements(
         "4.7.2-1": _judge_ntp,
         "4.7.2-2": _judge_ptp,
         "4.7.2-3": _judge_clock_statement,
-        "4.7.3-1": _judge_rtt,
-        "4.7.3-2": _judge_rtt_subtraction,
-        "4.7.3-3": _judge_rtt_subtraction,
+        "4.7.3-1": _judge_round_trip_time,
+        "4.7.3-2": _judge_round_trip_subtraction,
+        "4.7.3-3": _judge_round_trip_subtraction,
         "4.7.4-1": _judge_timestamps,
         "4.7.4-2": _judge_timestamps,
         "4.8-1": _check_filters("not met", "met", "met", "met"),

@@ -26,10 +26,10 @@ from llmtap.bench.compliance.evidence import (
     has_levels,
     has_requests,
     has_value,
-    is_closed,
+    is_closed_loop,
     is_declared,
     is_measured,
-    is_open,
+    is_open_loop,
     judge_levels,
     judge_loads,
     judges_value_at,
@@ -80,13 +80,13 @@ _check_workload: Final = each_load()(judge_full_specification)
 _check_load_model: Final = has_value("result.load.mode", "{} loop", "the load model is not reported")
 
 
-@each_load(is_open, NO_OPEN)
+@each_load(is_open_loop, NO_OPEN)
 def _judge_rate(report: Report, step: Step) -> ComplianceVerdict:
     rate = at(step, "result.plan.arrivals.rate_rps") or at(step, "result.load.planned_rps")
     return met(f"{rate:g} requests/s") if rate else not_met("no rate")
 
 
-@each_load(is_closed, NO_CLOSED)
+@each_load(is_closed_loop, NO_CLOSED)
 def _judge_concurrency(report: Report, step: Step) -> ComplianceVerdict:
     slots = slots_of(report, step)
     missing = "how many requests at a time is not reported"
@@ -103,7 +103,7 @@ def _judge_hardware(report: Report) -> ComplianceVerdict:
     return met(f"{hardware['count']} x {hardware['accelerator']}, {hardware['memory']} each")
 
 
-@each_load(is_open, NO_OPEN)
+@each_load(is_open_loop, NO_OPEN)
 def _judge_poisson(report: Report, step: Step) -> ComplianceVerdict:
     process = arrivals_of(step)
     evidence = f"arrivals {process}"
@@ -134,13 +134,13 @@ def _judge_percentiles(report: Report) -> ComplianceVerdict:
     )
 
 
-def _inputs_vary(report: Report) -> bool:
+def _input_lengths_vary(report: Report) -> bool:
     distributions = [at(workload(step), "input.distribution") for step in measured_steps(report)]
     return any(name != "fixed" for name in distributions) or not distributions
 
 
 def _judge_input_buckets(report: Report) -> ComplianceVerdict:
-    if not _inputs_vary(report):
+    if not _input_lengths_vary(report):
         return not_applicable("all inputs have one length")
     ranges = [(at(one, "begin"), at(one, "below")) for one in at(report, "measurements.ttft_by_input") or ()]
     if not ranges:
@@ -151,7 +151,7 @@ def _judge_input_buckets(report: Report) -> ComplianceVerdict:
 
 
 def _judge_table_by_input_length(report: Report) -> ComplianceVerdict:
-    if not _inputs_vary(report):
+    if not _input_lengths_vary(report):
         return not_applicable("all inputs have one length")
     return table_has(2, ("Input Tokens", "P50", "P95", "P99"))(report)
 
@@ -256,7 +256,7 @@ def _judge_ramp_up(report: Report) -> ComplianceVerdict:
 
 @each_load(is_measured)
 def _judge_all_open(report: Report, step: Step) -> ComplianceVerdict:
-    return verdict(is_open(step), f"{at(step, 'result.load.mode') or 'unknown'} loop")
+    return verdict(is_open_loop(step), f"{at(step, 'result.load.mode') or 'unknown'} loop")
 
 
 def _level_percents(report: Report) -> list[float]:
@@ -450,7 +450,7 @@ def _is_latency_load(step: Step) -> bool:
 @each_load(_is_latency_load)
 def _judge_low_concurrency(report: Report, step: Step) -> ComplianceVerdict:
     slots = slots_of(report, step)
-    if not is_closed(step):
+    if not is_closed_loop(step):
         return not_met("no closed loop")
     if slots is None:
         return cannot_tell("how many requests were kept at a time is not reported")
@@ -477,7 +477,7 @@ ROWS: Final = requirements(
         "5.1.2-1c": _check_load_model,
         "5.1.2-1d": _judge_rate,
         "5.1.2-1e": has_value(
-            "result.plan.arrivals.arrivals", "arrivals {}", "no arrival distribution", is_open, NO_OPEN
+            "result.plan.arrivals.arrivals", "arrivals {}", "no arrival distribution", is_open_loop, NO_OPEN
         ),
         "5.1.2-1f": _judge_concurrency,
         "5.1.2-1g": is_declared("sut.boundary", "boundary"),
@@ -514,10 +514,10 @@ ROWS: Final = requirements(
         "5.2.2-1a": _check_workload,
         "5.2.2-1b": _check_parameters(None, "", "duration"),
         "5.2.2-1c": _check_load_model,
-        "5.2.2-1d": _check_parameters(is_open, NO_OPEN, "rate_min", "rate_max"),
-        "5.2.2-1e": _check_parameters(is_open, NO_OPEN, "rate_step"),
-        "5.2.2-1f": _check_parameters(is_closed, NO_CLOSED, "concurrency_min", "concurrency_max"),
-        "5.2.2-1g": _check_parameters(is_closed, NO_CLOSED, "concurrency_step"),
+        "5.2.2-1d": _check_parameters(is_open_loop, NO_OPEN, "rate_min", "rate_max"),
+        "5.2.2-1e": _check_parameters(is_open_loop, NO_OPEN, "rate_step"),
+        "5.2.2-1f": _check_parameters(is_closed_loop, NO_CLOSED, "concurrency_min", "concurrency_max"),
+        "5.2.2-1g": _check_parameters(is_closed_loop, NO_CLOSED, "concurrency_step"),
         "5.2.2.1-1": lasts_at_least(300),
         "5.2.2.1-p1": lasts_at_least(_DURATION_MIN_S),
         "5.2.3.1-p1": _judge_search_limit,

@@ -69,7 +69,9 @@ class MeasuredGrid:
     """Measured cells of a grid, and the model of batch times that was fitted to them."""
 
     cells: Sequence[GridCell]
+    """Measured cells, in the order of the grid."""
     fit: BatchFit | None
+    """Model of batch times; None if too few cells are valid."""
     problem: str | None
     """Why there is no fit; None if there is one."""
 
@@ -119,6 +121,7 @@ def make_grid(runs: Iterable[ExoRun], *, warmup: int, length: LengthOf) -> Measu
 
 
 def _measured_cell(cell: ExoCell, batches: Sequence[Sequence[ExoRun]], length: LengthOf) -> GridCell:
+    """Return a cell of the grid from the runs of its batches; cells with a problem have no figures."""
     runs = [run for batch in batches for run in batch]
     prompt = max(run.pp_tokens for run in runs)
     grid_cell = GridCell(
@@ -147,6 +150,7 @@ def _measured_cell(cell: ExoCell, batches: Sequence[Sequence[ExoRun]], length: L
 
 
 def _batch_problems(batch: Sequence[ExoRun]) -> Iterator[str]:
+    """Yield why the runs of one batch cannot be used for the fit."""
     failed = [run.outcome for run in batch if run.outcome not in ENDED_WELL]
     if failed:
         yield f"{len(failed):,} of {len(batch):,} requests failed: {failed[0]}"

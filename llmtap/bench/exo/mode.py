@@ -69,16 +69,20 @@ _LLMTAP_OWNER: Final = "llmtap"
 
 
 class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
+    """Grid of prompt lengths, response lengths and concurrencies to measure."""
+
     pp: list[int]
     """Prompt lengths in tokens, including the chat template (exo-bench: prompt processing)."""
     tg: list[int]
     """Response lengths in tokens (exo-bench: token generation)."""
     concurrency: list[int] = msgspec.field(default_factory=lambda: [1])
+    """Numbers of requests in a batch."""
     repeat: int = 1
     """Number of batches of each cell of the grid."""
     warmup: int = 0
     """Number of unmeasured requests with the first `pp` and `tg`, sent one at a time before all batches."""
     use_prefix_cache: bool = False
+    """Whether the server may answer a prompt from its prefix cache."""
     distinct_prompts: bool = False
     """Give each request of a batch its own prompt, even if a request field switches the prefix cache off.
     False: if the server has such a field, requests of a batch share one prompt (exo-bench, "Concurrency").
@@ -108,6 +112,8 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the server and of the requests to it."""
+
     target: str
     model: str | None = None
     server: Kind = "auto"
@@ -132,15 +138,21 @@ class Prompts:
     def __init__(self, counter: TokenCounter, *, is_shared: bool, seed: int) -> None:
         """`is_shared`: all requests of a length have the same prompt; otherwise each request has its own."""
         self.is_shared = is_shared
+        """Whether the requests of a batch share one prompt."""
         self._counter = counter
         self._numbers = NumberedBytes(seed)
+        """Texts by which prompts differ, so that none is in the server's cache."""
         self._prompts_made = 0
+        """Number of prompts so far; each gets the next number as its text."""
         self._overhead = sum(counter.overhead(Prompt()))
+        """Number of tokens that the chat template adds to a prompt."""
         atom_is_a_token = counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_ATOM_TEST_COUNT - 1)]) == [
             _ATOM_TEST_COUNT
         ]
         self._atom = ATOM if atom_is_a_token else counter.words.separator + counter.words.table[0]
+        """Text that is repeated to reach the length of a prompt."""
         self._by_length: dict[int, SizedPrompt] = {}
+        """By number of tokens: the shared prompt."""
 
     def smallest_tokens(self) -> int:
         """Return the number of tokens of the shortest possible prompt: one word with the chat template."""
@@ -156,6 +168,8 @@ class Prompts:
         return fit([self._draft(pp, number) for number in range(first, first + n)], self._counter)
 
     def _draft(self, pp: int, number: int = 0) -> Draft:
+        """Return how to make a prompt of about `pp` tokens, repeated words; `number` makes it unique."""
+
         def repeated_atom(words: int) -> Prompt:
             return Prompt(text=self._atom.lstrip() + self._atom * (words - 1))
 
@@ -180,6 +194,8 @@ class _PreparedPrompts:
 
 
 class ExoBench:
+    """One run of the benchmark of an exo cluster or another server."""
+
     def __init__(
         self, options: ExoOptions, grid: ExoGrid, watcher: SessionWatcher, *, nvml: Any = None
     ) -> None:
@@ -193,10 +209,14 @@ class ExoBench:
         self._watcher = watcher
         self._clock = SystemClock()
         self._nvml = nvml
+        """Reads memory and power of Nvidia GPUs; None: the library is absent."""
         self._replay: Replay | None = None
         self._placement: asyncio.Task[PlacedInstance] | None = None
+        """Task that places the model on exo's nodes; `stop` cancels it."""
         self._sent_pp: set[int] = set()
+        """Prompt lengths that were sent already: the server has such a shared prompt in its cache."""
         self.stopped = False
+        """Whether a signal stopped the benchmark."""
 
     def stop(self) -> None:
         """Discard the current batch, and keep the earlier batches. A second call cancels open responses."""
@@ -331,6 +351,8 @@ class ExoBench:
     async def _send_all(
         self, server: ExoServer, prompts: Prompts, warmup_batches: list[SentBatch], batches: list[SentBatch]
     ) -> None:
+        """Send the warm-up, then each cell of the grid `repeat` times. Append what was sent to the two
+        lists."""
         cells, grid = self._grid.cells(), self._grid
         first = ExoCell(cells[0].pp, cells[0].tg, 1)
         for i in range(grid.warmup):
@@ -343,6 +365,7 @@ class ExoBench:
             batches.append(await self._send(server, prompts, cell, i))
 
     async def _send(self, server: ExoServer, prompts: Prompts, cell: ExoCell, repeat: int) -> SentBatch:
+        """Send the requests of one cell at once, and return them with their exchanges."""
         if self.stopped:
             raise ReplayStopped("a signal stopped the benchmark before the next batch was sent: run it again")
         n, change = cell.concurrency, msgspec.structs.replace

@@ -45,19 +45,25 @@ class Timing(NamedTuple):
     """Prefill and generation time of one request (None: unknown), and whose clock measured them (`by`)."""
 
     by: Literal["server", "client"]
+    """Whose clock measured the times."""
     prefill_s: float | None
+    """Time in which the server processed the prompt."""
     decode_s: float | None
+    """Time in which the server generated the tokens after the first."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Rates (tokens/s), numbers of tokens, and memory of one run, with the field names of exo-bench."""
 
     prompt_tps: float | None
+    """Tokens of the prompt per second of prefill."""
     generation_tps: float | None
+    """Output tokens per second after the first token."""
     prompt_tokens: int | None
     """Number of prompt tokens, counted by the server or, if it reports none, by llmtap."""
     generation_tokens: int | None
     peak_memory_usage: dict[str, int] | None
+    """Largest memory of the server during the run, in bytes."""
 
 
 class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,17 +91,23 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float | None
     """Time from the common start of the batch to the end of this response."""
     output_text_preview: str | None
+    """Beginning of the answer's text."""
     stats: Stats
     model_id: str
     placement_sharding: str | None
+    """How the model is split among the nodes: by layers or by tensors."""
     placement_instance_meta: str | None
+    """Transport between the nodes."""
     placement_nodes: int | None
+    """Number of nodes that share the model."""
     pp_tokens: int
     """Number of prompt tokens counted by the tokenizer, including the chat template."""
     tg: int
     """Number of output tokens requested (exo-bench: tokens generated)."""
     repeat_index: int
+    """Index of the batch among the equal batches of the cell."""
     concurrency: int
+    """Number of requests in the batch."""
     concurrent_index: int
     """Index of the request in its batch."""
     prefix_cache_hit: Hit | None
@@ -104,12 +116,16 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     pp: int
     """Requested number of prompt tokens; `pp_tokens` differs if no text has exactly this length."""
     cached_tokens: int | None
+    """Number of prompt tokens that the server had in its prefix cache."""
     prompt_tps_stored: bool
     """Whether `prompt_tps` is the rate of an earlier run, because the whole prompt was in the cache."""
     timing: Literal["server", "client"]
+    """Whose clock measured prefill and generation."""
     ttft_s: float | None
     dispatch_late_s: float | None
+    """Delay of the first byte sent after the common start of the batch."""
     uncertainty_s: float | None
+    """Largest possible error of the times."""
     outcome: str
     finish_reason: str | None
     error: str | None
@@ -124,12 +140,17 @@ class SystemMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of this host and of exo's nodes, and the energy of all batches."""
 
     local: Mapping[str, Any]
+    """Samples of this host."""
     nodes: Mapping[str, Any]
+    """By node of the cluster: its samples."""
     nodes_failed: int | None
+    """Number of samples of exo's nodes that could not be read."""
     energy: TotalEnergy | None
 
 
 class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the benchmark, with the field names of exo-bench."""
+
     runs: list[ExoRun]
     cluster: Mapping[str, Any]
     """State of the server, and with the key `bench` the settings of the benchmark."""
@@ -140,9 +161,14 @@ class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoCell(NamedTuple):
+    """One cell of the grid: requests of equal lengths that are sent together."""
+
     pp: int
+    """Number of prompt tokens (exo-bench: prompt processing)."""
     tg: int
+    """Number of output tokens (exo-bench: token generation)."""
     concurrency: int
+    """Number of requests that are sent together as a batch."""
 
     def __str__(self) -> str:
         return f"pp {self.pp:,} tg {self.tg:,} x {self.concurrency:,}"
@@ -259,8 +285,10 @@ class SentBatch:
     is_repeat: bool
     """Whether the same prompt was sent before, or is sent several times in this batch."""
     began_ns: int = 0
+    """Common start of the requests."""
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     findings: list[JudgedFinding] = field(default_factory=list)
+    """Findings of the replay that limit the validity of the batch's figures."""
 
     def start_recording(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
         """Return a function that stores an exchange by its row; called by the replay that sends the batch."""
@@ -281,7 +309,9 @@ class RunBuilder:
     def __init__(self, server: ExoServer, power: Power, start_ns: int, download_s: float | None) -> None:
         self._server = server
         self._download_s = download_s
+        """Download time of the model, if this benchmark started the download."""
         self._power = power
+        """Samples from which the energy of each batch is computed."""
         self._start_ns = start_ns
         self._cached_prompt_tps: dict[int, float] = {}
         """By prompt length (`pp`): newest prefill rate of a run whose prompt was not wholly cached."""
@@ -307,9 +337,9 @@ class RunBuilder:
             findings=batch.findings,
         )
         parts = zip(exchanges, timings, rates, strict=True)
-        return [self._run(batch, index, *part, exo_batch) for index, part in enumerate(parts)]
+        return [self._make_run(batch, index, *part, exo_batch) for index, part in enumerate(parts)]
 
-    def _run(
+    def _make_run(
         self,
         batch: SentBatch,
         index: int,
@@ -405,6 +435,7 @@ class Spread(NamedTuple):
     n: int
     median: float
     low: float
+    """Smallest value."""
     high: float
 
 
@@ -413,13 +444,18 @@ class ExoRow:
     """Row of the printed table: the results of one cell of the grid."""
 
     pp_tokens: int
+    """Largest number of prompt tokens, as counted by the tokenizer."""
     tg: int
+    """Number of output tokens requested."""
     concurrency: int
     repeats: int
+    """Number of batches of the cell."""
     failed: int
+    """Number of requests that did not end well."""
     figures: Mapping[str, Spread | None]
     """Spread over the repeats, by field; None without values. `prompt_tps` excludes stored rates."""
     memory_bytes: int | None
+    """Largest memory of the server in any run."""
     hits: Mapping[str, int]
     """Number of runs by kind of prefix cache hit."""
     timing: str

@@ -62,11 +62,16 @@ class Placement(msgspec.Struct, frozen=True):
     """Distribution of a model over the nodes of an exo cluster; for other servers, all fields are None."""
 
     sharding: str | None = None
+    """How the model is split among the nodes: by layers or by tensors."""
     instance_meta: str | None = None
+    """Transport between the nodes."""
     nodes: int | None = None
+    """Number of nodes that share the model."""
 
 
 class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
+    """Server that is measured, as it was recognised."""
+
     kind: Kind
     url: str
     """URL of the server, without `/v1` at its end if the endpoint's path does not begin with `/v1`."""
@@ -90,6 +95,8 @@ class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ModelList(msgspec.Struct):
+    """Answer of the server to `GET /v1/models`."""
+
     data: list[JsonObject] = []
 
 
@@ -187,6 +194,7 @@ def _untag_variant(tagged: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _shards(instance: Any) -> Mapping[str, Any]:
+    """Return which node of the cluster holds which part of the model."""
     shards = _untag_variant(instance)[1].get("shardAssignments")
     return shards if isinstance(shards, dict) else {}
 
@@ -230,6 +238,7 @@ class NodeMetrics:
         await self._session.close()
 
     async def _run(self) -> None:
+        """Read the values of all nodes once a second."""
         ticks = Ticks(self._clock.mono_ns(), NS_PER_S)
         while True:
             began_ns = self._clock.mono_ns()
@@ -242,6 +251,7 @@ class NodeMetrics:
             await asyncio.sleep(ticks.next_wait(self._clock.mono_ns())[0])
 
     def _add(self, node_values: Mapping[str, Any], t_ns: int, took_ns: int) -> None:
+        """Add the values of each node to its columns. `took_ns`: duration of the read."""
         for node, values_of_node in node_values.items():
             if node not in self.columns and len(self.columns) >= _NODES_SAMPLED_MAX:
                 continue
@@ -262,11 +272,14 @@ class Power:
 
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         self._local = local
+        """Samples of this host; None: the server is on another host."""
         self._known_series = [] if local is None else local.known_series()
+        """Names of the series that this host can sample."""
         # Use the power of this host's GPUs only if no node reports power: a node's power includes its GPUs.
         self._sources = [(one, "power") for one in nodes.values() if "power" in one.known_series()] or [
             (local, name) for name in self._known_series if local is not None and name.endswith("_power")
         ]
+        """Columns of samples, and the name of the power in them, of each source of energy."""
 
     def energy(self, from_ns: int, to_ns: int) -> Energy | None:
         """Return the energy of all sources in a time window; None if a source has too few samples."""
@@ -300,12 +313,16 @@ class Power:
 
 
 class TotalEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON: energy of all batches together."""
+
     joules: float
+    """Energy of all batches."""
     inference_seconds: float
     """Total time of the windows for which there are power samples."""
     seconds_missing: float
     """Total time of the windows for which there are no power samples."""
     average_power_w: float | None
+    """Mean power during the batches, in watts."""
 
 
 def total_of(windows: Iterable[Energy | None]) -> TotalEnergy | None:
@@ -328,7 +345,9 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Allowed placements of a model: type of the instance, sharding, number of nodes."""
 
     instance_meta: Literal["ring", "jaccl", "both"] = "both"
+    """Allowed transport between the nodes."""
     sharding: Literal["pipeline", "tensor", "both"] = "both"
+    """How the model may be split among the nodes."""
     nodes_min: int = 1
     nodes_max: int = NODES_MAX
 
@@ -349,6 +368,8 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """Instance of the model on the cluster's nodes."""
+
     id: str
     others: int
     """Number of other placements that match the filter and were not used."""
@@ -362,6 +383,7 @@ class ExoCluster:
     def __init__(self, session: aiohttp.ClientSession, root: str) -> None:
         self._session = session
         self._root = root
+        """URL of the API, without a path."""
 
     async def place(self, model: str, placement_filter: PlacementFilter) -> PlacedInstance:
         """Create an instance and wait until it is ready. Raises ConfigError if no placement matches."""
@@ -374,7 +396,7 @@ class ExoCluster:
             raise ConfigError("--instance-meta", f"exo offers no matching placement of {model}", hint)
         instance = max(previews, key=_preview_rank)["instance"]
         shards = _shards(instance)
-        download_s = await self._download(model, shards)
+        download_s = await self._download_missing(model, shards)
         await self._request("POST", "/instance", body={"instance": instance})
         placed = PlacedInstance(
             id=str(_untag_variant(instance)[1].get("instanceId")),
@@ -392,7 +414,8 @@ class ExoCluster:
         """Delete the instance from the cluster."""
         await self._request("DELETE", f"/instance/{instance.id}")
 
-    async def _download(self, model: str, shards: Mapping[str, Any]) -> float | None:
+    async def _download_missing(self, model: str, shards: Mapping[str, Any]) -> float | None:
+        """Download the model to the nodes that lack it; return the seconds, None if none lacked it."""
         nodes: Mapping[str, str] = shards.get("nodeToRunner") or {}
         missing = [node for node in nodes if not await self._has_model(node, model)]
         began_ns = SystemClock.mono_ns()
@@ -448,5 +471,6 @@ class ExoCluster:
 
 
 def _preview_rank(preview: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Return kind, split and number of nodes of an offered placement, by which placements are ordered."""
     nodes = len(_shards(preview.get("instance")).get("nodeToRunner") or ())
     return str(preview.get("instance_meta")), str(preview.get("sharding")), nodes

@@ -101,6 +101,7 @@ class ComparedRun:
 
     report: Mapping[str, Any]
     steps: Mapping[str, Measurement]
+    """By name of a load: its measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +290,14 @@ def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Itera
 
 
 def _chunks_at_a_time(system: System, step: str) -> float | None:
+    """Return the median number of chunks that arrived together; None: unknown."""
     numbers = [chunks_at_a_time(run.steps[step].result.get("chunking") or {}) for run in system.runs]
     known = [n for n in numbers if n is not None]
     return median(known) if known else None
 
 
 def _load_identity(step: Mapping[str, Any]) -> str:
+    """Return a text that is equal for loads that can be compared."""
     closed = (step.get("load") or {}).get("closed")
     return request_sequence_text(step) + (f", {closed} at a time" if closed else "")
 
@@ -373,6 +376,7 @@ def _make_row(
     *,
     doubtful: bool = False,
 ) -> FigureComparison:
+    """Return the comparison of one figure between two systems. `result`: outcome of its statistical test."""
     test = base.runs[0].report["test"]
     tested: Any = {} if result is None else result.to_dict()
     return FigureComparison(

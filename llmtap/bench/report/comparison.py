@@ -41,20 +41,32 @@ class FigureComparison(msgspec.Struct, kw_only=True):
     n: int | UnsetType = UNSET
     """Number of samples of the base (`n`), and of the other system (`m`)."""
     m: int | UnsetType = UNSET
+    """Number of samples of the other system."""
     a: float | None = None
+    """Value of the system `a_system`."""
     b: float | None = None
+    """Value of the system `b_system`."""
     difference: float | None = None
     low: float | None = None
+    """Lower end of the interval of `difference`."""
     high: float | None = None
+    """Upper end of the interval of `difference`."""
     p: float | None = None
+    """p-value of a test whether both systems are equal."""
     effect: float | UnsetType | None = UNSET
+    """Size of the difference without unit; `effect_name` says which measure."""
     effect_name: str | UnsetType = UNSET
+    """Name of the measure of `effect`."""
     paired: bool | UnsetType = UNSET
+    """Whether equal requests of both systems were compared pair by pair."""
     method: str | None = None
+    """Name of the statistical test."""
     p_adjusted: float | None = None
+    """`p`, adjusted for the number of figures that are compared."""
     share: float | None = None
     """Difference as a share of `a`."""
     finding: str = "not tested"
+    """What follows from the test, in words."""
 
     def discard_result(self) -> None:
         """Remove difference, interval and p-value, because the loads differ or bursts distort the figure."""
@@ -70,6 +82,7 @@ class BurstySystem(msgspec.Struct, frozen=True):
     steps: list[str]
     """Names of the loads with bursts."""
     metrics: tuple[str, ...]
+    """Names of the figures that are not tested."""
     events_per_read: float
     """Largest number of events per read in these loads."""
 
@@ -79,11 +92,16 @@ class ComparedSystem(msgspec.Struct, frozen=True):
 
     label: str
     runs: int
+    """Number of runs."""
     sut: Mapping[str, Any]
+    """Description of the system under test, from the bench file."""
     target: Mapping[str, Any]
+    """Settings of the requests to the system, from the bench file."""
     quick: bool
+    """Whether a run was shortened by `--quick`."""
     seeds: list[int]
     valid: bool
+    """Whether all runs are valid."""
 
 
 class NormalisedThroughput(msgspec.Struct, frozen=True):
@@ -91,8 +109,10 @@ class NormalisedThroughput(msgspec.Struct, frozen=True):
 
     label: str
     output_tps_max: float
+    """Highest output rate of any load, in tokens per second."""
     tokens_per_gpu_second: float | None
     tokens_per_currency: float | None
+    """Output tokens per unit of money, by the price of an hour."""
     currency: str | None
     method: str = "the highest output rate of any load, the median of runs; by GPUs, by an hour's price"
 
@@ -102,15 +122,18 @@ class TestComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     test: str
     section: str
+    """Section of the IETF draft."""
     title: str
     unlike: list[str]
     """Differences between parameters or loads; figures of loads that differ are not tested."""
     invalid: list[str]
     """Invalid runs, with the reason."""
     cautions: list[BurstySystem]
+    """Systems whose bursts of chunks distort figures."""
     systems: list[ComparedSystem]
     comparisons: list[FigureComparison]
     normalised: list[NormalisedThroughput]
+    """Throughput of each system by GPUs and by cost."""
     checklist: Mapping[str, Any]
     """Verdicts on the requirements for comparisons (`judge_comparison`)."""
     notes: list[str]
@@ -119,8 +142,12 @@ class TestComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultsFolder(msgspec.Struct, frozen=True):
+    """A results folder that is compared."""
+
     label: str
+    """Name of the system in the comparison."""
     results: str
+    """Path of the folder."""
     tests: list[str]
 
 

@@ -29,6 +29,7 @@ class BenchStep(msgspec.Struct, frozen=True, kw_only=True):
     cached: bool = False
     """Whether an earlier command measured the load, and this command only read the result."""
     requests: StoredRequests | None = None
+    """File of the load's requests; None if they were not stored."""
     result: Mapping[str, Any]
     """Result as in `llmtap replay --json`, without its time series."""
 
@@ -45,7 +46,9 @@ class LoadTasks(msgspec.Struct, frozen=True):
     task: str
     """What a task of this load is: `conversation` or `request`."""
     n: int
+    """Number of tasks with a duration."""
     duration: Mapping[str, Any] | None
+    """Statistics of the durations in seconds; None if no task has one."""
 
 
 class BenchFinding(msgspec.Struct, frozen=True):
@@ -53,7 +56,9 @@ class BenchFinding(msgspec.Struct, frozen=True):
 
     step: str
     what: str
+    """Code of the finding."""
     says: str
+    """The finding in one sentence."""
     share: float | UnsetType | None = UNSET
     """Share of the requests that the finding concerns, if the load's verdict has it."""
 
@@ -62,6 +67,7 @@ class BenchFigure(msgspec.Struct, kw_only=True):
     """Validity of one of a test's figures over all loads."""
 
     title: str
+    """Name of the figure in texts."""
     state: str
     """Worst state over all loads (`FigureState`)."""
     requested: bool
@@ -85,6 +91,7 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
     missed: list[str] = []
     """Sentences about the objectives that no load met."""
     figures: dict[str, BenchFigure] = {}
+    """By name of a figure: its validity."""
     says: str = ""
     """The verdict in one sentence; empty in results of earlier versions."""
     findings: list[BenchFinding]
@@ -102,9 +109,12 @@ class BenchRepeat(msgspec.Struct, frozen=True, kw_only=True):
 
     test: str
     run: int = 1
+    """Number of the run of the test, from 2."""
     seed: int
     began: str
+    """Time of the run's start."""
     ended: str
+    """Time of the run's end."""
     verdict: ReportVerdict
 
 
@@ -113,41 +123,58 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
 
     test: str
     section: str
+    """Section of the IETF draft."""
     title: str
     run: int = 1
+    """Number of the run of the test, from 1."""
     quick: bool
+    """Whether the test was shortened by `--quick`."""
     params: Mapping[str, Any]
+    """Setup parameters of the test."""
     sut: Sut
     target: Mapping[str, Any]
     """Settings of the target. These and `arms` contain no secrets (`without_secrets`)."""
     arms: Mapping[str, Mapping[str, Any]]
+    """Differences of each configured arm from the baseline, such as header fields."""
     seed: int
     warmup: str
+    """Kind of warm-up that was requested, such as `auto`."""
     began: str
+    """Time of the test's start."""
     ended: str
+    """Time of the test's end."""
     versions: dict[str, str]
+    """By name of a program: its version."""
     steps: list[BenchStep]
     warmups: list[Mapping[str, Any]]
+    """Requests and times of each warm-up."""
     refused: int
     """Number of requests that guardrails refused, in all loads."""
     measurements: Mapping[str, Any]
     """Figures of the test (`TestResult.measurements`)."""
     headline: list[str] = []
+    """Sentences with the main result."""
     tasks: list[LoadTasks] | None = None
     """Task times of each load; None unless the SUT is a compound system (IETF 4.1.3)."""
     tables: list[ReportTable]
     charts: list[ChartSpec]
     configuration: dict[str, str]
+    """Lines of the configuration summary (IETF 5.1.5.1)."""
     round_trip: float | None = None
     """Network round trip to the target before the first load."""
     clock_offset: ClockOffset | None = None
+    """Offset of this machine's clock; None: it is not synchronised."""
     model_load: ModelLoad | None = None
+    """Times of the server's start; None: llmtap did not start it."""
     selftest: Mapping[str, Any] | None = None
+    """Errors of the load generator's own times; None if no self-test was run."""
     notes: list[str]
     deviations: list[str]
+    """Deviations from the draft's procedure, with the reasons."""
     main: str = ""
     """Name of the load that represents the test."""
     itl_option: str | None = None
+    """ITL option of the test (IETF 4.6.3), such as `A`."""
     exact_requests: str | None = None
     """Where the requests are stored (IETF 4.3.3)."""
     forfeits: list[str] = []
@@ -157,6 +184,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """JSON of a `Matrix` (`compliance/judge.py`); None if the test was stopped."""
 
     def to_repeat(self) -> BenchRepeat:
+        """Return the members that a repeat of the test stores in a report of several runs."""
         return BenchRepeat(**{name: getattr(self, name) for name in BenchRepeat.__struct_fields__})
 
 
@@ -167,8 +195,11 @@ class DocumentFinding(msgspec.Struct, frozen=True):
     step: str
     """Name of the load; of the second run of a test, for example, `run-2/NAME`."""
     what: str
+    """Code of the finding."""
     says: str
+    """The finding in one sentence."""
     share: float | UnsetType | None = UNSET
+    """Share of the requests that the finding concerns, if known."""
 
 
 class DocumentVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,32 +207,46 @@ class DocumentVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     valid: bool
     grade: str
+    """`valid`, `caution` or `not valid`."""
     failed: bool
+    """Whether a load failed, so that no figure of its test counts."""
     missed: list[str]
+    """Sentences about the objectives that no load met."""
     says: str
+    """The verdict in one sentence."""
     findings: list[DocumentFinding]
     cautions: list[DocumentFinding]
     unchecked: list[DocumentFinding]
+    """Checks of the validity that were not possible."""
 
 
 class BenchSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a benchmark, without API keys and other secrets."""
 
     command: str
+    """Command line, for a later user who repeats the benchmark."""
     made: str
     """Time at which the benchmark began."""
     results: str
     """Path of the results folder."""
     requested_tests: list[str] = msgspec.field(name="asked")
+    """Names of the tests to run."""
     quick: bool
+    """Whether all tests are shortened by `--quick`."""
     seed: int
     runs: int
+    """Number of runs of each test."""
     warmup: str
+    """Kind of warm-up that was requested, such as `auto`."""
     versions: dict[str, str]
+    """By name of a program: its version."""
     target: Mapping[str, Any]
+    """Settings of the requests to the system, from the bench file."""
     sut: Sut
     arms: Mapping[str, Mapping[str, Any]]
+    """Differences of each configured arm from the baseline, such as header fields."""
     params: Mapping[str, Mapping[str, Any]]
+    """By test: its setup parameters."""
 
 
 class NotRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +254,9 @@ class NotRun(msgspec.Struct, frozen=True, kw_only=True):
 
     test: str
     reason: str = msgspec.field(name="why")
+    """Error that prevented the test."""
     hint: str | None
+    """What the user can do; None: nothing is known."""
     begun: bool
     """Whether the error occurred after the test had been started."""
 
@@ -220,6 +267,7 @@ class BenchDocument(BenchSetup, frozen=True, kw_only=True):
     tests: list[BenchReport]
     """Reports of first runs."""
     repeats: list[BenchRepeat]
+    """Short reports of second and later runs."""
     not_run: list[NotRun]
     verdict: DocumentVerdict
     stopped: bool | UnsetType = UNSET

@@ -61,6 +61,7 @@ class Rate(NamedTuple):
 
     tps: float
     mark: str
+    """Text that is shown after the rate if it is doubtful; else empty."""
 
 
 def minimum_text(document: Mapping[str, Any]) -> str:
@@ -121,6 +122,7 @@ def load_text(step: Mapping[str, Any]) -> str:
 
 
 def _main_load(document: Mapping[str, Any]) -> _MainLoad | None:
+    """Return the load that shows the latency best, with the report of its test; None: there is none."""
     reports = {report["test"]: report for report in document.get("tests") or ()}
     for name in (*_FOR_LATENCY, *reports):
         load = main_load(reports[name]) if name in reports else None

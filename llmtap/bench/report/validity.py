@@ -97,6 +97,7 @@ def _finding_kind(finding: _Json, test: BenchTest[Any]) -> str:
 
 
 def _figure_states(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dict[str, BenchFigure]:
+    """Return for each figure of a test whether the load generator was good enough to measure it."""
     figures: dict[str, BenchFigure] = {}
     for name in FIGURES:
         states = [(step, one) for step, v in verdicts if (one := at(v, "figures", name)) is not None]
@@ -131,14 +132,14 @@ def document_verdict(reports: Sequence[BenchReport | BenchRepeat]) -> DocumentVe
     by_kind = {
         kind: [
             DocumentFinding(
-                report.test, _with_run(report, finding.step), finding.what, finding.says, finding.share
+                report.test, _name_with_run(report, finding.step), finding.what, finding.says, finding.share
             )
             for report in reports
             for finding in getattr(report.verdict, kind)
         ]
         for kind in ("findings", "cautions", "unchecked")
     }
-    verdicts = {_with_run(report, report.test): report.verdict for report in reports}
+    verdicts = {_name_with_run(report, report.test): report.verdict for report in reports}
     sentences = {name: one.says for name, one in verdicts.items() if one.says}
     parts = [f"{name}: {sentence}" for name, sentence in sentences.items() if sentence != _ALL_VALID]
     if rest := len(sentences) - len(parts):
@@ -157,10 +158,11 @@ _ALL_VALID: Final = verdict_sentence({})
 
 
 def grade_of(findings: Sequence[Any], cautions: Sequence[Any]) -> str:
+    """Return the worst that the load generator's own measurements say about a load."""
     return "not valid" if findings else "caution" if cautions else "valid"
 
 
-def _with_run(report: BenchReport | BenchRepeat, name: str) -> str:
+def _name_with_run(report: BenchReport | BenchRepeat, name: str) -> str:
     return name if report.run == 1 else f"run-{report.run}/{name}"
 
 

@@ -43,9 +43,13 @@ class IntervalFigure(Struct, frozen=True, kw_only=True):
     low: float | None
     """Lower end of the interval; None if it is open, or if there is no interval."""
     high: float | None
+    """Upper end of the interval, as `low`."""
     n: int
+    """Number of samples."""
     level: float = _LEVEL
+    """Confidence level of the interval."""
     method: str | UnsetType | None = UNSET
+    """Name of the method by which the interval was computed."""
     p: float | UnsetType | None = UNSET
     """p-value of a test against 0."""
     p_adjusted: float | UnsetType = UNSET

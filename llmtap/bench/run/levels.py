@@ -62,7 +62,9 @@ class LevelAttempt:
     """Requests per second, or concurrent requests."""
     measurement: Measurement
     steady_part: SteadyPart
+    """Part of the level after the ramp-up, from which the figures are computed."""
     holds: bool
+    """Whether the level meets the bounds."""
     reason: str
     """Violated bounds, or why the level passes, as text."""
 
@@ -77,8 +79,11 @@ class BoundsReport(msgspec.Struct, frozen=True):
     ttft_p99: float | None
     tpot_p99: float | None
     objectives: str | None
+    """Objectives of each request as text."""
     attainment: float | None
+    """Smallest allowed share of requests that meet all `objectives`."""
     smooth: float | None
+    """Smallest allowed smooth goodput, as a share of the output tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,7 @@ class Bounds:
         return texts
 
     def _p99_bounds(self) -> list[tuple[str, int]]:
+        """Return the metrics of which the 99th percentile has a bound, with the bound."""
         return [
             (name, ns)
             for name, ns in zip(_P99_METRICS, (self.ttft, self.tpot), strict=True)
@@ -271,22 +277,37 @@ class LevelFigures(Latencies, frozen=True, kw_only=True):
     why: str
     """Reason for `holds` as text."""
     sustained: bool
+    """Whether the server kept up with the load: no sign of saturation."""
     requests: int
+    """Number of requests of the whole level."""
     window: LevelWindow
+    """Steady part of the level, from which the figures are computed."""
     arrivals: int
+    """Number of requests sent in the steady part."""
     arrival_rps: float
+    """Requests sent per second."""
     completed: int
+    """Number of complete responses that ended in the steady part."""
     completed_rps: float
+    """Responses completed per second."""
     delivered: float
+    """Completed requests / requests expected to complete without a queue."""
     success: float
+    """Share of the requests that ended well."""
     attainment: float | None
+    """Share of the requests that met all objectives; None without objectives."""
     not_judged: int | None
+    """Number of requests that the objectives could not judge."""
     output_tps: float | None
+    """Output tokens per second; None without token counts."""
     input_tps: float | None
+    """Input tokens per second; None without token counts."""
     in_flight: list[float]
+    """Mean number of requests in flight in each of the five divisions of the steady part."""
     queue: str
     """`growing` or `stable`."""
     throughput_stable: bool
+    """Whether both halves of the steady part have the same output rate."""
 
 
 def level_figures(attempt: LevelAttempt) -> LevelFigures:
@@ -439,6 +460,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Capacity of a server, and its source."""
 
     rps: float
+    """Requests per second."""
     tps: float | None
     """Output tokens per second; None if only the rate of requests is known."""
     how: str
@@ -560,6 +582,7 @@ class RateSearch:
     low: int
     high: int
     start: int
+    """First level that is tried."""
     resolution: int = 1
     """Difference between `best` and `limit` at which the search ends."""
     best: int | None = None
@@ -627,5 +650,6 @@ class RateSearch:
 
     @property
     def _gap_min(self) -> int:
+        """Smallest difference between both ends at which the search ends."""
         # While no level has passed, ignore `resolution`, so that the search goes down to the lowest level.
         return 1 if self.best is None else self.resolution

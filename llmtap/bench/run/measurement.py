@@ -65,6 +65,7 @@ class Measurement:
     name: str
     """Name of the load, unique within a test: `search/0012-16rps`."""
     arm: str
+    """Configuration of the target to which the load was sent."""
     result: dict[str, Any]
     """Result as in `llmtap replay --json`: summary, plan, dispatch lateness, verdict, warm-up."""
     table: pa.Table
@@ -137,7 +138,9 @@ class MeasurementRecorder:
     """Function that returns the request class of a row of the plan."""
     objectives: Objectives | None = None
     reader: Benefit = DEFAULT_BENEFIT
+    """Reading speed of the assumed user, for smooth goodput."""
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    """By name of a column: its values so far."""
 
     def add(self, row: int, x: Exchange) -> None:
         """Add an exchange to the table. `row`: index of its request in the load's plan."""
@@ -207,6 +210,7 @@ class SteadyPart:
     """The steady part of a load, after the ramp-up. Times are in seconds from the load's start."""
 
     from_s: float
+    """Begin of this part."""
     to_s: float
     sent_requests: Measurement
     """The load's measurement, reduced to the requests that were sent in this part."""
@@ -405,6 +409,7 @@ class _RequestColumns(NamedTuple):
 
 
 def _request_columns(table: pa.Table) -> _RequestColumns:
+    """Return times (in seconds) and counts of the requests as arrays; unknown times are estimated."""
     names = ("sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens")
     sent, scheduled, ttft, end, prompt, output = (table[name].to_numpy().astype(float) for name in names)
     sent = np.where(np.isnan(sent), scheduled, sent)  # Requests without a connection were not sent.
@@ -429,6 +434,7 @@ def _unqueued_duration_s(completed: _RequestColumns, ramp_up_s: float) -> float:
 
 
 def _overlap_seconds(begins_s: _Values, ends_s: _Values, from_s: float, to_s: float) -> _Values:
+    """Return for how long each request overlaps the period from `from_s` to `to_s`."""
     seconds: _Values = np.maximum(0.0, np.minimum(ends_s, to_s) - np.maximum(begins_s, from_s))
     return seconds
 

@@ -29,6 +29,7 @@ class RequestKind(NamedTuple):
     """Requests that take about the same time on an idle server."""
 
     workload: str = ""
+    """Name of the workload; empty: any."""
     output_tokens: float | None = None
     """Mean length of a response; None if unknown."""
 
@@ -41,9 +42,11 @@ class ExpectedLoad(NamedTuple):
     seconds: float = 0.0
     """Smallest planned duration of sending."""
     rate_rps: float | None = None
+    """Rate of an open loop."""
     share: float | None = None
     """Rate as a share of the capacity, if `rate_rps` is not known yet."""
     slots: float | None = None
+    """Number of concurrent requests of a closed loop."""
     search: str = ""
     """Name of the search that decides whether this load is sent; empty: the load does not depend on one."""
 
@@ -100,6 +103,7 @@ class _Point(NamedTuple):
     """Completion rate of the server at a mean number of requests in flight."""
 
     concurrency: float
+    """Mean number of requests in flight."""
     rate_rps: float
 
 
@@ -108,9 +112,11 @@ class Pace:
     """Measured durations of warm-ups, loads and reports, and estimates of further loads from them."""
 
     _warmups_s: list[float] = field(default_factory=list)
+    """Durations of the warm-ups."""
     _overheads_s: dict[RequestKind, list[float]] = field(default_factory=dict)
     """By kind of request: for each load, the time of preparation before it and of work after its end."""
     _loads: dict[RequestKind, list[MeasuredLoad]] = field(default_factory=dict)
+    """By kind of request: loads of such requests."""
     _reports_s: list[float] = field(default_factory=list)
     """For each test: duration of the self-test and the report, after the last load."""
 
@@ -210,6 +216,7 @@ class Pace:
 
 
 def _with_tokens(load: MeasuredLoad, kind: RequestKind) -> MeasuredLoad:
+    """Return the load as if its answers had the length of the kind's answers."""
     if kind.output_tokens is None or not load.output_tokens:
         return load
     ratio = kind.output_tokens / load.output_tokens

@@ -99,6 +99,8 @@ _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
 
 
 class _StoppedLoad(Latencies, frozen=True, kw_only=True):
+    """Row of the table of a test that was stopped: latencies of one complete load."""
+
     name: str
     n: int
 
@@ -112,8 +114,10 @@ class Bench:
     watcher: SessionWatcher
     seed: int = 42
     quick: bool = False
+    """Whether all tests are shortened by `--quick`."""
     warmup: str = "auto"
     reader: Benefit = DEFAULT_BENEFIT
+    """Reading speed of the assumed user, for smooth goodput."""
     runs: int = 1
     """Number of independent runs of each test. Each has its own warm-up, and a seed derived from `seed`."""
     first_run: int = 1
@@ -128,8 +132,10 @@ class Bench:
     on_report: Callable[[BenchDocument], None] = lambda document: None
     """Function called with the document after each test."""
     _session: BenchSession | None = None
+    """Session of the running test; `stop` stops it."""
     _model_load: ModelLoad | None = None
     _stopped: bool = False
+    """Whether a signal stopped the benchmark."""
     pace: Pace = field(default_factory=Pace)
     """Measured durations, to estimate the remaining time. Two systems measured in turn share one `Pace`."""
     runs_after: int = 0
@@ -197,7 +203,7 @@ class Bench:
         errors = {**not_ready, **await self._connection_errors(tests)}
         if len(errors) == len(tests):
             raise _with_file_key(next(exc for name, exc in errors.items() if name not in not_ready))
-        setup = self._setup(tests)
+        setup = self._make_setup(tests)
         if self.again:
             # Remove the results of all tests before the first one runs: after an interruption, the command
             # without --again then resumes this run.
@@ -400,7 +406,7 @@ class Bench:
         )
         return session, params
 
-    def _setup(self, tests: Sequence[BenchTest[Any]]) -> BenchSetup:
+    def _make_setup(self, tests: Sequence[BenchTest[Any]]) -> BenchSetup:
         file = self.file
         return BenchSetup(
             command=self.command,

@@ -123,6 +123,7 @@ class Folder:
             raise ConfigError(str(self.path / name), f"is not JSON: {exc}", hint) from None
 
     def step(self, name: str) -> "Folder":
+        """Return the subfolder for the files of one load."""
         return self.subfolder(f"steps/{name}")
 
     def begin(self, name: str) -> Path:
@@ -150,6 +151,7 @@ class Load:
     """Requests of a load, and the times at which they are sent."""
 
     plan: ReplayPlan
+    """Requests and the times at which they are sent."""
     slots: int | None = None
     """Number of concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
     rate_rps: float | None = None
@@ -260,6 +262,7 @@ class StoredRequests(msgspec.Struct, frozen=True):
     """Name of the file; None if the bodies are larger than `BYTES_MAX`."""
     rows: int
     bytes: int
+    """Total size of the bodies."""
     sha256: str
     """Digest of all bodies."""
 
@@ -327,10 +330,13 @@ class BenchSession:
     folder: Folder
     target: BenchTarget
     watcher: SessionWatcher
+    """Gets the progress, to show it."""
     sut: Sut = field(default_factory=Sut)
     arms: Mapping[str, TargetArm] = field(default_factory=dict)
+    """By name: configuration of the target, to which loads can be sent."""
     seed: int = 42
     quick: bool = False
+    """Whether the test is shortened by `--quick`."""
     run: int = 1
     """Number of this run of the test; each run has its own seed."""
     reader: Benefit = DEFAULT_BENEFIT
@@ -339,7 +345,9 @@ class BenchSession:
     """Warm-up, as in `llmtap replay --warmup`: `auto` (IETF 4.5), `none` (cold start), or
     a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
+    """Measurements of the loads so far."""
     warmups: list[Mapping[str, Any]] = field(default_factory=list)
+    """JSON of each warm-up so far, for the report."""
     refused: int = 0
     """Number of requests that guardrails refused, in all loads."""
     model_load: ModelLoad | None = None
@@ -359,7 +367,9 @@ class BenchSession:
     _active_arm: str | None = None
     """Arm to which a command (`apply`) switched the server; None: no command was run yet."""
     _replay: Replay | None = None
+    """Load that is being sent; `stop` stops it."""
     _stopped: bool = False
+    """Whether a signal stopped the benchmark."""
 
     @property
     def results(self) -> Folder:
@@ -491,6 +501,7 @@ class BenchSession:
     async def _perform(
         self, replay: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, allow_partial: bool = False
     ) -> dict[str, Any]:
+        """Run a replay so that `stop` can end it. Raises Interrupted if it was stopped."""
         self._replay = replay
         try:
             result = await work
@@ -514,6 +525,7 @@ class BenchSession:
         return measurement
 
     def _arm_overlay(self, arm: str) -> TargetArm:
+        """Return the configured differences of an arm from the baseline."""
         if arm == BASELINE:
             return TargetArm()
         if arm not in self.arms:
@@ -585,6 +597,7 @@ class BenchSession:
 
 
 def _measured_load(measured: Measurement) -> MeasuredLoad:
+    """Return the figures by which the duration of later loads is predicted."""
     completed = measured.successful_rows()
     span_ns = pc.max(measured.table["end_ns"]).as_py() or 0
     return MeasuredLoad(

@@ -36,6 +36,7 @@ class ReportTable(msgspec.Struct, frozen=True):
     caption: str
     """Title above the table. For a table of the draft, it begins with its number: `Table 1: TTFT Results`."""
     heads: list[str]
+    """Heads of the columns."""
     rows: list[list[str]]
 
 
@@ -48,6 +49,7 @@ class ChartSeries(msgspec.Struct, frozen=True):
     low: list[float | None] = []
     """Lower ends of the intervals around `y` (`high`: upper ends); empty without intervals."""
     high: list[float | None] = []
+    """Upper ends of the intervals around `y`."""
 
 
 class ChartMark(msgspec.Struct, frozen=True):
@@ -59,13 +61,17 @@ class ChartMark(msgspec.Struct, frozen=True):
 
 
 class ChartSpec(msgspec.Struct, frozen=True):
+    """Declaration of a chart of a report."""
+
     title: str
     kind: Literal["line", "cdf", "histogram", "bars", "steps", "points"]
     x_title: str
     y_title: str
     series: list[ChartSeries]
     marks: list[ChartMark] = []
+    """Labelled positions on the x axis, such as the knee."""
     log_x: bool = False
+    """Whether the x axis is logarithmic."""
     log_y: bool = False
 
 

@@ -79,6 +79,7 @@ class Fact:
 
     value: Any
     source: str
+    """Where the value comes from, such as a path of the server."""
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class Detected:
 
     url: str
     facts: dict[str, Fact] = field(default_factory=dict)
+    """By key of the bench file: detected value."""
     hints: dict[str, str] = field(default_factory=dict)
     """Hints by key: what is known about a value that could not be detected completely."""
     notes: list[str] = field(default_factory=list)
@@ -137,15 +139,20 @@ async def round_trip_ns(url: str, clock: Clock) -> int | None:
 
 
 class _Detector:
+    """Reads from a server what it reports about itself."""
+
     def __init__(self, session: aiohttp.ClientSession, target: BenchTarget) -> None:
         self._session = session
         self._target = target
         parts = urlsplit(target.url)
         self._tls = client_context(target.ca, True) if parts.scheme == "https" else None
         self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        """Scheme and address of the server, without a path."""
         self._base = self._root + parts.path.rstrip("/").removesuffix("/v1")
+        """URL of the server without `/v1`."""
         self._headers = dict([*read_headers([], None, target.key_env), *target.headers.items()])
         self.detected = Detected(target.url)
+        """Facts that were found so far."""
 
     async def identify(self) -> None:
         """Detect server type, model and software. Raises ConfigError if the server cannot be reached."""

@@ -47,6 +47,8 @@ RATE_SPARE: Final = 1.1
 
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.5.2)."""
+
     ttft_p99: Annotated[Duration | None, opt("success criterion (required): largest P99 of TTFT")] = None
     workload: Annotated[
         str,
@@ -65,6 +67,7 @@ class CapacityLevel(LevelFigures, frozen=True, kw_only=True):
     """Figures of a level; latencies and counts are of all its requests, including the ramp-up."""
 
     concurrency: int
+    """Number of concurrent requests."""
     completion: figures.IntervalFigure | None
     """Share of the requests that completed."""
     failed: int
@@ -72,6 +75,7 @@ class CapacityLevel(LevelFigures, frozen=True, kw_only=True):
     endings: dict[str, int]
     """Number of incomplete responses by outcome."""
     memory_errors: int
+    """Number of answers that report a lack of memory."""
 
 
 class CapacityCriteria(msgspec.Struct, frozen=True):
@@ -79,20 +83,28 @@ class CapacityCriteria(msgspec.Struct, frozen=True):
 
     ttft_p99: float
     completion: float
+    """Smallest allowed share of completed requests."""
     memory_errors: int
+    """Largest allowed number of answers that report a lack of memory."""
 
 
 class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     max_concurrency: int | None
     """Highest concurrency that meets the criteria; None if not even one request at a time meets them."""
     limit: int | None
     """Lowest concurrency that was found not to meet the criteria; None if all met them."""
     workload: str
     output_tokens: int | None
+    """Length of all responses; None: the lengths of the workload."""
     criteria: CapacityCriteria
     output_tps: float | None
+    """Output tokens per second at the maximum."""
     request_rps: float | None
+    """Completed requests per second at the maximum."""
     tokens_in_flight: float | None
+    """Mean number of tokens in the server's memory at the maximum."""
     levels: list[CapacityLevel]
 
 
@@ -171,6 +183,7 @@ def _is_too_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
 
 
 def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
+    """Return the criteria of the capacity that a load has not met, as texts."""
     texts = []
     completed, bound = _completed_share(measured), _bound_s(params)
     if completed < params.completion:
@@ -184,6 +197,7 @@ def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
 
 
 def _bound_s(params: CapacityParams) -> float:
+    """Return the bound of the 99th percentile of TTFT."""
     assert params.ttft_p99 is not None  # `check` has refused the value None.
     return to_seconds(params.ttft_p99)
 

@@ -49,6 +49,8 @@ _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.6.2)."""
+
     workload: Annotated[
         Literal["request-classes", "synthetic-skewed"],
         opt(
@@ -92,9 +94,11 @@ class StarvationFigure(figures.IntervalFigure, frozen=True, kw_only=True):
     starved: int
     """Number of requests whose wait exceeds `threshold`."""
     median: float
+    """Median wait of all requests."""
     threshold: float
     """Wait above which a request counts as starved: `medians` x `median`."""
     medians: float
+    """Factor by which a wait must exceed the median."""
 
 
 class LatencyInflation(msgspec.Struct, frozen=True):
@@ -110,16 +114,22 @@ class ClassAlone(Latencies, frozen=True, kw_only=True):
     """Figures of a class in a load without the other classes."""
 
     rate_rps: float
+    """Rate at which the requests were sent."""
     sent: int
+    """Number of requests of the class that were sent."""
 
 
 class ClassFigures(Latencies, frozen=True, kw_only=True):
     """Figures of a class in the mix with other classes, and of the same class alone."""
 
     sent: int
+    """Number of requests of the class in the mix."""
     alone: ClassAlone
+    """Figures of the class without the other classes."""
     inflation: LatencyInflation
+    """How much longer than alone the requests of the class wait in the mix."""
     starvation: StarvationFigure | None
+    """Requests that wait much longer than the median; None without TTFT."""
 
 
 class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,15 +148,20 @@ class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: dict[str, float]
     """By class: mean TTFT in the mix / median TTFT of the class alone."""
     unfair_below: float
+    """Index below which the server is called unfair."""
 
 
 class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     rate_rps: float
+    """Rate of the mix."""
     capacity: Capacity | None
     """Saturation rate of the mix; None if the user set the rate."""
     load_share: float | None
     """Rate of the mix as a share of the saturation rate."""
     tokens_per_second: float
+    """Rate of input and output tokens in the mix."""
     isolation: str
     """Quantity whose rate is the same in the load of a class alone as in the mix: always `tokens`."""
     classes: dict[str, ClassFigures]
@@ -155,6 +170,8 @@ class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ClassRow(NamedTuple):
+    """Row of a table: one request class."""
+
     name: str
     figures: ClassFigures
 
@@ -165,8 +182,11 @@ class _Class:
 
     name: str
     mixed: Measurement
+    """Its requests in the mix with other classes."""
     alone: Measurement
+    """Its requests in a load without other classes."""
     alone_rps: float
+    """Rate of the load with this class alone."""
 
 
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:
@@ -231,6 +251,7 @@ def _mix(session: BenchSession, params: FairnessParams) -> mixes.ClassMix:
 async def _capacity(
     session: BenchSession, params: FairnessParams, mix: mixes.ClassMix, warm: Any
 ) -> Capacity:
+    """Return the known capacity; if there is none, measure it with the mix of classes."""
     known = known_capacity(session, params.max_rate)
     if known is not None:
         return known

@@ -80,10 +80,12 @@ class OverheadFigures(msgspec.Struct, frozen=True, kw_only=True):
     shift: dict[str, object] | None
     """Comparison over all pairs (`compare_paired`)."""
     p50: figures.IntervalFigure | None
+    """Difference of the medians."""
     p95: figures.IntervalFigure | None
     p99: figures.IntervalFigure | None
 
     def with_adjusted_p(self, p: float) -> "OverheadFigures":
+        """Return a copy with the p-value adjusted for the number of comparisons."""
         assert self.overall is not None
         overall = msgspec.structs.replace(self.overall, p_adjusted=p)
         return msgspec.structs.replace(self, overall=overall)
@@ -93,8 +95,11 @@ class ArmFigures(Latencies, frozen=True, kw_only=True):
     """Figures of a configuration at one load."""
 
     sent: int
+    """Number of requests that were sent."""
     complete: int
+    """Number of requests with a complete response."""
     refused: int
+    """Number of requests that the guardrail refused."""
     overhead: dict[str, OverheadFigures] | None
     """By metric: overhead compared with the baseline; None for the baseline itself."""
     overload: list[float]
@@ -102,26 +107,37 @@ class ArmFigures(Latencies, frozen=True, kw_only=True):
 
 
 class GuardrailLevel(msgspec.Struct, frozen=True):
+    """Figures of all configurations at one load."""
+
     level: float
     """Load in % of the capacity."""
     rate_rps: float
     arms: dict[str, ArmFigures]
+    """By configuration: its figures at this load."""
 
 
 class PeakThroughput(Capacity, frozen=True, kw_only=True):
+    """Highest throughput of a configuration."""
+
     reduction: float | None
     """Share of the baseline's throughput that is lost; None for the baseline itself."""
 
 
 class GuardrailMeasurements(msgspec.Struct, frozen=True):
+    """Public JSON of the test's figures."""
+
     capacity: Capacity
+    """Capacity of the baseline, from which the loads are computed."""
     levels: list[GuardrailLevel]
     max_throughput: dict[str, PeakThroughput] | None
+    """By configuration: its highest throughput; None if not measured."""
     labels: dict[str, Any] | UnsetType = UNSET
     """By configuration: refusals compared with the labels; absent if no labelled trace was sent."""
 
 
 class _ArmRow(NamedTuple):
+    """Row of a table: one configuration at one load."""
+
     load: str
     arm: str
     name: str
@@ -129,6 +145,8 @@ class _ArmRow(NamedTuple):
 
 
 class _OverheadRow(NamedTuple):
+    """Row of a table: overhead of one configuration in one metric at one load."""
+
     load: str
     name: str
     metric: str
@@ -136,6 +154,8 @@ class _OverheadRow(NamedTuple):
 
 
 class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.10.2)."""
+
     workload: Annotated[str, opt("benign workload; conversation is recommended")] = "conversation"
     output_tokens: test.OutputTokens = None
     levels: Annotated[tuple[Level, ...], opt("loads in % of max_rate", min_length=1)] = (
@@ -254,6 +274,7 @@ def order_blocks(
 
 
 def _filter_arms(session: BenchSession) -> list[str]:
+    """Return the configured arms with a filter."""
     return [name for name in ARMS if name != BASELINE and name in session.arms]
 
 
@@ -283,6 +304,7 @@ async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, wa
 async def _peak_capacities(
     session: BenchSession, params: GuardrailParams, capacity: Capacity, warm_by: Load
 ) -> dict[str, Capacity]:
+    """Return the greatest throughput of each arm; measure those that are not known."""
     peaks = {}
     for arm in (BASELINE, *_filter_arms(session)):
         is_known = arm == BASELINE and capacity.tps is not None

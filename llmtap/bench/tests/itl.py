@@ -49,6 +49,8 @@ Level = Annotated[float, Meta(gt=0, le=200)]
 
 
 class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.4.2)."""
+
     workload: test.Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
@@ -79,11 +81,16 @@ class Modality(msgspec.Struct, frozen=True):
     """Modes (peaks) of the distribution of gaps, in seconds, and whether there is only one."""
 
     unimodal: bool
+    """Whether there is only one peak."""
     modes: list[float]
+    """Positions of the peaks."""
 
 
 class ChunkSizes(msgspec.Struct, frozen=True):
+    """Numbers of tokens per chunk; None if they are unknown."""
+
     single_token_share: float | None
+    """Share of the chunks with exactly one token."""
     tokens_per_chunk_mean: float | None
     tokens_per_chunk_max: float | None
 
@@ -94,12 +101,14 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
     level: float
     """Load in % of the saturation rate."""
     rate_rps: float
+    """Planned rate."""
     requests: int
     answers: int
     """Number of responses with at least `OUTPUT_MIN` tokens, which the figures include."""
     too_short: int
     """Number of responses with fewer tokens, which no figure includes."""
     offered_rps: float | None
+    """Rate at which requests were sent."""
     option: str
     """ITL option (IETF 4.6.3) by which the gaps were measured."""
     term: str
@@ -116,7 +125,9 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
     modality: Modality | None
     """Shape of the distribution of gaps; None without gaps."""
     tail: Tail
+    """Shape of the longest gaps."""
     chunking: ChunkSizes
+    """Numbers of tokens per chunk."""
 
     @property
     def name(self) -> str:
@@ -124,8 +135,12 @@ class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItlMeasurements(msgspec.Struct, frozen=True):
+    """Public JSON of the test's figures."""
+
     max_rate_rps: float
+    """Saturation rate, from which the loads are computed."""
     max_rate_from: str
+    """Source of the saturation rate, as text."""
     levels: list[ItlLevel]
 
 
@@ -260,6 +275,7 @@ def _output_tokens(row: Mapping[str, Any]) -> int:
 
 
 def _modality(gaps: Sequence[float]) -> Modality | None:
+    """Return the peaks of the distribution of the gaps; None: too few gaps."""
     peaks = modes(gaps)
     return Modality(len(peaks) == 1, peaks) if peaks else None
 

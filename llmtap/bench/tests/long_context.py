@@ -54,6 +54,7 @@ class LengthThroughput(msgspec.Struct, frozen=True):
     """Rates from the first request to the last response, for complete responses only."""
 
     concurrency: int
+    """Number of concurrent requests."""
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
@@ -63,6 +64,7 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one context length."""
 
     length: int
+    """Planned number of input tokens."""
     context: float
     """Mean number of input tokens, as the server counts."""
     requests: int
@@ -70,21 +72,30 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
     ttft_mean: figures.IntervalFigure
     e2e: figures.LatencyRow
     seconds_per_1000_tokens: float
+    """Mean TTFT per 1,000 input tokens."""
     throughput: list[LengthThroughput]
+    """Rates at each concurrency."""
     throughput_max: LengthThroughput
+    """The entry of `throughput` with the most requests per second."""
     throughput_saturated: bool
     """Whether the throughput no longer grew at the highest concurrency."""
 
 
 class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     lengths: list[LengthFigures]
     scaling_exponent: figures.IntervalFigure | None
+    """Power of the prompt length with which TTFT grows."""
     best_fit: str | None
+    """Name of the function that fits TTFT best."""
     fits: dict[str, dict[str, object]]
     """By name of a fit: its coefficients, R^2 and BIC."""
 
 
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.9.2)."""
+
     workload: Annotated[
         str,
         opt("workload: long-context (document and question), or FILE.toml with texts of your own"),
@@ -269,6 +280,7 @@ class _Fit:
 
     name: str
     formula: str
+    """Formula for reports."""
     parameters: int
     """Number of parameters."""
     r2: float

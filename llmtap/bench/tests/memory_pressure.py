@@ -67,6 +67,8 @@ _NOT_MEASURABLE: Final = "not measurable"
 
 
 class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.8.2)."""
+
     workload: Annotated[
         str,
         opt("workload of 4.3.2 (long-context is recommended, 5.8.2), or FILE.toml of your own"),
@@ -90,12 +92,18 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     """Number of concurrent requests in % of the capacity."""
     concurrency: int
     step: str
+    """Name of the load."""
     requests: int
     completion: IntervalFigure | None
+    """Share of the requests that completed."""
     fail_rate: float
+    """Share of the requests that did not complete."""
     memory_errors: int
+    """Number of answers that report a lack of memory."""
     preemption_events: int | None
+    """How often the server interrupted a request to free memory."""
     preempted_requests: float | None
+    """Number of requests that the server interrupted to free memory."""
     preemption_rate_max: float | None
     """Largest possible share of preempted requests. If the server counts preemptions instead of requests, the
     real share is smaller whenever it preempted a request several times."""
@@ -104,9 +112,11 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     preemption_loss_tokens: float | None
     """Number of tokens that the server had to compute again, per preemption."""
     swapped_tokens: float | None
+    """Number of tokens whose cache was moved out of the GPU."""
     swapped_mean: float | None
     """Mean number of requests that were swapped out."""
     completed_rps: float
+    """Completed requests per second."""
     output_tps: float | None
     drain: float
     """Seconds from the end of the level until its last answer."""
@@ -119,8 +129,12 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
 
 
 class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     capacity: int
+    """Number of concurrent requests that the server can hold: 100 %."""
     capacity_source: str
+    """Source of the capacity, as text."""
     workload: str
     levels: list[PressureLevel]
     preemption_is_told: bool
@@ -130,12 +144,18 @@ class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     recovered: bool
     """Whether single requests complete after the last level, nearly as fast as before the first level."""
     ttft_p50_before: float | None
+    """Median TTFT of single requests before the first level."""
     ttft_p50_after: float | None
+    """Median TTFT of single requests after the last level."""
 
 
 class _Level(NamedTuple):
+    """One measured level of load."""
+
     percent: int
+    """Number of concurrent requests in % of the capacity."""
     slots: int
+    """Number of concurrent requests."""
     measurement: Measurement
     steady_part: SteadyPart
 
@@ -145,10 +165,13 @@ class _PressureRun:
     """Measured levels of the test, with the single requests (probes) before and after them."""
 
     capacity: int
+    """Number of concurrent requests that the server can hold: 100 %."""
     source: str
+    """Source of the capacity, as text."""
     workload: str
     """Workload with which the capacity was measured."""
     probe_before: Measurement
+    """Single requests before the first level."""
     levels: list[_Level] = field(default_factory=list)
     probe_after: Measurement | None = None
     ended_early: list[str] = field(default_factory=list)
@@ -219,6 +242,7 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
 
 
 async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -> _PressureRun:
+    """Send the load of each level, with a probe before and after all of them."""
     capacity = _capacity(session, params)
     assert capacity is not None  # `check` has refused the value None.
     seconds = to_seconds(params.duration)

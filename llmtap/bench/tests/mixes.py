@@ -113,6 +113,7 @@ class ClassMix(PlannedWorkload):
 
     classes: tuple[RequestClass, ...]
     content: ProseWords | RandomIds = field(default_factory=ProseWords)
+    """Generator of the texts of prompts."""
     name: str = "request-classes"
 
     def only_class(self, name: str) -> "ClassMix":
@@ -256,6 +257,7 @@ def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
 
 @cache
 def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
+    """Return the mean of a skewed distribution that is cut to a span, by numeric integration."""
     return math.fsum(_length_quantile(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
 
 
@@ -335,6 +337,7 @@ class Prefixes:
 
     workload: ComposedWorkload
     counting: TokenCounting = WORDS
+    """How the tokens of prompts are counted."""
     output_tokens: int | None = None
     """Length of all responses; None: the lengths of the workload."""
 
@@ -385,6 +388,7 @@ class Prefixes:
         return parts
 
     def _script(self, parts: WorkloadPlan, texts: int) -> GeneratedScript:
+        """Return the script of all texts."""
         content = self.workload.content
         assert not isinstance(content, RandomIds)
         return GeneratedScript(content, parts, texts)

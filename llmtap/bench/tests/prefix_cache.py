@@ -47,8 +47,11 @@ class StateRows(msgspec.Struct, frozen=True):
     """TTFT in each state of the cache."""
 
     off: figures.LatencyRow
+    """Cache switched off."""
     cold: figures.LatencyRow
+    """Cache on, but without the prefixes of the requests."""
     warm: figures.LatencyRow
+    """Cache on, with the prefixes of the requests."""
 
 
 class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +68,12 @@ class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reductions(msgspec.Struct, frozen=True):
+    """Reduction of TTFT with a cold and with a warm cache."""
+
     cold: TtftReduction
+    """Reduction with a cache that has none of the prefixes."""
     warm: TtftReduction
+    """Reduction with a cache that has all prefixes."""
 
 
 class HitRate(msgspec.Struct, frozen=True):
@@ -74,7 +81,9 @@ class HitRate(msgspec.Struct, frozen=True):
 
     value: float
     cached_tokens: int
+    """Number of prefix tokens that came from the cache."""
     prefix_tokens: int
+    """Number of prefix tokens in the prompts."""
     answers_that_tell: int
     """Number of responses that report cached tokens."""
 
@@ -84,6 +93,7 @@ class HitRates(msgspec.Struct, frozen=True):
 
     off: HitRate | None
     cold: HitRate | None
+    """Cache on, but without the prefixes of the requests."""
     warm: HitRate | None
 
 
@@ -92,6 +102,7 @@ class StateRate(msgspec.Struct, frozen=True):
 
     mean: float | None
     runs: list[float]
+    """Rate in each repeat."""
 
 
 class CacheThroughput(msgspec.Struct, frozen=True):
@@ -99,8 +110,11 @@ class CacheThroughput(msgspec.Struct, frozen=True):
 
     unit: str
     off: StateRate
+    """Rates with the cache off."""
     on: StateRate
+    """Rates with a warm cache."""
     improvement: figures.IntervalFigure
+    """Increase of the rate by the cache, as a share of the rate without."""
 
 
 class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,18 +122,24 @@ class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
     rate_rps: float
     capacity: levels.Capacity | None
+    """Capacity from which the rate was computed; None if the user set the rate."""
     ttft: StateRows
     reduction: Reductions
+    """How much the cache shortens TTFT."""
     hit_rate: HitRates
     throughput: CacheThroughput | None
 
 
 class _StateRow(NamedTuple):
+    """Row of a table: TTFT in one state of the cache."""
+
     name: str
     ttft: figures.LatencyRow
 
 
 class _EffectRow(NamedTuple):
+    """Row of a table: reduction of TTFT in one state of the cache."""
+
     state: str
     reduction: TtftReduction
 
@@ -163,6 +183,7 @@ class PrefixRun:
     lengths: Sequence[int]
     """Number of tokens of each prefix, by index."""
     states: dict[str, Measurement] = field(default_factory=dict)
+    """By state of the cache: measurement of the load."""
 
     def prefix_tokens(self, row: int) -> int:
         """Return the number of tokens of a row's shared prefix."""
@@ -267,8 +288,11 @@ class _TextSeeds:
         """`first_seed`: seed of the first load (parameter `texts`), + 1 for each later load; None: random."""
         self._folder = session.folder
         self._first_seed = first_seed
+        """Seed of the first new load, and the next numbers of later ones; None: seeds are random."""
         self._seeds: dict[str, int] = self._folder.read_json(TEXTS_FILE) or {}
+        """By load of an earlier command: its seed."""
         self.seed_by_step: dict[str, int] = {}
+        """By load of this command: its seed, for the report."""
 
     def seed_for(self, step: str, shape: Load) -> int:
         """Return the seed of a load. An interrupted load gets a new one: a cache can have its prompts.
@@ -377,6 +401,7 @@ def _ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
 
 
 def _reduction(runs: Sequence[PrefixRun], state: str) -> TtftReduction:
+    """Return by how much a state of the cache reduces the TTFT, compared with the cache off."""
     pairs = [(one.states["off"], one.states[state]) for one in runs]
     off, on = figures.paired_values(pairs, "ttft_ns")
     p50, p95, p99 = (

@@ -54,6 +54,8 @@ DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 
 
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.2.2)."""
+
     workload: test.Workload = "synthetic-uniform"
     duration: Annotated[
         Duration, opt("duration of each level; at least 60s, 300s for stable figures (5.2.2.1)")
@@ -100,6 +102,7 @@ class SearchResult:
     step: float
     """Increment of the search, as rate or concurrency: `search` counts levels in multiples of it."""
     attempts: list[LevelAttempt] = field(default_factory=list)
+    """Levels that were sent, in order of time."""
     ended_early: list[str] = field(default_factory=list)
     """Names of loads whose requests ended before the planned duration."""
 
@@ -202,6 +205,8 @@ def _violations(steady: SteadyPart, lowest: SteadyPart, params: ThroughputParams
 
 
 class ThroughputLevel(LevelFigures, frozen=True, kw_only=True):
+    """Figures of one level of load."""
+
     planned_rps: float | UnsetType = UNSET
     """Planned load of an open loop."""
     concurrency: float | UnsetType = UNSET
@@ -212,14 +217,18 @@ class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Maxima over all sustained levels, and figures of the highest level; None if no level is sustained."""
 
     load_model: str
+    """`open` (requests by time) or `closed` (a fixed number in flight)."""
     constraint: BoundsReport | None
     """Bounds of the SLO."""
     limit: float | None
     """Load of the lowest level that is not sustained, as rate or concurrency."""
     levels: list[ThroughputLevel]
     sustainable_load_rps: float | None = None
+    """Arrival rate of the highest sustained level."""
     planned_rps: float | None = None
+    """Planned rate of the highest sustained level; absent in a closed loop."""
     sustainable_concurrency: int | None = None
+    """Highest sustained number of concurrent requests."""
     max_output_tps: float | None = None
     max_request_rps: float | None = None
     max_input_tps: float | None = None
@@ -229,10 +238,14 @@ class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     sent: int | None = None
     """Number of requests that were sent in the steady part of the highest sustained level."""
     completed_rps: float | None = None
+    """Completion rate of the highest sustained level."""
     completed: int | None = None
+    """Number of complete responses of the highest sustained level."""
 
 
 class _LevelRow(NamedTuple):
+    """Row of a table: one level of load."""
+
     attempt: LevelAttempt
     level: ThroughputLevel
 

@@ -46,6 +46,8 @@ LEVELS_MIN: Final = 10
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup of the test (IETF 5.3.2)."""
+
     workload: test.Workload = "synthetic-uniform"
     duration: Annotated[Duration, opt("duration of a level, at least 60s (5.3.2)")] = DURATION_MIN
     levels: Annotated[
@@ -67,6 +69,8 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TradeoffLevel(LevelFigures, frozen=True, kw_only=True):
+    """Figures of one level of load."""
+
     percent: float
     """Share of the capacity in %."""
     offered_rps: float
@@ -77,14 +81,20 @@ class TradeoffMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Points of the curve as rates, by the rules in `_point_rows`; None if no level meets a point's rule."""
 
     capacity_rps: float
+    """Estimated capacity, from which the loads are computed."""
     capacity_source: str
+    """Source of the capacity, as text."""
     objectives: BoundsReport | None
     knee_rps: float | None
+    """First rate with a TTFT P99 of more than twice the smallest one."""
     saturation_rps: float | None
+    """First rate with less throughput than the level before."""
     peak_rps: float | None
+    """Rate with the highest throughput."""
     queue_grows_from_rps: float | None
     """Rate of the lowest level at which the queue grows."""
     operating_point_rps: float | None
+    """Rate with the highest throughput of the sustained levels within the bounds."""
     levels: list[TradeoffLevel]
 
 

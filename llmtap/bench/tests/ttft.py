@@ -50,6 +50,7 @@ class InputRange(figures.LatencyRow, frozen=True, kw_only=True):
     """TTFT of the requests whose input lengths are in one range."""
 
     begin: int = msgspec.field(name="from")
+    """First length of the range, in tokens."""
     below: int | None
     """First length above the range; None: the range has no end."""
 
@@ -73,7 +74,10 @@ class ServerMean(msgspec.Struct, frozen=True):
 
 
 class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Public JSON of the test's figures."""
+
     requests: int
+    """Number of requests that were sent."""
     answered: int
     """Number of requests that ended well."""
     ttft: figures.LatencyRow
@@ -93,12 +97,16 @@ class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     """Largest uncertainty, over all responses, of a response's times, in seconds."""
 
 
-class _Component(NamedTuple):
+class _ComponentRow(NamedTuple):
+    """Row of a table: one part of TTFT."""
+
     name: str
     row: figures.LatencyRow
 
 
 class _MeanRow(NamedTuple):
+    """Row of a table: mean of one time that the server measured."""
+
     name: str
     row: ServerMean
 
@@ -242,14 +250,14 @@ def _tables(measurements: TtftMeasurements) -> list[test.ReportTable]:
     }
     tables = [figures.metric_table("Table 1: TTFT Results", results)]
     if measurements.ttft_by_input is not None:
-        rows = [_Component(one.text, one) for one in measurements.ttft_by_input]
+        rows = [_ComponentRow(one.text, one) for one in measurements.ttft_by_input]
         tables.append(figures.table_of("Table 2: TTFT by Input Length", rows, TABLE_2))
     parts = {
         "Time to any token": measurements.ttft_any,
         "Queue wait (server)": measurements.server_queue,
         "Prefill (server)": measurements.server_prefill,
     }
-    components = [_Component(name, row) for name, row in parts.items() if row is not None]
+    components = [_ComponentRow(name, row) for name, row in parts.items() if row is not None]
     if components:
         tables.append(figures.table_of("Components of TTFT (5.1.4.2)", components, COMPONENT_COLUMNS))
     if measurements.server_histograms:

@@ -72,8 +72,11 @@ class Redactor:
         # The operator's own patterns come first, because they are the most specific. The rule `key` is next,
         # because a key can contain digits that look like a phone number.
         self._rules = [*own_rules, *(rule for name, rule in BUILT_IN.items() if name in rules)]
+        """Functions that replace what they find; each returns the text and the number of hits."""
         self._chars_min = 0 if own_rules else _CHARS_MIN
+        """Length below which a text cannot match a built-in rule, so is not searched."""
         self._redacts_keys = "key" in rules
+        """Whether keys and passwords are redacted, so also the values of fields such as `api_key`."""
 
     def text(self, text: str) -> tuple[str, int]:
         """Return the text with a mark in place of each hit, and the number of hits."""
@@ -105,8 +108,11 @@ class _JsonRedactor:
     def __init__(self, rule: _Rule, *, secret_names: bool) -> None:
         """`secret_names`: redact also the values of members whose names show that they are secret."""
         self._rule = rule
+        """Redacts a text; returns it with the number of hits."""
         self._redact_secret_names = secret_names
+        """Whether to redact values whose name says that they are secret."""
         self.hits = 0
+        """Number of texts that were replaced."""
 
     def redact(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -284,6 +290,7 @@ _digit_or_sign = re.compile(r"[0-9!@#$%^*+/]").search
 
 
 def _redact_keys(text: str) -> tuple[str, int]:
+    """Replace API keys and the values assigned to secret names. Return the text and the number of them."""
     hits = 0
     lower = text.lower()
     for needle, find in _KEYS:

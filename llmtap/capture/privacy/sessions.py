@@ -86,8 +86,11 @@ class BlockHasher:
         self.skipped_prompts = 0
         """Number of prompts without blocks, because the tokenizer failed or a text was too long for it."""
         self._salt = salt
+        """Secret key of all hashes."""
         self._tokenize = tokenize if unit == "tokens" else None
+        """Returns the token ids of a text; None: blocks are of bytes."""
         self._block_bytes = block_size * (1 if unit == "bytes" else ID_BYTES)
+        """Size of a block in bytes: of text, or of token ids."""
 
     def blocks(self, prompt: PromptShape) -> Blocks | None:
         """Return the blocks of a prompt. If the tokenizer fails, count the prompt and return None."""
@@ -123,6 +126,7 @@ class BlockHasher:
         return content, marks
 
     def _text_bytes(self, text: str) -> bytes:
+        """Return the bytes of a text that are cut into blocks: token ids, or UTF-8 without a tokenizer."""
         if self._tokenize is None:
             return text.encode()
         if len(text) > _TOKENISE_CHARS_MAX:
@@ -133,6 +137,7 @@ class BlockHasher:
         return array("I", self._tokenize(text)).tobytes()
 
     def _block_hashes(self, content: bytearray, marks: list[tuple[int, bytes]]) -> "array[int]":
+        """Return an id for each block; it depends on all blocks before, so equal ids mean equal prefixes."""
         ids = array("q")
         size, salt = self._block_bytes, self._salt
         last = bytes(_ID_BYTES)
@@ -214,9 +219,11 @@ class _PastExchange:
     """Keys by which a later request finds this exchange."""
     session: str
     turn: int
+    """Number of the exchange in its session."""
     id: str
     relay: str
     ended_ns: int | None
+    """Time of its end; None while it runs."""
     ended_wall_ns: int
     """End of the answer by the wall clock, or arrival if the end is unknown."""
     closing_ns: int
@@ -240,8 +247,15 @@ class Sessions:
     """
 
     __slots__ = (
-        "_by_key", "_exchanges_max", "_fields", "_hash_names", "_headers", "_idle_ns", "_order", "_parents",
+        "_by_key",
+        "_exchanges_max",
+        "_hash_names",
+        "_idle_ns",
+        "_order",
+        "_parent_headers",
         "_salt",
+        "_session_fields",
+        "_session_headers",
     )  # fmt: skip
 
     def __init__(
@@ -256,13 +270,20 @@ class Sessions:
         idle_ns: int = _IDLE_NS,
     ) -> None:
         self._salt = salt
+        """Secret key of all digests."""
         self._hash_names = hash_names
-        self._headers = [name.lower().encode() for name in headers]
-        self._parents = [name.lower().encode() for name in parents]
-        self._fields = [path.split(".") for path in fields]
+        """Whether names of conversations are stored as hashes."""
+        self._session_headers = [name.lower().encode() for name in headers]
+        """Header fields that name a conversation."""
+        self._parent_headers = [name.lower().encode() for name in parents]
+        """Header fields that name the previous exchange."""
+        self._session_fields = [path.split(".") for path in fields]
+        """Fields of the body that name a conversation, as steps of a path."""
         self._exchanges_max = exchanges_max
         self._idle_ns = idle_ns
+        """Time after its end at which an exchange is forgotten."""
         self._by_key: dict[bytes, list[_PastExchange]] = {}
+        """By digest of a conversation or of its messages: exchanges that can be parents."""
         self._order: deque[_PastExchange] = deque()
         """All exchanges that are remembered, in the order in which they ended."""
 
@@ -272,7 +293,7 @@ class Sessions:
     def request_keys(self, headers: Headers, prompt: PromptShape | None) -> ConversationKeys:
         """Return the digests of a complete request; call this before the text of the request is discarded."""
         keys = ConversationKeys(
-            self._name_digest(headers, prompt), self._field_digest(headers, self._parents)
+            self._name_digest(headers, prompt), self._field_digest(headers, self._parent_headers)
         )
         if prompt is not None and prompt.chat:
             previous_id = prompt.value.get("previous_response_id")
@@ -349,6 +370,7 @@ class Sessions:
         return _latest_ended(siblings or (), x)
 
     def _remember(self, past: _PastExchange) -> None:
+        """Store an exchange as a possible parent of later ones."""
         for key in past.keys:
             same = self._by_key.setdefault(key, [])
             if len(same) == _EXCHANGES_PER_KEY_MAX:
@@ -372,9 +394,9 @@ class Sessions:
 
     def _name_digest(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
         """Return the digest of the id by which the request names its conversation."""
-        if (name := self._field_digest(headers, self._headers)) is not None:
+        if (name := self._field_digest(headers, self._session_headers)) is not None:
             return name
-        for steps in self._fields if prompt is not None else ():
+        for steps in self._session_fields if prompt is not None else ():
             value: Any = prompt.value if prompt is not None else None
             for step in steps:
                 value = value.get(step) if isinstance(value, dict) else None
@@ -394,6 +416,7 @@ class Sessions:
         return self._digest(b"answer " + answer_id, DIGEST_BYTES)
 
     def _digest(self, data: bytes, size: int) -> bytes:
+        """Return a hash keyed with the salt, so that nobody without the salt can test guesses."""
         return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
 
 
@@ -408,6 +431,7 @@ def _latest_ended(candidates: Sequence[_PastExchange], x: Exchange) -> _PastExch
 
 
 def _parent_preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple[int, int]:
+    """Return a key by which the best of several possible earlier turns is chosen."""
     if past.follower is None:
         rank = 3 if past.succeeded and _think_ns(past, x) is not None else 1
     else:

@@ -40,15 +40,24 @@ class CapturedWorkload:
         """`wall`: arrivals are times of the wall clock, and not offsets from the beginning of a trace."""
         self.rows = 0
         self._is_wall_time = wall
+        """Whether the times are dates; False for a simulation, which begins at 0."""
         self._arrivals: list[pa.Array] = []
+        """Arrival times, one array for each batch."""
         self._last_end_ns: int | None = None
+        """Latest end of an exchange."""
         self._tokens: dict[str, list[pa.Array]] = {"input": [], "output": []}
         self._counts: dict[str, dict[str, int]] = {}
+        """By column: number of exchanges with each value."""
         self._scheduled_rows = 0
+        """Number of exchanges with a planned send time, which shows a replay."""
         self._ended_rows = 0
+        """Number of exchanges whose end is known."""
         self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
+        """By capture, unit and size of blocks: number of blocks, and ids of all different ones."""
         self._sessions: list[pa.Table] = []
+        """Session and turn of each exchange, one table for each batch."""
         self._think_times: list[pa.Table] = []
+        """Times that users took before a request, with their kind."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count the rows of a batch that has all columns of a capture."""
@@ -76,6 +85,7 @@ class CapturedWorkload:
         self._think_times.append(think.filter(pc.is_valid(think.column("think_us"))))
 
     def _add_blocks(self, batch: pa.RecordBatch) -> None:
+        """Add the block ids, separately for each kind of blocks: only ids of one kind can be compared."""
         table = pa.Table.from_batches([batch.select(_BLOCK_KIND)])
         kinds = table.group_by(_BLOCK_KIND).aggregate([]).to_pylist()
         for kind in kinds:

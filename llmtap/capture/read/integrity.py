@@ -42,6 +42,7 @@ class RelayIntegrity:
     duplicates: int
     """Rows that have the same number as another row."""
     missing: int
+    """Number of exchanges without a row whose reason is not known."""
     running: int
     """Equal to `unsettled` if the capture is not closed, else 0. These exchanges do not count as missing."""
     ranges: list[tuple[int, int]]

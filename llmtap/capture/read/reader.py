@@ -117,7 +117,9 @@ class Capture:
         self.broken = list(broken)
         """Files that could not be read to their end: name and reason."""
         self._places = places
+        """Names of files, folders or URLs, as the user gave them."""
         self._skip_broken = skip_broken
+        """Whether to leave out broken files instead of raising."""
 
     def __len__(self) -> int:
         return sum(file.rows for file in self.files)
@@ -423,6 +425,7 @@ def _schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
+    """Return the metadata of a capture of several files: the values that all files share."""
     if len(infos) < 2:
         return infos[0] if infos else schema.CaptureInfo()
     first = infos[0]

@@ -37,6 +37,7 @@ class _CountedInput(io.RawIOBase):
     def __init__(self, file: BinaryIO, total_bytes: int | None, progress: Progress | None) -> None:
         self._file = file
         self.total_bytes = total_bytes
+        """Size of the file; None if it is not known."""
         self._progress = progress
         self.bytes_read = 0
 
@@ -68,6 +69,7 @@ class _PrefixedInput(io.RawIOBase):
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = head
+        """First bytes of the file, which were read to recognise its format."""
         self._file = rest
 
     def readable(self) -> bool:
@@ -85,6 +87,7 @@ class InputFile:
     """A file that is open for reading."""
 
     _raw: _CountedInput
+    """The file before decompression."""
     head: bytes
     """First bytes of the content, decompressed."""
     stream: BinaryIO

@@ -58,6 +58,7 @@ class FinisherCounts:
     recovered_rows: int = 0
     """Rows of spools that an earlier process left."""
     damaged_batches: int = 0
+    """Number of batches that could not be read from spools."""
     lost_rows: int = 0
     """Rows of spools that another program removed before they became files."""
 
@@ -77,11 +78,16 @@ class Finisher:
         self._place = place
         self._folder = place.folder or spool_folder
         self._on_delivered = on_delivered
+        """Function that is called with the name and size of each delivered file."""
         self._queue: deque[ClosedSpool] = deque()
+        """Closed spools, the oldest first."""
         self._faulty_spools: list[ClosedSpool] = []
         """Faulty spools, which stay in their folder."""
         self._wake = threading.Condition()
+        """Notified when there is a spool, a reason to retry, or the end."""
         self._is_stopping = self._is_abandoned = self._must_retry = False
+        """`_is_stopping`: no spool will be added. `_is_abandoned`: end without converting the rest.
+        `_must_retry`: try again now, without waiting after a failure."""
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
     @property
@@ -129,6 +135,7 @@ class Finisher:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        """Turn spools into Parquet files. After an error, try again later."""
         pause_s = BACK_OFF_S
         while (spool := self._next_spool()) is not None:
             delivered = None
@@ -275,7 +282,9 @@ class LocalFiles:
         """Number of rows in deleted files of this capture."""
         self._folder = folder
         self._tag = f"-{tag}-"
+        """Part of the names of this capture's files, by which its deleted rows are counted."""
         self._sizes: dict[str, int] = {}
+        """By name: size of each file in bytes."""
         self._new_files: dict[str, int] = {}
         """By name: size of each file added while `list_folder` runs, because the listing can lack it."""
         self._lock = threading.Lock()

@@ -176,8 +176,12 @@ class RemotePlace:
         """Raises ConfigError for an invalid URL."""
         self.name = redact_url(url)
         self._secrets = _secrets_of(url)
+        """Parts of the URL that must not be in messages."""
         self._connect, self._prefix = _s3_store(url) if url.startswith("s3://") else self._other_store(url)
+        """`_connect`: function that connects to the store. `_prefix`: path in the store before the file's
+        name."""
         self._filesystem: FileSystem | None = None
+        """Connection to the store; None before the first use."""
 
     def filesystem(self) -> "FileSystem":
         """Return the file system of the store. The first call connects to it. Raises OSError."""
@@ -338,6 +342,7 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Join small batches to tables of about ROW_GROUP_BYTES, one for each row group of the file."""
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -389,6 +394,7 @@ class RunWriter:
         version of llmtap and the time are added.
         """
         self._shown_place = redact_url(str(to))
+        """Name of the place without secrets, for messages."""
         self._clock = SystemClock()
         now_ns = self._clock.wall_ns()
         began = datetime.fromtimestamp(now_ns // 10**9, UTC)
@@ -399,12 +405,18 @@ class RunWriter:
             began_ns=now_ns,
         )
         self._meter = meter
+        """Identifier of the writer in the ledger of each file."""
         self._expected_counts = dict(expected)
+        """By relay: number of exchanges, so that a reader finds missing rows."""
         self._written_counts: Counter[str] = Counter()
+        """By relay: number of exchanges written so far."""
         self._files = 0
+        """Number of files so far."""
         self._rows: list[Exchange] = []
         self._batches: list[pa.RecordBatch] = []
+        """Encoded rows of the next file."""
         self._bytes = 0
+        """Size of `_batches`, which are written when a file has enough."""
         self._place = check_place(to)
 
     def add(self, x: Exchange) -> None:

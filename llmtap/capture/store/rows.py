@@ -249,6 +249,7 @@ def _fitting_value(value: Any, kind: pa.DataType) -> Any:
 
 
 def _floor_us(ns: pa.Array) -> pa.Array:
+    """Return nanoseconds as whole microseconds, rounded down."""
     return floor_divide(ns, 1_000)
 
 
@@ -259,6 +260,7 @@ def _joined_column(parts: Iterable[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _list_offsets(lengths: Iterable[int]) -> pa.Array:
+    """Return where each list begins in the joined values, as Arrow stores lists."""
     offsets = array("i", accumulate(lengths, initial=0))
     return pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
 
@@ -406,6 +408,7 @@ def _reading_of(reading: str | None, x: exchange.Exchange) -> Reading:
 def _shape_of(
     row: dict[str, Any], blocks: "array[int] | None", sizes: "array[int] | None"
 ) -> exchange.RequestShape | None:
+    """Return the shape of the request from a row of a capture; None: the row has none."""
     shape = exchange.RequestShape(roles=row["message_roles"] or [])
     for name, attribute in _OF_SHAPE.items():
         setattr(shape, attribute, row[name])
@@ -419,6 +422,7 @@ def _shape_of(
 
 
 def _event_logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.EventLog]:
+    """Yield the log of the events of each row."""
     column = batch.column("event_us")
     rows = pc.list_parent_indices(column)
     t_ns = _lists_as_arrays(column, "q", lambda flat: pc.add(pc.multiply(flat, 1_000), arrivals.take(rows)))

@@ -75,10 +75,13 @@ class SpoolWriter:
         self.size_bytes = 0
         """Size of the file up to the end of the last whole frame."""
         self._version = info.schema_version
+        """Version of the schema, stored in each frame."""
         self._ipc_buffer = io.BytesIO()
+        """Memory in which a batch is encoded before it is written."""
         self._ipc_stream = pa.ipc.new_stream(
             self._ipc_buffer, schema, options=pa.ipc.IpcWriteOptions(use_threads=False)
         )
+        """Encoder of Arrow batches into `_ipc_buffer`."""
         # Arrow writes the schema before the first batch, but the head of the spool has it already. So write
         # the schema with an empty batch here, and do not store these bytes.
         self._ipc_stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
@@ -198,6 +201,7 @@ class SpoolContents:
     ledger: CaptureLedger
     """The latest ledger in the spool."""
     rows: int = 0
+    """Number of rows in undamaged frames."""
     notes: int = 0
     """Number of ledgers in the spool."""
     damaged: dict[str, int] = field(default_factory=dict)
@@ -205,6 +209,7 @@ class SpoolContents:
     frame; empty if the file is undamaged."""
     _schema: pa.Schema = SCHEMA
     _batch_offsets: list[int] = field(default_factory=list)
+    """Offset of each frame with rows."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the present columns. Raises SpoolError if the file changed or cannot be read."""
@@ -267,6 +272,8 @@ def read_spool(path: Path) -> SpoolContents:
 
 
 class _Frame(NamedTuple):
+    """One frame of a spool, as read."""
+
     kind: int
     version: int
     """Schema version of the spool."""

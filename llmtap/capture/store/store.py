@@ -72,6 +72,7 @@ class StoreState:
     rows_deleted: int
     """Rows in deleted files of this capture."""
     spool_bytes: int
+    """Size of all spools."""
     local_bytes: int
     """Total size of spools and local files, which `total_bytes` limits."""
     failures: int
@@ -140,16 +141,25 @@ class Store:
         self._options = options
         self._clock = clock
         self._place = parquet.place_of(options.to)
+        """Where finished files are delivered."""
         self._folder = spool_folder(options)
         self._capture = info.capture
         self._files = LocalFiles(self._place.folder, parquet.capture_tag(info.capture))
+        """Files in the local folder, to delete the oldest at the limit."""
         self._finisher = Finisher(self._place, self._folder, self._files.add)
+        """Thread that makes files of closed spools."""
         self._lock_fd: int | None = None
+        """Descriptor of the lock file of the folder; None: the store is not open."""
         self._writer: SpoolWriter | None = None
+        """Open spool; None before the first row."""
         self._spool_began_ns = 0
+        """Time at which the open spool was created."""
         self._folders_measured_ns = 0
+        """Time of the latest listing of the folders."""
         self._written_ledger: CaptureLedger | None = None
+        """Latest counts in the open spool, to write only changes."""
         self._spool_number = 0
+        """Number of spools so far, a part of the next one's name."""
         self._rows_written = self._bytes_written = 0
         self._packing_ratio = 0.5
         """Estimated size of a batch in the spool, divided by its size in memory."""
@@ -402,6 +412,7 @@ class Store:
 
     @property
     def _open_bytes(self) -> int:
+        """Return the size of the spool that is being written."""
         writer = self._writer
         return 0 if writer is None else writer.size_bytes
 
@@ -411,11 +422,13 @@ class Store:
             self.rotate()
 
     def _measure_folders(self, now_ns: int) -> None:
+        """Read the sizes of the files again, because others can remove them."""
         self._folders_measured_ns = now_ns
         self._files.list_folder()
         self._finisher.forget_removed()
 
     def _pause(self, problem: str, reason: str) -> None:
+        """Log that the capture cannot write now, once per problem."""
         if problem != self.problem:
             log.warning("event=capture_paused problem=%s spool=%s reason=%r", problem, self._folder, reason)
         self.problem = problem

@@ -82,13 +82,16 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
         self.answer: Answer | None = None
         """Answer to the current request; None until it arrives."""
         self.rejected_spans = 0
+        """Number of spans that the receiver rejected in its latest answer."""
         self._logged_events: set[str] = set()
+        """Problems that are logged already, to log each only once."""
 
     def begin_request(self) -> None:
         """Forget the answer to the previous request."""
         self.answer, self.rejected_spans = None, 0
 
     def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
+        """Record the answer to a call; called by gRPC."""
         call, status = proceed(details, request), grpc.StatusCode
         code = call.code()
         if code is status.OK:
@@ -153,6 +156,7 @@ class _ReceiverMixin:
         super().__init__()
 
     def _initialize_channel_and_stub(self: Any) -> None:  # The SDK also calls this when it reconnects.
+        """Let the receiver's answers pass through `_receiver`; called by the SDK."""
         super()._initialize_channel_and_stub()  # type: ignore[misc]
         self._client = self._stub(grpc.intercept_channel(self._channel, self._receiver))
 
@@ -170,7 +174,9 @@ class _SpanDelivery(SpanExporter):
 
     def __init__(self, sdk_exporter: SpanExporter, receiver: _Receiver, closing: Event) -> None:
         self.sdk_exporter = sdk_exporter
+        """Exporter of OpenTelemetry's SDK, which sends the spans."""
         self.sent = self.failures = 0
+        """Number of spans that the receiver took, and of requests that failed."""
         self.dropped: dict[str, int] = {}
         """Number of spans that the receiver did not get, by reason."""
         self._receiver, self._closing = receiver, closing
@@ -215,11 +221,15 @@ class _MetricDelivery:
         origin: tuple[Resource, InstrumentationScope], clock: Clock, closing: Event,
     ) -> None:  # fmt: skip
         self.failures = 0
+        """Number of deliveries that failed."""
         self.sdk_exporter = sdk_exporter
+        """Exporter of OpenTelemetry's SDK, which sends the metrics."""
         self._receiver, self._totals, self._origin = receiver, totals, origin
         self._clock, self._closing = clock, closing
         self._is_delta = sdk_exporter._preferred_temporality[Histogram] is AggregationTemporality.DELTA
+        """Whether the receiver wants the growth since the latest export, instead of totals."""
         self._interval_s = _number_of_variable("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
+        """Time between two exports."""
 
     def run(self) -> None:
         """Export until `closing` is set. This is the main function of a thread."""
@@ -269,10 +279,15 @@ class OtlpExporter:
         """
         self._options = options
         self._servers = servers or {}
+        """By arm: host and port of the upstream."""
         self._back_server = back_server
+        """Host and port of the engine behind the gateway, for exchanges of the back."""
         self._names = VERSIONS[options.semconv]
+        """Names of attributes in the configured version of the conventions."""
         self._closing = Event()
+        """Set when the exporter must end, to cut waits short."""
         self._queued_spans = self._queue_full_drops = 0
+        """Number of spans that were queued, and of spans for which the queue had no place."""
         # The SDK must not log failed requests, because `_Receiver` logs them.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         with _endpoint_in_environment(options.endpoint):
@@ -280,10 +295,12 @@ class OtlpExporter:
             self._exports_spans, self._exports_metrics = _is_configured("TRACES"), _is_configured("METRICS")
             spans, metrics, receivers = _sdk_exporters(options.protocol)
             self._ids = ExchangeIds()
+            """Generator of the spans' ids."""
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
             self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
             self._span_delivery = _SpanDelivery(spans, receivers[0], self._closing)
             self._queue_max = max(1, round(_number_of_variable("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
+            """Number of waiting spans above which new ones are dropped."""
             self._provider.add_span_processor(
                 BatchSpanProcessor(
                     self._span_delivery,
@@ -294,6 +311,7 @@ class OtlpExporter:
             aggregation = metrics._preferred_aggregation[Histogram]
             exponential = isinstance(aggregation, ExponentialBucketHistogramAggregation)
             self._recorder = MetricRecorder(self._names, options.series_max, exponential=exponential)
+            """Counts of exchanges for metrics."""
             totals = Totals(self._recorder, self._servers, clock.wall_ns())
             origin = resource, InstrumentationScope("llmtap", version, self._names.schema_url)
             self._metric_delivery = _MetricDelivery(
@@ -399,6 +417,7 @@ def _is_configured(signal: str) -> bool:
 
 
 def _number_of_variable(variable: str, default: float) -> float:
+    """Return the positive number in an environment variable, else the default."""
     try:
         value = float(os.environ.get(variable) or default)
     except ValueError:

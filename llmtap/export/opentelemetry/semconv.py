@@ -86,6 +86,7 @@ class Measure:
     """Instrument that records a quantity, with constant attributes."""
 
     instrument: Instrument
+    """Metric that the quantity is recorded with."""
     attributes: tuple[tuple[str, str], ...] = ()
 
 
@@ -98,12 +99,15 @@ class Semconv:
     """URL of the schema; empty if the version has no published schema."""
     # The following fields are names of attributes.
     operation: str = "gen_ai.operation.name"
+    """Attribute of the kind of request, such as `chat`."""
     provider: str = "gen_ai.provider.name"
+    """Attribute of the provider's name."""
     request_model: str = "gen_ai.request.model"
     request_stream: str = "gen_ai.request.stream"
     response_model: str = "gen_ai.response.model"
     finish_reasons: str = "gen_ai.response.finish_reasons"
     first_chunk: str = "gen_ai.response.time_to_first_chunk"
+    """Attribute of the time to the first chunk."""
     input_tokens: str = "gen_ai.usage.input_tokens"
     output_tokens: str = "gen_ai.usage.output_tokens"
     cached_tokens: str = "gen_ai.usage.cache_read.input_tokens"
@@ -114,6 +118,7 @@ class Semconv:
 
 
 def _time_measures(name: str, description: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
+    """Return a histogram of seconds."""
     return (Measure(Instrument(name, description, "s", edges)),)
 
 

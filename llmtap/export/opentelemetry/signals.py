@@ -70,8 +70,10 @@ class CommonValues:
     cache_write_tokens: int | None
     """Number of input tokens that were written to a cache."""
     server_duration_ns: int | None
+    """Time in which the server answered, without the network."""
     server_first_token_ns: int | None
     server_per_token_ns: int | None
+    """Time per output token at the server."""
 
 
 def common_values_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> CommonValues:
@@ -131,6 +133,7 @@ def _end_ns(x: Exchange) -> int:
 
 
 def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, output: int | None) -> int | None:
+    """Return the server's time per output token after the first; None: unknown."""
     if server_ns is None or first_ns is None or output is None or output < 2:
         return None
     if x.tokens.reasoning and x.timeline.first_reasoning_ns is None:
@@ -293,8 +296,10 @@ class Point:
     """One series of a metric with its totals."""
 
     measure: semconv.Measure
+    """Metric and attributes of the series."""
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
+    """Values of the series."""
     start_ns: int
     """Time at which the count of the totals began, by the wall clock."""
     cell_key: CellKey
@@ -316,10 +321,13 @@ class MetricRecorder:
             self.measures += measures
             self._indexes_of[quantity] = tuple(range(first, len(self.measures)))
         self._known_keys: list[set[Key]] = [set() for _ in self.measures]
+        """For each measure: attributes of its series, for the limit on series."""
         self._series_max = series_max
         self._lock = Lock()
         self._new_values: dict[CellKey, Buckets | ExponentialBuckets] = {}
+        """By measure and attributes: values since the latest `take`."""
         self._exponential = exponential
+        """Whether to count in exponential buckets."""
 
     def take(self) -> dict[CellKey, Buckets | ExponentialBuckets]:
         """Return the counts since the previous call, and reset them. Any thread can call this method."""
@@ -373,6 +381,7 @@ class MetricRecorder:
                 self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # Only the first can be None.
 
     def _cell(self, i: int, key: Key) -> Buckets | ExponentialBuckets:
+        """Return the buckets of a series; above the limit on series, those of the overflow series."""
         cell = self._new_values.get((i, key))
         if cell is not None:
             return cell
@@ -398,9 +407,11 @@ class Totals:
         self._recorder = recorder
         self._servers = servers
         self._arm_index = recorder.names.index(semconv.ARM)
+        """Position of the arm in the attributes of a series."""
         self._cells: dict[CellKey, tuple[int, Buckets | ExponentialBuckets]] = {}
         """Start time and totals of each series."""
         self._start_ns = self._gathered_ns = start_ns
+        """`_gathered_ns`: time of the latest `gather`, from which a new series counts."""
 
     def gather(self, now_ns: int = 0) -> Iterator[Point]:
         """Add the recorder's new counts, and yield all series, sorted by the instrument."""
@@ -454,6 +465,7 @@ def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Me
 
 
 def _sdk_point(point: Point, now_ns: int) -> Any:
+    """Return a value of a metric in the form of OpenTelemetry's SDK."""
     instrument, cell, period = point.measure.instrument, point.cell, (point.start_ns, now_ns)
     attributes = dict(point.attributes)
     if isinstance(cell, ExponentialBuckets):

@@ -64,6 +64,7 @@ class Exemplars:
 
     def __init__(self, exemplars_max: int = EXEMPLARS_MAX) -> None:
         self._newest: OrderedDict[BucketKey, Exemplar] = OrderedDict()
+        """Newest exemplar of each bucket; the oldest is first, and is dropped at the limit."""
         self._exemplars_max = exemplars_max
 
     def add(self, key: BucketKey, value: float, parent: TraceParent, wall_ns: int) -> None:
@@ -143,9 +144,13 @@ class Series:
 
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
+        """`_families`: by key, declaration of a histogram. `_native`: whether to count for native
+        histograms, too."""
         self._cells: dict[_Key, Buckets] = {}
+        """By key of a histogram and own labels: its buckets."""
         # Start at 0: if a counter appeared with its first event, rate() would not count this event.
         self.counts: dict[_Key, float] = dict.fromkeys(_ZERO_COUNTERS, 0)
+        """By key of a counter and own labels: its value."""
 
     def freeze(self) -> _FrozenSeries:
         """Return a copy of all counts."""
@@ -234,6 +239,7 @@ class Series:
         return self._cell((name, labels))
 
     def _cell(self, key: _Key) -> Buckets:
+        """Return the buckets of a histogram; they are made at its first value."""
         cell = self._cells.get(key)
         if cell is None:
             family = self._families[key[0]]
@@ -268,14 +274,19 @@ class Exposition:
     ) -> None:
         self._version, self._native = version, native
         self._objectives = objectives or {}
+        """By class of tenants: objectives, whose bounds become edges of buckets."""
         bounds = [bound for one in self._objectives.values() for bound in one.bounds]
         self._families = families_for(bounds, edges)
+        """By key: declaration of a histogram."""
         self._series: dict[_SeriesLabels, Series] = {}
         self._added_latency = {
             point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")
         }
+        """By part of an exchange: latency that llmtap added."""
         self._calls: dict[tuple[str, str, str, str], Buckets] = {}
+        """By tenant, method, tool and outcome of an MCP call: its durations."""
         self._unparsed = 0
+        """Number of events that no dialect could read."""
         self._without_dialect = summary.AnswersWithoutDialect()
         self._exemplars = Exemplars()
 
@@ -378,12 +389,18 @@ class FrozenExposition:
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_SeriesLabels, _FrozenSeries]]
     added: Mapping[str, tuple[Sequence[int], int]]
+    """By part of an exchange: counts and sum of the latency that llmtap added."""
     calls: Sequence[Cell]
+    """Durations of MCP calls, by labels."""
     values: Mapping[str, Value]
+    """Values of the metrics about llmtap itself."""
     histograms: Sequence[tuple[HistogramFamily, Sequence[Cell]]]
+    """Histograms about llmtap itself."""
     helps: Mapping[str, str]
+    """By name of a metric: help text that replaces the declared one."""
     exemplars: Mapping[BucketKey, Exemplar]
     native: bool = False
+    """Whether there are native histograms, too."""
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the exposition and its content type, in the format that the Accept header requests."""

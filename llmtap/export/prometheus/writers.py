@@ -78,24 +78,28 @@ class ProtobufWriter:
         for values, counts, total, *native in cells:
             series_exemplars = exemplars.get(values, {}) if exemplars else {}
             cumulative = list(accumulate(counts))
-            parts = [_uint(1, cumulative[-1]), _double(2, total / family.unit)]
+            parts = [_uint_field(1, cumulative[-1]), _double_field(2, total / family.unit)]
             for i, (edge, count) in enumerate(zip(edges, cumulative, strict=True)):
-                exemplar = _exemplar(series_exemplars[i]) if i in series_exemplars else b""
-                parts.append(_message(3, _uint(1, count) + _double(2, edge) + exemplar))
+                exemplar = _exemplar_message(series_exemplars[i]) if i in series_exemplars else b""
+                parts.append(_message_field(3, _uint_field(1, count) + _double_field(2, edge) + exemplar))
             if native and native[0] is not None:
                 parts.append(_native_histogram(native[0]))
-            metrics.append(_labels(family.labels, values) + _message(7, b"".join(parts)))
+            metrics.append(_label_fields(family.labels, values) + _message_field(7, b"".join(parts)))
         self._write_family(family.name, family.help, _HISTOGRAM, metrics)
 
     def write_counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
-        metrics = [_labels(family.labels, values) + _message(3, _double(1, n)) for values, n in rows]
+        metrics = [
+            _label_fields(family.labels, values) + _message_field(3, _double_field(1, n))
+            for values, n in rows
+        ]
         self._write_family(f"{family.name}_total", family.help, _COUNTER, metrics)
 
     def write_metric(self, metric: Metric) -> None:
         """Write a counter, gauge or info metric of prometheus_client."""
         kind, field = (_COUNTER, 3) if metric.type == "counter" else (_GAUGE, 2)
         metrics = [
-            _labels(tuple(s.labels), tuple(s.labels.values())) + _message(field, _double(1, s.value))
+            _label_fields(tuple(s.labels), tuple(s.labels.values()))
+            + _message_field(field, _double_field(1, s.value))
             for s in metric.samples
         ]
         suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
@@ -104,8 +108,8 @@ class ProtobufWriter:
     def _write_family(self, name: str, help_text: str, kind: int, metrics: Sequence[Encoded]) -> None:
         if not metrics:
             return
-        head = _message(1, name.encode()) + _message(2, help_text.encode()) + _uint(3, kind)
-        body = head + b"".join([_message(4, metric) for metric in metrics])
+        head = _message_field(1, name.encode()) + _message_field(2, help_text.encode()) + _uint_field(3, kind)
+        body = head + b"".join([_message_field(4, metric) for metric in metrics])
         self._pieces += (_varint(len(body)), body)
 
 
@@ -123,49 +127,59 @@ def _native_histogram(buckets: ExponentialBuckets) -> bytes:
         next_index, count_before = i + 1, count
     return b"".join(
         (
-            _uint(5, _zigzag(EXPONENTIAL_SCALE)),
-            _double(6, _ZERO_THRESHOLD),
-            _uint(7, buckets.zero_count),
-            *(_message(12, _uint(1, _zigzag(offset)) + _uint(2, length)) for offset, length in spans),
-            _message(13, b"".join([_varint(_zigzag(delta)) for delta in deltas])),
+            _uint_field(5, _zigzag(EXPONENTIAL_SCALE)),
+            _double_field(6, _ZERO_THRESHOLD),
+            _uint_field(7, buckets.zero_count),
+            *(
+                _message_field(12, _uint_field(1, _zigzag(offset)) + _uint_field(2, length))
+                for offset, length in spans
+            ),
+            _message_field(13, b"".join([_varint(_zigzag(delta)) for delta in deltas])),
         )
     )
 
 
-def _exemplar(exemplar: Exemplar) -> bytes:
+def _exemplar_message(exemplar: Exemplar) -> bytes:
     seconds = float(exemplar.timestamp or 0)
-    timestamp = _uint(1, int(seconds)) + _uint(2, int(seconds % 1 * 1e9))
-    labels = _labels(tuple(exemplar.labels), tuple(exemplar.labels.values()))
-    return _message(3, labels + _double(2, exemplar.value) + _message(3, timestamp))
+    timestamp = _uint_field(1, int(seconds)) + _uint_field(2, int(seconds % 1 * 1e9))
+    labels = _label_fields(tuple(exemplar.labels), tuple(exemplar.labels.values()))
+    return _message_field(3, labels + _double_field(2, exemplar.value) + _message_field(3, timestamp))
 
 
-def _labels(names: Sequence[str], values: Labels) -> bytes:
+def _label_fields(names: Sequence[str], values: Labels) -> bytes:
     pairs = [(name, value) for name, value in zip(names, values, strict=True) if value]
     return b"".join(
         [
-            _message(1, _message(1, name.encode()) + _message(2, value.encode("utf-8", "replace")))
+            _message_field(
+                1, _message_field(1, name.encode()) + _message_field(2, value.encode("utf-8", "replace"))
+            )
             for name, value in pairs
         ]
     )
 
 
-def _message(field: int, body: bytes) -> bytes:
+def _message_field(field: int, body: bytes) -> bytes:
+    """Encode a protobuf field of bytes, a text or an inner message."""
     return _varint(field << 3 | 2) + _varint(len(body)) + body
 
 
-def _double(field: int, value: float) -> bytes:
+def _double_field(field: int, value: float) -> bytes:
+    """Encode a protobuf field of a float."""
     return _varint(field << 3 | 1) + pack("<d", value)
 
 
-def _uint(field: int, value: int) -> bytes:
+def _uint_field(field: int, value: int) -> bytes:
+    """Encode a protobuf field of an unsigned integer."""
     return _varint(field << 3) + _varint(value)
 
 
 def _zigzag(value: int) -> int:
+    """Return the unsigned number by which protobuf encodes a signed one (ZigZag)."""
     return value << 1 if value >= 0 else -value * 2 - 1
 
 
 def _varint(value: int) -> bytes:
+    """Encode a number in 7 bits a byte, the lowest first (protobuf: varint)."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -185,6 +199,7 @@ class TextWriter:
 
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
+        """Whether to write OpenMetrics instead of Prometheus' own text format."""
         self._pieces: list[str] = []
 
     def content(self) -> bytes:

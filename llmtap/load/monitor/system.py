@@ -60,10 +60,12 @@ class Gpus:
     def __init__(self, nvml: Any) -> None:
         """`nvml` must be initialised. Raises `nvml.NVMLError`."""
         self._nvml = nvml
+        """Python module of Nvidia's library."""
         n = nvml.nvmlDeviceGetCount()
         self.unread = max(0, n - GPUS_MAX)
         """Number of GPUs that are not sampled."""
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n - self.unread)]
+        """Handle of each GPU in Nvidia's library."""
         names = map(nvml.nvmlDeviceGetName, self._handles)
         # Older versions of the package return bytes.
         self.names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
@@ -113,16 +115,21 @@ class Host(NamedTuple):
     """CPU times since boot, summed over all CPUs, and memory."""
 
     busy_ns: int
+    """CPU time in which a CPU had work."""
     stolen_ns: int
     """Time in which the hypervisor ran another guest although this one was ready to run."""
     total_ns: int
+    """CPU time of all CPUs, with and without work."""
     memory_used_bytes: int
     """Total memory minus available memory."""
 
 
 class ObservedProcess(NamedTuple):
+    """One process of the host, as read."""
+
     pid: int
     parent: int
+    """Id of the parent process."""
     name: str
     cpu_ns: int
     """CPU time of all threads, and of children that have ended and were waited for."""
@@ -222,7 +229,9 @@ class SystemSampler:
         self._clock = clock
         self._period_ns = period_ns
         self._failure_reasons: dict[str, str] = {}
+        """By part of the host: why it could not be sampled."""
         self._group_by_pid = dict.fromkeys(sender, SENDER)
+        """By process id: `sender` or `server`, under which its CPU time is counted."""
         if target is not None and not server:
             try:
                 pids, why = listening_pids(*target)
@@ -235,8 +244,11 @@ class SystemSampler:
                 self._failure_reasons[SERVER] = why
         self._group_by_pid |= dict.fromkeys(server, SERVER)
         self._process_names: dict[str, dict[int, str]] = {SENDER: {}, SERVER: {}}
+        """By group: names of its processes by id."""
         self._last_reading: tuple[int, Host | None, dict[str, int]] | None = None
+        """Time, host and CPU times by group at the latest sample, for differences."""
         self._skipped_samples = 0
+        """Number of samples that were due while the previous one was in progress."""
         self._gpus, no_gpu = open_gpus(nvml)
         if no_gpu is not None:
             self._failure_reasons["gpu"] = no_gpu

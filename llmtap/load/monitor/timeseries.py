@@ -27,11 +27,16 @@ SAMPLES_MAX: Final = 100_000
 
 
 class SampledProcess(Struct, frozen=True):
+    """A process whose CPU time was counted."""
+
     pid: int
     name: str
+    """Name of the program."""
 
 
 class SampledGpus(Struct, frozen=True):
+    """The GPUs of the host."""
+
     devices: list[str]
     unread: int
     """Number of further GPUs, which are not sampled."""
@@ -44,11 +49,14 @@ class ScrapeReport(Struct, frozen=True):
     gave_up: bool = False
     """Whether scraping ended early, because the target has no known metrics."""
     period: float = 0.0
+    """Seconds from one reading to the next."""
     scrapes: int = 0
     skipped: int = 0
     """Number of scrapes that were due while the previous scrape was in progress."""
     failed: int = 0
+    """Number of failed scrapes."""
     failures: dict[str, int] = {}
+    """By reason: number of failed scrapes."""
     missing: list[str] = []
     """Series that the server does not have."""
 
@@ -60,9 +68,11 @@ class SamplingReport(Struct, frozen=True):
     """How the samples were taken, with the `period` in seconds."""
 
     period: float = 0.0
+    """Seconds from one sample to the next."""
     skipped: int = 0
     """Number of samples that were due while the previous sample was in progress."""
     processes: dict[str, list[SampledProcess]] = {}
+    """By group: processes whose CPU time was counted."""
     gpu: SampledGpus | None = None
     why_not: dict[str, str] = {}
     """Reason why a part of the host could not be sampled, by the name of the part."""
@@ -73,8 +83,11 @@ _UNKNOWN_SAMPLING: Final = SamplingReport()
 
 
 class SampledSeries(Struct, frozen=True):
+    """Values of one series at the times of the samples."""
+
     unit: str
     kind: str
+    """`gauge` (a state) or `counter` (a growing sum)."""
     values: list[float | None]
 
 
@@ -102,7 +115,9 @@ class GaugeFigures(Struct, frozen=True):
 
     unit: str
     kind: str
+    """`gauge`, or `mean` over each interval between samples."""
     n: int
+    """Number of samples."""
     mean: float | None
     p50: float | None
     p95: float | None
@@ -115,9 +130,13 @@ class CounterFigures(Struct, frozen=True):
     unit: str
     kind: str
     n: int
+    """Number of samples."""
     total: float | None
+    """Growth in the window."""
     per_second: float | None
+    """Growth per second."""
     restarts: int
+    """How often the counter began again at 0."""
 
 
 class RatioFigure(Struct, frozen=True, kw_only=True):
@@ -126,12 +145,15 @@ class RatioFigure(Struct, frozen=True, kw_only=True):
     unit: str
     kind: str = "ratio"
     total: float
+    """Quotient over the whole window."""
 
 
 SeriesFigures = GaugeFigures | CounterFigures | RatioFigure
 
 
 class DeviceEnergy(Struct, frozen=True):
+    """Energy of one GPU."""
+
     joules: float
 
 
@@ -139,13 +161,17 @@ class GpuEnergy(Struct, frozen=True):
     """Energy used by all GPUs with known power, and their mean power in watts."""
 
     joules: float
+    """Energy of all GPUs with known power."""
     seconds: float
     """Time for which the power is known; `seconds_missing`: time for which it is unknown."""
     seconds_missing: float
+    """Seconds of the load without samples, whose energy is not known."""
     power: float
+    """Mean power of all GPUs, in watts."""
     joules_per_token: float | None
     tokens: int | None
     devices: dict[str, DeviceEnergy]
+    """By name of a GPU: its energy."""
 
 
 class SamplesSummary(SamplingReport, frozen=True, kw_only=True):
@@ -164,6 +190,7 @@ class Ticks:
     start_ns: int
     period_ns: int
     number: int = 0
+    """Number of periods since `start_ns`."""
 
     def next_wait(self, now_ns: int) -> tuple[float, int]:
         """Return the seconds until the next time, and the number of skipped times."""
@@ -178,9 +205,13 @@ class Columns:
     def __init__(self, series: Mapping[str, MonitorSeries]) -> None:
         self.series = dict(series)
         self.dropped = 0
+        """Number of samples that did not fit."""
         self._closed = False
+        """Whether no samples are added any more."""
         self._t_ns = array("q")
+        """Time of each sample."""
         self._took_ns = array("q")
+        """Time that each sample took to read."""
         # An unknown value is stored as NaN.
         self._values: dict[str, array[float]] = {name: array("d") for name in series}
         self._lock = Lock()
@@ -241,10 +272,13 @@ class Columns:
 
 @dataclass(slots=True)
 class TimeSeries:
+    """All samples of a run, while it is measured and after."""
+
     start_ns: int
     system: Columns
     server: Columns | None = None
     sampling: SamplingReport = _UNKNOWN_SAMPLING
+    """How the samples were taken."""
 
     def samples(self) -> Samples:
         return Samples(

@@ -60,10 +60,14 @@ class ServerScraper:
         self._headers = {**ACCEPT, **(headers or {})}
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._is_optional = optional
+        """Whether to give up without a finding if the server has no metrics."""
         self._is_answered = False
+        """Whether the server answered the latest scrape, in any way."""
         self._has_given_up = False
+        """Whether scraping ended because the server has no metrics."""
         self._skipped_scrapes = 0
         self._failures: Counter[str] = Counter()
+        """By reason: number of failed scrapes."""
         self._scrape_task: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
         self.columns = Columns(SERIES)
@@ -133,6 +137,7 @@ class ServerScraper:
         self.columns.add((before_ns + after_ns) // 2, after_ns - before_ns, values)
 
     def _count_failure(self, reason: str) -> None:
+        """Count a failed scrape by its reason; further reasons are counted as `other`."""
         is_listed = reason in self._failures or len(self._failures) < FAILURE_REASONS_MAX
         self._failures[reason if is_listed else "other"] += 1
 
@@ -164,6 +169,7 @@ class LoadMonitor:
             clock, sender=[os.getpid()], target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml
         )
         self._scrapes_server = scrape
+        """Whether to read the server's metrics."""
         self._scraper = ServerScraper(
             metrics or metrics_url(target),
             clock,

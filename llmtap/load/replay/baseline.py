@@ -62,6 +62,7 @@ class RecordedAnswer:
     """Source that contains the recorded answers to the requests."""
 
     place: str
+    """Name of the file or folder."""
     format: str
     source_rows: "array[int]"
     """For each request, the number of its row in the source. Further requests repeat these rows."""
@@ -84,19 +85,30 @@ class Baseline:
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self.recorded = recorded
+        """Where the recorded answers come from."""
         n = len(recorded.source_rows)
         self._replayed_values = {name: array("q", [_NONE]) * n for name in _COMPARED}
+        """By figure: value of each row in the replay; `_NONE` if it has none."""
         self._row_states = bytearray(n)
+        """By row: flags whether its request was sent and ended well; 0: not sent."""
         self.found_count = 0
         """Number of sent rows that were found in the source when it was read again."""
         self._repeat_count = self._unknown_outcomes = 0
+        """Number of requests whose row was sent before, and of rows whose recorded outcome is unknown."""
         self._has_times = False
+        """Whether the trace has times of the recorded answers to compare with."""
         self._ended_by_side = {"both": 0, "then": 0, "now": 0, "neither": 0}
+        """Number of requests that ended well in the recording (`then`), the replay (`now`) or both."""
         self._histograms = {side: {name: Histogram() for name in FIGURES} for side in _SIDES}
+        """By side and figure: values of the compared requests."""
         self._slower_counts: Counter[str] = Counter()
+        """By figure: number of requests that took longer in the replay."""
         self._uncertainty = Histogram()
+        """Uncertainty of each compared difference, in ns."""
         self._lengths = {"n": 0, "equal": 0, "near": 0}
+        """Numbers of answers that are compared, equally long, and nearly equally long."""
         self._models: dict[str, set[str]] = {"then": set(), "now": set()}
+        """Names of the models in the recording (`then`) and in the replay (`now`)."""
 
     def add_replayed(self, row: int, x: Exchange) -> None:
         if row >= len(self._row_states):
@@ -164,6 +176,7 @@ class Baseline:
             self._models[side].add(x.model)
 
     def _pair_figures(self, name: str) -> dict[str, object]:
+        """Return public JSON of one figure in the recording, in the replay, and of the difference."""
         n = self._histograms["difference"][name].n
         sides = {side: _percentiles_s(by_name[name]) for side, by_name in self._histograms.items()}
         return {"n": n, **sides, "slower": self._slower_counts[name] / n if n else None}

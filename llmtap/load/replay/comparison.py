@@ -111,6 +111,7 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
 
 
 def _cautions(results: Mapping[str, SavedReplay]) -> Iterator[BurstCaution]:
+    """Yield the replays whose chunks arrive in bursts, which makes gaps between tokens unreliable."""
     numbers = [chunks_at_a_time(result.chunking) for result in results.values()]
     for label, n, usual in zip(results, numbers, reversed(numbers), strict=True):
         if n is not None and arrives_in_bursts(n, usual):
@@ -122,14 +123,20 @@ class _FigureOfPair:
     """A figure to compare: its name, and its values, counts and intervals in both results."""
 
     key: str
+    """Name of the figure in public JSON."""
     name: str
     figure: str
+    """Statistic of the metric `name`, such as `p50`."""
     unit: str
     counts: Sequence[int]
+    """Number of samples in each result."""
     sides: Sequence[float | None]
+    """Value of each result; None: unknown."""
     intervals: Sequence[Interval | None] = (None, None)
     option: str | None = None
+    """ITL option of the values; None for other metrics."""
     is_compared: bool = True
+    """Whether the values may be compared; they are shown anyway."""
 
 
 def _figures(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -> Iterator[ComparedFigure]:
@@ -137,12 +144,14 @@ def _figures(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -
 
     `in_bursts`: in one result the chunks come in bursts, so the metrics of BURST_SENSITIVE are not compared.
     """
-    for figure in chain(_quantiles(a, b, level, in_bursts=in_bursts), _scalars(a, b, level)):
+    for figure in chain(_quantile_figures(a, b, level, in_bursts=in_bursts), _scalar_figures(a, b, level)):
         if figure.sides[0] is not None or figure.sides[1] is not None:
             yield _compare_figure(figure, level)
 
 
-def _quantiles(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -> Iterator[_FigureOfPair]:
+def _quantile_figures(
+    a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool
+) -> Iterator[_FigureOfPair]:
     for metric in (one.name for one in shown_on(Surface.COMPARISON)):
         both = [(result.metric(metric), _values(result, metric)) for result in (a, b)]
         for option in dict.fromkeys(one.option for one, _ in both):
@@ -156,7 +165,7 @@ def _quantiles(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool)
                 yield _FigureOfPair(key, metric, name, "s", counts, sides, intervals, option, is_compared)
 
 
-def _scalars(a: SavedReplay, b: SavedReplay, level: float) -> Iterator[_FigureOfPair]:
+def _scalar_figures(a: SavedReplay, b: SavedReplay, level: float) -> Iterator[_FigureOfPair]:
     for key, (name, counts_of) in _SHARES.items():
         pairs = [counts_of(result) for result in (a, b)]
         intervals = [share_interval(k, n, level) for k, n in pairs]
@@ -233,6 +242,7 @@ def _set_up_differences(a: SavedReplay, b: SavedReplay) -> list[SetUpDifference]
 
 
 def _settings(result: SavedReplay) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a replay by name, to find those in which two replays differ."""
     yield from leaves({k: v for k, v in result.plan.items() if k not in _IGNORED_PARTS})
     sender = result.sender
     yield "sender.llmtap", sender.llmtap

@@ -88,19 +88,23 @@ class Finding:
     """A problem or fact that limits the validity of figures."""
 
     kind: str
+    """Code of the problem, such as `lost`."""
     figure: float
     """Measured value, which is beyond `limit`."""
     limit: float
+    """Value up to which there is no finding."""
     text: str
     """Problem, and its remedy if there is one, in one sentence."""
     invalid_figures: tuple[str, ...] = ()
     """Names of the figures that this finding makes invalid; `doubtful_figures`: those it makes doubtful."""
     doubtful_figures: tuple[str, ...] = ()
+    """Names of the figures that this finding makes doubtful."""
     error: float | None = None
     """Largest possible error of these figures in seconds, if known."""
     share: float | None = None
     """Share of the requests or exchanges that have a timestamp or dispatch beyond the limit."""
     failed: bool = False
+    """Whether the load failed, so that no figure counts."""
     partial: bool = False
     """Whether only a part of the requested load was sent."""
 
@@ -116,15 +120,25 @@ class JudgedFinding(Struct, frozen=True):
     """A `Finding` as public JSON of a verdict."""
 
     kind: str = field(name="what")
+    """Code of the problem, such as `lost`."""
     figure: float
+    """Measured value, which is beyond `limit`."""
     limit: float
+    """Value up to which there is no finding."""
     text: str = field(name="says")
+    """Sentence that describes the finding."""
     invalid_figures: tuple[str, ...] = field(name="spoils")
+    """Names of the figures that this finding makes invalid."""
     doubtful_figures: tuple[str, ...] = field(name="doubts")
+    """Names of the figures that this finding makes doubtful."""
     error: float | None
+    """Largest possible error of these figures in seconds, if known."""
     share: float | None
+    """Share of the requests or exchanges with a timestamp or dispatch beyond the limit."""
     failed: bool
+    """Whether the load failed, so that no figure counts."""
     partial: bool
+    """Whether only a part of the requested load was sent."""
     invalidates: bool
     """Whether the finding makes the result invalid (`Finding.invalidates`)."""
 

@@ -138,6 +138,7 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
 
 
 def notes_of(target: str) -> list[str]:
+    """Return what must be known about results of a protocol."""
     return [_BEHIND_GRPC] if protocol_of(target) == "grpc" else []
 
 

@@ -64,7 +64,11 @@ HOLD_NS: Final = 2_000_000_000
 
 
 class ProgressListener(Protocol):
-    def on_preparing(self, done: int, of: int) -> None: ...
+    """Receiver of the progress of a replay."""
+
+    def on_preparing(self, done: int, of: int) -> None:
+        """Receive how many of the request bodies are made."""
+        ...
 
     def on_warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
         """`how`: value of `--warmup`. `done` of at most `of` have ended. `what`: `requests` or `probes`."""
@@ -74,9 +78,13 @@ class ProgressListener(Protocol):
         """`planned`: number of requests of the load; None if only its duration is known."""
         ...
 
-    def on_writing(self, done: int, of: int) -> None: ...
+    def on_writing(self, done: int, of: int) -> None:
+        """Receive how many of the exchanges are written to a capture."""
+        ...
 
-    def on_comparing(self, done: int, of: int | None) -> None: ...
+    def on_comparing(self, done: int, of: int | None) -> None:
+        """Receive how many of the recorded answers are compared with those of the replay."""
+        ...
 
 
 class ReplayStopped(LlmtapError):
@@ -102,14 +110,19 @@ class Replay:
     load: LoadPlan
     listener: ProgressListener
     notes: list[str] = field(default_factory=list)
+    """Sentences about the plan and the target, for reports."""
     on_prepared: Callable[[PreparedBodies], None] | None = None
     """Function called with all bodies, in the order of the rows, before anything is sent."""
     start_recording: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
     """Function called after the load; it returns a function that is called with each row and exchange."""
     stage: ReplayStage = ReplayStage.PREPARING
+    """Present stage, which decides what `stop` does."""
     _pool: WorkerPool | None = None
+    """Sending processes of the measured load; None outside of it."""
     _warmup_task: asyncio.Task[dict[str, object]] | None = None
+    """Task of the warm-up, which `stop` cancels; None outside of it."""
     _is_stopped: bool = False
+    """Whether `stop` was called."""
 
     def stop(self) -> None:
         """Send no more requests and wait for the answers in flight. A second call ends the replay at once."""

@@ -278,6 +278,7 @@ def _check_rate(process: str, schedule: ScheduleOptions) -> None:
 
 
 def _refuse_arrivals(schedule: ScheduleOptions) -> None:
+    """Raise ConfigError if an option sets send times, which `--closed` does not have."""
     for option, value in (
         ("--arrivals", schedule.arrivals),
         ("--rate", schedule.rate),
@@ -322,6 +323,8 @@ def reverse_words(plan: ReplayPlan) -> ReplayPlan:
 
 @dataclass(frozen=True, slots=True)
 class _ReversedPrompts:
+    """Prompts with their words in reverse order, so that the server has no prefix of them in its cache."""
+
     source: PromptSource
 
     def prompt(self, row: int) -> Prompt:

@@ -67,14 +67,20 @@ TURNS_MAX: Final = 20
 
 @dataclass(slots=True)
 class _Task:
+    """One conversation: its requests, and its time from the first to the last."""
+
     requests: int = 0
     ended_well: int = 0
+    """Number of requests of the conversation that ended well."""
     submit_ns: int = 1 << 62
+    """Time of the first submission; a large number before it."""
     end_ns: int = 0
 
 
 @dataclass(slots=True)
 class _Turn:
+    """Latencies of all requests with the same place in their conversations."""
+
     ttft: Histogram = field(default_factory=Histogram)
     e2e: Histogram = field(default_factory=Histogram)
 
@@ -85,14 +91,18 @@ class TaskTimes:
     def __init__(self, after: Sequence[int]) -> None:
         """`after`: for each row, the previous row of its task, always a smaller number; -1 for the first."""
         self._first_rows, self._turn_numbers = array("q"), array("q")
+        """By row: first row of its conversation, and number of its turn."""
         self._tasks: dict[int, _Task] = {}
+        """By first row of a conversation: its requests and times so far."""
         self._turns: list[_Turn] = []
+        """By number of a turn: latencies of its requests."""
         for row, before in enumerate(after):
             self._first_rows.append(row if before < 0 else self._first_rows[before])
             self._turn_numbers.append(0 if before < 0 else self._turn_numbers[before] + 1)
             self._tasks.setdefault(self._first_rows[row], _Task()).requests += 1
 
     def add(self, row: int, x: Exchange) -> None:
+        """Add the exchange of a row to its turn and its task."""
         t, task = x.timeline, self._tasks[self._first_rows[row]]
         number = min(self._turn_numbers[row], TURNS_MAX - 1)
         self._turns += [_Turn() for _ in range(number + 1 - len(self._turns))]
@@ -131,6 +141,7 @@ class ObservedLengths:
     input_told: int = 0
     """Number of prompts whose length the server reported; `input_exact`: of these, as long as planned."""
     input_exact: int = 0
+    """Number of prompts that are as long as planned."""
     input_off_max: int = 0
     """Largest difference between the reported and the planned length of a prompt, in tokens."""
     input_as_counted: int = 0
@@ -139,10 +150,13 @@ class ObservedLengths:
     input_counted: int = 0
     """Sum of the tokens of these prompts by llmtap's count, or by the trace if they were not counted."""
     input_usage: int = 0
+    """Sum of the tokens of these prompts as the server reports them."""
     input_apart: int = 0
     """Sum of the absolute differences between the reported and the counted length of each prompt."""
     output_told: int = 0
+    """Number of answers whose length the server reported."""
     output_exact: int = 0
+    """Number of answers that are as long as planned."""
     output_wanted: bool = False
     """Whether the requests require exactly the planned number of output tokens."""
 
@@ -174,22 +188,27 @@ class RunObservations:
     prompt_tokens: Sequence[int]
     """Number of tokens of each prompt by llmtap's count; -1 if not counted."""
     lengths: ObservedLengths = field(default_factory=ObservedLengths)
+    """Lengths of prompts and answers, compared with the plan."""
     opened: "Counter[str]" = field(default_factory=Counter)
     """Number of exchanges by sending process."""
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    """Time at which each request was sent."""
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Time of the last byte of each exchange, or its last known time."""
     errors: "Counter[str]" = field(default_factory=Counter)
+    """By text of an error: number of requests."""
     answers: "Counter[str]" = field(default_factory=Counter)
     """Number of answers that ended well, by kind: see `_ANSWERS`."""
     error_statuses: "Counter[int]" = field(default_factory=Counter)
     """Number of answers by HTTP status, from 400. Status 4xx is an error of the client (RFC 9110 15.5)."""
     phases: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in PHASES})
+    """By part of a request (connect, send, wait, receive): its durations."""
     user_rates: list[float] = field(default_factory=list)
     """Output tokens per second of each complete answer, from the submission to the end."""
     tasks: TaskTimes | None = field(init=False)
     """Durations of conversations (tasks); None if the load has none."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
+    """By row that is sent several times: time of its first request."""
 
     def __post_init__(self) -> None:
         self.tasks = TaskTimes(self.requests.after) if self.requests.after else None
@@ -300,6 +319,7 @@ class RunObservations:
         return max(self._first_sent_ns.values(), default=began_ns) - began_ns
 
     def _independent_rows(self) -> Sequence[int]:
+        """Return the rows that wait for no other row."""
         after = self.requests.after
         return [row for row in range(len(self.requests)) if not after or after[row] < 0]
 
@@ -334,7 +354,9 @@ class LoadTimeline(msgspec.Struct, frozen=True):
     planned: list[int] | None = msgspec.field(name="asked")
     """Number of planned requests; None without a plan."""
     sent: list[int]
+    """Number of requests sent in each period."""
     ended: list[int] | None
+    """Number of answers that ended in each period; None: unknown."""
     in_flight: list[int] | None
     """Maximum number of requests in flight."""
 

@@ -14,28 +14,43 @@ from llmtap.errors import ConfigError
 
 
 class SavedWindow(Struct, frozen=True):
+    """Member `window` of a saved result."""
+
     start: str | None = None
 
 
 class SavedLoad(Struct, frozen=True, kw_only=True):
+    """Member `load` of a saved result."""
+
     stopped: str | None
+    """Why the load ended early; None: it ended as planned."""
     offered_rps: float | None = None
+    """Requests per second that were sent."""
     achieved_rps: float | None = None
+    """Requests per second that ended well."""
 
 
 class SavedTokens(Struct, frozen=True):
+    """Member `tokens` of a saved result."""
+
     output_per_second: float | None = None
 
 
 class SavedGoodput(Struct, frozen=True):
+    """Member `goodput` of a saved result."""
+
     objectives: str | None = None
     met: int = 0
+    """Number of requests that met all objectives."""
     counted: int = 0
+    """Number of requests that the objectives judged."""
     not_judged: int | None = None
     requests_per_second: float | None = None
 
 
 class SavedMetric(Struct, frozen=True):
+    """A metric of a saved result, in seconds."""
+
     n: int = 0
     p50: float | None = None
     p99: float | None = None
@@ -44,23 +59,34 @@ class SavedMetric(Struct, frozen=True):
 
 
 class SavedClock(Struct, frozen=True):
+    """Clock of a host that sent requests."""
+
     host: str
 
 
 class SavedSender(Struct, frozen=True):
+    """Member `sender` of a saved result."""
+
     llmtap: str
     """Version of llmtap."""
     clock: str
+    """Source of timestamps: `kernel` or `mono`."""
     clocks: list[SavedClock]
+    """Hosts of the sending processes."""
     processes: list[object]
 
 
 class SavedWarmup(Struct, frozen=True):
+    """Member `warmup` of a saved result."""
+
     requests: int
 
 
 class SavedReplay(Struct, frozen=True, kw_only=True):
+    """Parts of a saved result that a comparison needs."""
+
     n: int
+    """Number of requests."""
     plan: dict[str, Any]
     """Settings by name, some of them nested."""
     load: SavedLoad
@@ -73,8 +99,11 @@ class SavedReplay(Struct, frozen=True, kw_only=True):
     tokens: SavedTokens = SavedTokens()
     goodput: SavedGoodput = SavedGoodput()
     chunking: dict[str, float | dict[str, float | None] | None] = {}
+    """Figures of events, reads and chunks."""
     hdr_histograms: dict[str, str] = {}
+    """By metric: its values as an HdrHistogram in base64."""
     system: dict[str, Any] = {}
+    """Samples of the host and of the server."""
 
     @classmethod
     def of(cls, result: Mapping[str, Any], place: str) -> "SavedReplay":

@@ -16,17 +16,23 @@ from llmtap.report.values import METRIC_TITLES, at
 
 
 class FigureState(StrEnum):
+    """Validity of a figure."""
+
     VALID = "valid"
     DOUBTFUL = "doubtful"
     NOT_VALID = "not_valid"
 
 
 class FigureVerdict(Struct, frozen=True):
+    """Validity of one figure, with the findings that limit it."""
+
     state: FigureState
     requested: bool
+    """Whether the user asked for the figure, so that a problem makes the result invalid."""
     error: float | None
     """Largest possible error in seconds, if known."""
     share: float | None
+    """Share of the requests that the findings concern."""
     findings: list[str]
     """Kinds of the findings that make the figure invalid or doubtful."""
 
@@ -37,7 +43,9 @@ class LoadVerdict(Struct, frozen=True):
     valid: bool
     """Whether the load did not fail, and every requested figure is valid or doubtful."""
     failed: bool
+    """Whether the load failed, so that no figure counts."""
     partial: bool
+    """Whether only a part of the requested load was sent."""
     invalid_figures: list[str] = field(name="not_valid")
     """Names of the requested figures that are not valid."""
     sentence: str = field(name="says")
@@ -45,6 +53,7 @@ class LoadVerdict(Struct, frozen=True):
     figures: dict[str, FigureVerdict]
     findings: list[JudgedFinding]
     unchecked: list[str]
+    """Checks that were not possible, as texts."""
 
 
 def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> LoadVerdict:
@@ -82,6 +91,7 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> LoadVe
 
 
 def _has_figure(name: str, result: Mapping[str, Any]) -> bool:
+    """Return whether a result has the figure."""
     if name in FROM_SCHEDULE:
         return bool(at(result, "corrected", name.removesuffix("_scheduled"), "n"))
     match name:

@@ -49,10 +49,13 @@ class RemoteProcess:
 
     def __init__(self) -> None:
         self._bodies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the file ends with the actor)
+        """File of the request bodies, which the process reads."""
         self._spill = tempfile.TemporaryFile()  # noqa: SIM115
-        self._proc: subprocess.Popen[bytes] | None = None
+        """File of the finished exchanges, which the parent reads at the end."""
+        self._process: subprocess.Popen[bytes] | None = None
         self._command_lock = threading.Lock()
         self._commands_sent = 0
+        """Number of commands that the process got: a call with all commands can come twice."""
 
     def describe_node(self) -> tuple[str, ClockReading]:
         return llmtap.__version__, read_clocks()
@@ -63,8 +66,8 @@ class RemoteProcess:
     def start(self, setup: bytes, script: bytes, keep: bool) -> int:
         own = msgspec.json.decode(setup, type=WorkerSetup, dec_hook=decode_special)
         spill_fd = self._spill.fileno() if keep else None
-        self._proc = spawn_worker(own, script, self._bodies.fileno(), spill_fd)
-        return self._proc.pid
+        self._process = spawn_worker(own, script, self._bodies.fileno(), spill_fd)
+        return self._process.pid
 
     def send_commands(self, commands: list[str]) -> None:
         """Send the new commands. Each call has all commands so far, because calls can arrive out of order."""
@@ -74,26 +77,26 @@ class RemoteProcess:
             self._commands_sent = max(self._commands_sent, len(commands))
 
     def read(self) -> bytes:
-        assert self._proc is not None and self._proc.stdout is not None
-        return os.read(self._proc.stdout.fileno(), _READ_BYTES)
+        assert self._process is not None and self._process.stdout is not None
+        return os.read(self._process.stdout.fileno(), _READ_BYTES)
 
     def wait_end(self) -> int:
-        assert self._proc is not None
-        return self._proc.wait()
+        assert self._process is not None
+        return self._process.wait()
 
     def read_spill(self, begin: int) -> bytes:
         return os.pread(self._spill.fileno(), PIECE_BYTES, begin)
 
     def kill(self) -> None:
-        if self._proc is not None:
-            self._proc.kill()
-            self._proc.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def _write_line(self, line: bytes) -> None:
-        assert self._proc is not None and self._proc.stdin is not None
+        assert self._process is not None and self._process.stdin is not None
         # A broken pipe means that the process has ended; the call that reads its output reports this.
         with contextlib.suppress(BrokenPipeError):
-            self._proc.stdin.write(line + b"\n")
+            self._process.stdin.write(line + b"\n")
 
 
 class RayMember:
@@ -103,13 +106,18 @@ class RayMember:
 
     def __init__(self, ray: Any, clock: Clock | None = None) -> None:
         self._ray = ray
+        """Python module `ray`."""
         self._clock = SystemClock() if clock is None else clock
         self._actor: Any = None
+        """Handle of the `RemoteProcess` on the node."""
         self._commands: list[str] = []
+        """All commands so far: each call sends all, because calls can change their order."""
         self._spill: BinaryIO | None = None
+        """Local copy of the finished exchanges; None: they are not stored."""
         self.clock = HostClock(socket.gethostname())
         self.pid: int | None = None
         self.spill_error: str | None = None
+        """Why the exchanges could not be stored; None: they are."""
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         """Start the process, as `LocalMember.start` does.

@@ -194,9 +194,12 @@ class _Commands:
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         """Start time of the run; None if the run was cancelled before its start."""
         self.run: LoadRun | None = None
+        """Load that the commands control; None before `go`."""
         self.stop_reason: str | None = None
+        """Reason of the first command to stop; None: none came."""
 
     def read(self) -> None:
+        """Carry out the commands of the parent, one on each line."""
         data = os.read(self._fd, 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
@@ -222,12 +225,16 @@ class _ExchangeStore:
 
     def __init__(self, tally: LoadTally, requests: Requests, spill_fd: int | None) -> None:
         self._tally = tally
+        """Counts of all exchanges."""
         self._tenants, self._labels = requests.tenants, requests.labels
+        """By row: tenant and label of its request; empty if the load has none."""
         self._fd = spill_fd
         self._buffer = bytearray()
+        """Encoded exchanges that are not written yet."""
         self._failed_count = 0
         self._token_count = 0
         self._latest_times = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
+        """Latest latencies by name, for the percentiles of the progress."""
         self.spill_error: str | None = None
 
     def add(self, row: int, x: Exchange) -> None:
@@ -277,7 +284,7 @@ class _ExchangeStore:
             percentile(tbc, 0.5),
             percentile(tbc, 0.99),
             sender.retries.total(),
-            None if run is None else run.gave_up,
+            None if run is None else run.give_up_reason,
             sum(not call.has_token for call in sender.calls),
         )
 
@@ -297,6 +304,7 @@ def _request_reader(
 
 
 def _row_paths(sender: LoadSender | PromptSender, paths: list[str]) -> list[bytes]:
+    """Return the path of each row; empty: that of the target."""
     if isinstance(sender, PromptSender):
         return []
     origin = sender.target.origin

@@ -37,9 +37,11 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     load: LoadPlan
     """Options of the load; `closed` is the number of requests in flight of this process alone."""
     name: str = "load"
+    """Name of the process, a part of the exchanges' ids."""
     exact_output: bool = False
     """For Realtime and gRPC: request exactly the planned number of tokens. HTTP bodies have fields for it."""
     bodies_fd: int
+    """Descriptor of the file with the request bodies."""
     spill_fd: int | None
     """File for the exchanges; None: they are not stored."""
     open: int = 0
@@ -61,18 +63,24 @@ class WorkerScript(msgspec.Struct, array_like=True):
     """Rows of one sending process. Each column has the values of all rows of the load, as bytes of int64."""
 
     rows: bytes
+    """Numbers of the rows that this process sends."""
     arrival_ns: bytes
     after: bytes
+    """Row after whose end each row is sent; -1: it waits for none."""
     think_ns: bytes
+    """Pause of each row after the end of that row."""
     tenants: list[str]
+    """Tenant of each row; empty without tenants."""
     body_begins: bytes
     """Start of each row's body in the file of bodies; `body_ends` has the ends."""
     body_ends: bytes
+    """End of each row's body in the file of bodies."""
     joins: dict[int, tuple[int, ...]] = {}
     """For each row that waits for several rows: the rows in addition to the one in `after`."""
     paths: list[str] = []
     """Path of each row, "" for the path of the endpoint; the list is empty if all rows have this path."""
     labels: list[str | None] = []
+    """Label of each row; empty without labels."""
 
 
 class WorkerReady(msgspec.Struct, tag=True):
@@ -88,30 +96,40 @@ class Progress(msgspec.Struct, tag=True):
     under_way: int
     """Number of requests in flight; `left`: number of requests that were not sent yet."""
     ended: int
+    """Number of requests that have ended."""
     failed: int
     left: int
+    """Number of requests that were not sent yet."""
     tokens: int
     lateness_p99_ns: float | None
+    """P99 of the delays after the scheduled times."""
     ttft_p50_ns: float | None
     ttft_p99_ns: float | None
     tbc_p50_ns: float | None
     tbc_p99_ns: float | None
     retries: int = 0
-    gave_up: str | None = None
+    give_up_reason: str | None = None
     """Reason why all processes must stop, such as too many errors; None if they need not stop."""
     waiting: int = 0
     """Number of requests that wait for their first token."""
 
 
 class WorkerDone(msgspec.Struct, tag=True):
+    """Last report of a sending process."""
+
     tally: bytes
+    """Packed counts of the process (`LoadTally`)."""
     stopped: str | None
+    """Why the load ended early; None: it ended as planned."""
     connects: int
+    """Number of connections that were opened."""
     reuses: int
+    """Number of requests on an open connection."""
     cpu_ns: int
     rss_bytes: int
     """Largest resident memory during the run."""
     lag_max_ns: int
+    """Largest delay of the event loop."""
     began_ns: int
     ended_ns: int
     spill_error: str | None = None
@@ -125,11 +143,14 @@ _decode = msgspec.msgpack.Decoder(WorkerReady | Progress | WorkerDone).decode
 
 
 def frame(message: WorkerReady | Progress | WorkerDone) -> bytes:
+    """Encode a message with its length before it."""
     packed = _encode(message)
     return _LENGTH.pack(len(packed)) + packed
 
 
 class FrameDecoder:
+    """Parser of the messages of a sending process."""
+
     def __init__(self) -> None:
         self._unread_bytes = bytearray()
 
@@ -179,6 +200,7 @@ class HostClock:
     mono_ahead_ns: int = 0
     """Time of the host's monotonic clock minus that of this process."""
     wall_ahead_ns: int = 0
+    """Wall clock of the host minus that of this process."""
     rtt_ns: int = 0
     """Round-trip time of the comparison: the error of both offsets is at most half of it."""
 
@@ -280,7 +302,9 @@ class LocalMember:
         self.clock = HostClock(socket.gethostname())
         self._proc: subprocess.Popen[bytes] | None = None
         self._output: asyncio.StreamReader | None = None
+        """Messages of the process; None before its start."""
         self._pipe: asyncio.ReadTransport | None = None
+        """Pipe from the process, closed at the end."""
 
     @property
     def pid(self) -> int | None:

@@ -51,10 +51,12 @@ class LoadResult:
     """Merged counts of all sending processes, and the report of each."""
 
     tally: LoadTally
+    """Counts of all processes together."""
     began_ns: int
     ended_ns: int
     reports: list[WorkerDone] = field(default_factory=list)
     clocks: list[HostClock] = field(default_factory=list)
+    """Offset of each process's clock."""
     lost_statuses: list[int | None] = field(default_factory=list)
     """Exit status of each lost process (negative for a signal); None if the host was lost."""
     lost_rows: int = 0
@@ -107,22 +109,30 @@ class WorkerPool:
         self._paths = list(paths)
         begins, ends = bodies
         self._bodies = (begins.tobytes(), ends.tobytes())
+        """Begin and end of each row's body in the file of bodies, packed."""
         # Use at most one process per slot: a process without a slot would never send.
         processes_used = min(processes, setup.load.schedule.closed or processes)
         self._assigned_rows = [rows for rows in assign_rows(requests, processes_used) if rows]
+        """Rows of each process."""
         self._members = [create_member() for _ in self._assigned_rows]
+        """Sending processes on this host or on a cluster."""
         self._clock = SystemClock() if clock is None else clock
         self._files = ExitStack()
+        """Closes all files at the end."""
         self._stores_exchanges = keep
+        """Whether processes store exchanges for a capture or comparison."""
         self._spills: list[BinaryIO] = [
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
             for _ in (self._assigned_rows if keep else ())
         ]
+        """Files with the finished exchanges, one of each process."""
         self._started_members: list[Member] = []
         self._commands: list[str] = []
+        """Commands so far, which a process that starts later also gets."""
         self._stop_reason: str | None = None
         """Reason of the first `stop`; None if it was not called. A second call sets `_cut_event`."""
         self._cut_event = asyncio.Event()
+        """Set when the processes must end at once."""
         self._met_condition: str | None = None
         """Condition because of which the pool itself called `stop`."""
 
@@ -143,10 +153,10 @@ class WorkerPool:
 
         def on_progress(i: int, part: Progress) -> None:
             sums[i] = part
-            if part.gave_up is not None and self._stop_reason is None:
+            if part.give_up_reason is not None and self._stop_reason is None:
                 # The whole load ends if one process gives up, for example after too many errors.
-                self._met_condition = part.gave_up
-                self.stop(part.gave_up)
+                self._met_condition = part.give_up_reason
+                self.stop(part.give_up_reason)
             total = _sum_progress([p for p in sums if p is not None])
             # Judge the sums only after all processes have reported: each first report makes the sums jump.
             if growth is not None and self._stop_reason is None and None not in sums:
@@ -217,6 +227,7 @@ class WorkerPool:
     async def _serve_process(
         self, i: int, ready: "asyncio.Future[None]", on_progress: Callable[[Progress], None]
     ) -> "WorkerDone | LostWorker | None":
+        """Start a worker process and read its frames until it ends. None: it was not started."""
         member = self._members[i]
         try:
             if not await self._start_process(i, member):
@@ -252,6 +263,7 @@ class WorkerPool:
         return LostWorker(status) if done is None else done
 
     async def _start_process(self, i: int, member: Member) -> bool:
+        """Start a worker and send it its rows. Return whether it started."""
         requests, rows = self._requests, self._assigned_rows[i]
         script = WorkerScript(
             array("q", rows).tobytes(),
@@ -282,6 +294,7 @@ class WorkerPool:
         return True
 
     def _result_of(self, began_ns: int, reports: "Sequence[WorkerDone | LostWorker | None]") -> LoadResult:
+        """Join the results of the workers."""
         setup = self._setup
         measuring = setup.load.measuring
         objectives = Objectives.parse(measuring.slo) if measuring.slo else None
@@ -316,6 +329,8 @@ class WorkerPool:
 
 @dataclass(frozen=True, slots=True)
 class LostWorker:
+    """Stands for a sending process that ended without its last report."""
+
     status: int | None
     """Exit status of the lost process (negative for a signal); None if the host was lost."""
 
@@ -332,6 +347,7 @@ def _check_setup(setup: WorkerSetup) -> None:
 
 
 def _share_of(whole: int, i: int, shares: int) -> int:
+    """Return the part of `whole` for share `i`; the first shares take the rest of the division."""
     each, more = divmod(whole, shares)
     return each + (i < more)
 
@@ -345,5 +361,5 @@ def _sum_progress(parts: Sequence[Progress]) -> Progress:
         for name in _MAXIMUM_FIELDS:
             values = [v for v in (getattr(total, name), getattr(part, name)) if v is not None]
             setattr(total, name, max(values, default=None))
-        total.gave_up = total.gave_up or part.gave_up
+        total.give_up_reason = total.give_up_reason or part.give_up_reason
     return total

@@ -43,13 +43,16 @@ class AdminConnection(asyncio.Protocol):
 
     def __init__(self, protocol: Any, owner: "AdminConnections") -> None:
         self.protocol = protocol
+        """aiohttp's protocol, which gets all events."""
         self._owner = owner
         self._opening_task: asyncio.Task[None] | None = None
+        """Task of the TLS handshake; kept so that the garbage collector does not end it."""
         self.transport: asyncio.Transport | None = None
         """None before the TLS handshake has ended, and after the connection has ended."""
         self.wait_start_s = owner.now()
         """Start of the present wait: for the end of the handshake, a request, or the rest of its head."""
         self.head_has_begun = False
+        """Whether a part of a request's head has arrived, and its answer has not begun."""
         self.open_requests = 0
         """Number of requests that are being answered."""
 
@@ -126,10 +129,13 @@ class AdminConnection(asyncio.Protocol):
 
 
 class _UnsentAnswer:
+    """An answer that the client has not taken as a whole."""
+
     __slots__ = ("body", "n_bytes", "transport")
 
     def __init__(self, body: object, size: int, transport: asyncio.Transport | None) -> None:
         self.body, self.n_bytes, self.transport = body, size, transport
+        """Memory of the slices that wait to be sent, its size, and the connection that gets them."""
 
 
 class AdminConnections:
@@ -138,6 +144,7 @@ class AdminConnections:
     def __init__(self, limit_counts: Counter[str]) -> None:
         """`limit_counts`: counts how often each limit was reached, by its name."""
         self.limit_counts = limit_counts
+        """By name of a limit: how often it was reached."""
         self._open_connections: dict[object, AdminConnection] = {}
         """By object of aiohttp that handles a connection: the connection."""
         self._unsent_answers: dict[_UnsentAnswer, None] = {}
@@ -194,6 +201,7 @@ class AdminConnections:
             connection.end_answer()
 
     async def _send_sliced(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """Send a large body in slices, so that a slow client takes little memory."""
         body = response.body if isinstance(response, web.Response) else None
         if not isinstance(body, bytes) or len(body) <= SLICE_BYTES or request.method == hdrs.METH_HEAD:
             return response
@@ -216,7 +224,7 @@ class AdminConnections:
         response = web.StreamResponse(status=status, headers=headers)
         response.content_length = size
         one = _UnsentAnswer(body, len(body), request.transport)
-        self._limit_memory(one)
+        self._disconnect_until_memory_suffices(one)
         try:
             async with asyncio.timeout(SEND_S):
                 await response.prepare(request)
@@ -229,12 +237,12 @@ class AdminConnections:
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # the client disconnected, or `_limit_memory` aborted the connection
+            pass  # the client disconnected, or `_disconnect_until_memory_suffices` aborted the connection
         finally:
             self._unsent_answers.pop(one, None)
         return response
 
-    def _limit_memory(self, one: _UnsentAnswer) -> None:
+    def _disconnect_until_memory_suffices(self, one: _UnsentAnswer) -> None:
         self._unsent_answers[one] = None
         while len(self._unsent_answers) > 1 and self._unsent_bytes() > ANSWERS_BYTES_MAX:
             oldest = next(iter(self._unsent_answers))
@@ -318,18 +326,20 @@ class SharedWork:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
+        """By key of a piece of work: its task, until the work begins, so that concurrent requests share
+        it."""
 
-    async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
-        """Return the result of the work for `key`, which concurrent calls share. `begin` is called on the
-        event loop; it returns the function that does the work in a thread."""
+    async def get(self, key: Hashable, prepare_work: Callable[[], Callable[[], T]]) -> T:
+        """Return the result of the work for `key`, which concurrent calls share. `prepare_work` is called on
+        the event loop; it returns the function that does the work in a thread."""
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = asyncio.ensure_future(self._run(key, begin))
+            task = self._tasks[key] = asyncio.ensure_future(self._run(key, prepare_work))
         # A client that disconnects must not end the work for other clients.
         result: T = await asyncio.shield(task)
         return result
 
-    async def _run(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
+    async def _run(self, key: Hashable, prepare_work: Callable[[], Callable[[], T]]) -> T:
         async with self._lock:
             del self._tasks[key]
-            return await asyncio.to_thread(begin())
+            return await asyncio.to_thread(prepare_work())

@@ -52,6 +52,8 @@ _KEY_FIGURES: Final = ("n", "window", "load", "outcomes", "tokens", "goodput", "
 
 
 class _Subscriber:
+    """One client of `/api/v1/live`, with what is to be sent to it."""
+
     __slots__ = (
         "is_closed", "missed_count", "missed_total", "query", "queue", "start_s", "task", "wake_event",
         "wants_exchanges", "wants_summaries", "weight_bytes",
@@ -62,16 +64,22 @@ class _Subscriber:
         self.wants_summaries = summaries
         self.wants_exchanges = exchanges
         self.queue: deque[tuple[Exchange, Measured, int]] = deque()
+        """Exchanges that are to be sent, with their metrics and estimated sizes in bytes."""
         self.weight_bytes = 0
+        """Estimated size of the queue as JSON, in bytes, for the limit QUEUE_BYTES_MAX."""
         self.missed_count = 0
         """Number of exchanges that did not fit in the queue since the latest `missed` event."""
         self.missed_total = 0
+        """Number of exchanges that did not fit in the queue since the stream began."""
         self.wake_event = asyncio.Event()
+        """Set when there is something to send."""
         self.is_closed = False
         self.start_s = asyncio.get_running_loop().time()
         self.task = asyncio.current_task()
+        """Task that answers the request; it is cancelled if the stream does not end in time."""
 
     def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
+        """Add an exchange to the queue; return False if the queue is full."""
         full = len(self.queue) >= QUEUE_MAX
         if full or (self.queue and self.weight_bytes + weight > QUEUE_BYTES_MAX):
             self.missed_count += 1
@@ -83,6 +91,7 @@ class _Subscriber:
         return True
 
     def take(self) -> list[tuple[Exchange, Measured, int]]:
+        """Remove the exchanges of the next event from the queue."""
         batch: list[tuple[Exchange, Measured, int]] = []
         weight = 0
         while self.queue and len(batch) < BATCH_MAX and weight < BATCH_BYTES_MAX:
@@ -99,8 +108,11 @@ class LiveFeed:
         self._pipeline = pipeline
         self._subscribers: set[_Subscriber] = set()
         self._is_closing = False
+        """Whether the meter ends, so that all subscribers are disconnected."""
         self._summary_event = b""
+        """Encoded `summary` event, which all subscribers share until the next one is due."""
         self._summary_due_s = 0.0
+        """Time of the event loop from which the next request makes a new summary."""
         self._summary_lock = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -169,6 +181,7 @@ class LiveFeed:
     async def _serve(
         self, request: web.Request, response: web.StreamResponse, subscriber: _Subscriber
     ) -> None:
+        """Send events to a subscriber until the stream ends."""
         loop = asyncio.get_running_loop()
         period_s = SUMMARY_S if subscriber.wants_summaries else KEEPALIVE_S
         due = loop.time()
@@ -199,6 +212,8 @@ class LiveFeed:
         await response.write_eof()
 
     async def _periodic_event(self, subscriber: _Subscriber) -> bytes:
+        """Return what a subscriber is sent regularly: a summary, or a comment that keeps the connection
+        open."""
         if not subscriber.wants_summaries:
             return b": keep-alive\n\n"
         loop = asyncio.get_running_loop()
@@ -264,6 +279,7 @@ def _frame_event(name: str, data: bytes) -> bytes:
 
 
 def _key_figures(summary: dict[str, Any]) -> dict[str, object]:
+    """Return the few figures of a summary that the feed sends."""
     metrics = summary["metrics"]
     return {
         **{name: summary[name] for name in _KEY_FIGURES},

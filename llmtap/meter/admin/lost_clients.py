@@ -29,13 +29,13 @@ def direct_lost_clients(
     """
 
     @web.middleware
-    async def direct(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def answer_lost_client(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_for_models(request.path):
             return await handler(request)
         address = relay_url() if can_see_address(request) else None
         return _answer(None if address is None else _reachable_url(address, request.url.host))
 
-    return direct
+    return answer_lost_client
 
 
 def is_for_models(path: str) -> bool:
@@ -44,6 +44,7 @@ def is_for_models(path: str) -> bool:
 
 
 def _answer(address: str | None) -> web.Response:
+    """Return the error for a client that took the admin port for the proxy. `address`: of the proxy."""
     where = "" if address is None else f": {address}"
     message = (
         "this is the admin port of llmtap, which shows measurements. Send requests for models to the address"

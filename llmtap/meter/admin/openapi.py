@@ -26,12 +26,16 @@ JSON: Final = "application/json"
 
 
 class Parameter(msgspec.Struct, frozen=True):
+    """A query or path parameter of a route."""
+
     name: str
     text: str
     schema: Schema = msgspec.field(default_factory=lambda: TEXT)
 
 
 class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """Declaration of a route of the admin API."""
+
     path: str
     name: str
     text: str
@@ -249,7 +253,7 @@ ROUTES: Final = (
 )  # fmt: skip
 
 
-def document(*, token: bool = False) -> dict[str, Any]:
+def openapi_document(*, token: bool = False) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = _operation_schema(route, token=token)
@@ -295,7 +299,7 @@ def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
 
 
 def add_openapi_route(app: web.Application, *, token: bool) -> None:
-    body = msgspec.json.encode(document(token=token))
+    body = msgspec.json.encode(openapi_document(token=token))
 
     async def openapi(request: web.Request) -> web.Response:
         return web.Response(body=body, content_type=JSON)

@@ -90,6 +90,7 @@ def _is_cross_origin(request: web.Request) -> bool:
 
 
 def _opens_dashboard(request: web.Request) -> bool:
+    """Return whether a user opens the page, for example by a link, and no script requests it."""
     return (
         request.method == hdrs.METH_GET
         and request.path == "/"
@@ -120,6 +121,8 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class _SwitchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of the request that switches the experiment."""
+
     enabled: bool
 
 
@@ -131,11 +134,13 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
     """
 
     async def results(request: web.Request) -> web.Response:
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = experiments.results()
             return lambda: _encode(work())
 
-        return web.Response(body=await answer_work.get("experiment", begin), content_type="application/json")
+        return web.Response(
+            body=await answer_work.get("experiment", prepare_work), content_type="application/json"
+        )
 
     async def switch(request: web.Request) -> web.Response:
         if request.content_type != "application/json":
@@ -297,16 +302,22 @@ def admin_runner(app: web.Application, tls: ssl.SSLContext | None = None) -> Adm
 
 
 class _Admin:
+    """Handlers of the routes."""
+
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self.connections = AdminConnections(pipeline.admin_limits)
         self._scrape_work = SharedWork()
+        """Shares the text of `/metrics` between scrapes at the same time."""
         self.answer_work = SharedWork()
+        """Shares JSON answers between equal requests at the same time."""
 
     async def healthz(self, request: web.Request) -> web.Response:
+        """Answer that the process runs."""
         return web.Response(text="ok\n")
 
     async def readyz(self, request: web.Request) -> web.Response:
+        """Answer whether a relay accepts requests."""
         if self._pipeline.relays.has_ready_relay(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
         reason = "no relay reports to the meter, or the upstream that it needs accepts no connection\n"
@@ -316,7 +327,7 @@ class _Admin:
         """Answer with all metrics. Keep only the compressed text, because 2,000 series have 66 MB of text."""
         accept = request.headers.get(hdrs.ACCEPT, "")
 
-        def begin() -> Callable[[], tuple[bytes, int, str]]:
+        def prepare_work() -> Callable[[], tuple[bytes, int, str]]:
             frozen = metrics_of(self._pipeline)
 
             def render() -> tuple[bytes, int, str]:
@@ -327,7 +338,9 @@ class _Admin:
 
         await self._pipeline.silences.refresh()
         native = self._pipeline.options.native_histograms
-        zipped, size, content_type = await self._scrape_work.get(format_name(accept, native=native), begin)
+        zipped, size, content_type = await self._scrape_work.get(
+            format_name(accept, native=native), prepare_work
+        )
         headers: dict[str, str] = {hdrs.CONTENT_TYPE: content_type, hdrs.VARY: "Accept, Accept-Encoding"}
         if accepts_gzip(request):
             headers[hdrs.CONTENT_ENCODING] = "gzip"
@@ -339,21 +352,21 @@ class _Admin:
         window, certain, by = self._read_window(request, "by")
         labels = _series_labels(",".join(BY) if by is None else by)
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = summary_of(self._pipeline, window, labels, certain=certain)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answer_work.get(("summary", window, labels, certain), begin))
+        return _json_response(await self.answer_work.get(("summary", window, labels, certain), prepare_work))
 
     async def histograms(self, request: web.Request) -> web.Response:
         """Answer with HdrHistograms of latencies by series, in `?window=`; `?certain=1` as in `summary`."""
         window, certain, _ = self._read_window(request)
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = histograms_of(self._pipeline, window, certain=certain)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answer_work.get(("histograms", window, certain), begin))
+        return _json_response(await self.answer_work.get(("histograms", window, certain), prepare_work))
 
     def _read_window(self, request: web.Request, more: str | None = None) -> tuple[str, bool, str | None]:
         """Return the query parameters `window`, `certain` and `more` (None if absent). Raises BadQuery."""
@@ -368,16 +381,17 @@ class _Admin:
         return window, certain, other
 
     async def exchanges(self, request: web.Request) -> web.Response:
+        """Answer with the newest exchanges that match the filters of the query."""
         fields = read_fields(request.query.items())
         key = ("exchanges", *sorted(fields.items()))
         query = Query.parse(fields)
         recent = self._pipeline.recent_exchanges
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             matches = recent.find(query)
             return lambda: recent.to_json(matches, query)
 
-        return _json_response(await self.answer_work.get(key, begin))
+        return _json_response(await self.answer_work.get(key, prepare_work))
 
     async def history(self, request: web.Request) -> web.Response:
         """Answer with the key figures of all complete steps of the length `?step=`."""
@@ -388,11 +402,11 @@ class _Admin:
         if step not in STEPS:
             raise BadQuery("step", f"expected {' or '.join(STEPS)}, got {short_repr(step)}")
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = self._pipeline.history.to_dict(step)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answer_work.get(("history", step), begin))
+        return _json_response(await self.answer_work.get(("history", step), prepare_work))
 
     async def pairs(self, request: web.Request) -> web.Response:
         """Answer with the figures of pairs on both sides of a gateway, and the newest `?limit=` pairs."""
@@ -404,11 +418,11 @@ class _Admin:
         if pairs is None:
             raise web.HTTPNotFound(reason="no exchanges are paired: set pair.upstream")
 
-        def begin() -> Callable[[], bytes]:
+        def prepare_work() -> Callable[[], bytes]:
             work = pairs.summarise(limit)
             return lambda: msgspec.json.encode(work())
 
-        return _json_response(await self.answer_work.get(("pairs", limit), begin))
+        return _json_response(await self.answer_work.get(("pairs", limit), prepare_work))
 
     async def flush(self, request: web.Request) -> web.Response:
         """Request that files are made of the exchanges captured so far, and wait at most FLUSH_S for them."""

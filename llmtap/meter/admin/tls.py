@@ -23,6 +23,7 @@ class AdminTls:
     def __init__(self, certificate: str, key: str) -> None:
         self._files = (certificate, key)
         self._files_state = self._read_files_state()
+        """Inode and modification time of both files, to notice a change."""
         self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
 
     @classmethod

@@ -161,7 +161,7 @@ def capture_values(state: CaptureState | None) -> Values:
 def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callable[[], dict[str, object]]:
     frozen = p.windows.freeze(window)
 
-    def work() -> dict[str, object]:
+    def make_document() -> dict[str, object]:
         series = [
             {**labels_of(key), "n": summary.n, "histograms": summary.hdr_histograms()}
             for key, summary in frozen.series(certain=certain)
@@ -178,7 +178,7 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
             "series": series,
         }
 
-    return work
+    return make_document
 
 
 def _clear_after_cancel(summary: Any) -> None:
@@ -204,7 +204,7 @@ def summary_of(
     capture = None if p.recorder is None else p.recorder.state().to_dict()
     upstream = None if p.upstream is None else p.upstream.to_dict()
 
-    def work() -> dict[str, object]:
+    def make_document() -> dict[str, object]:
         out = frozen.to_dict(by, certain=certain, price=p.price)
         out["uncertain"]["limit"] = p.options.uncertainty_limit / 1e9  # type: ignore[index]
         if {one["vantage"] for one in relays.values()} != {"middleware"}:
@@ -224,4 +224,4 @@ def summary_of(
             },
         }
 
-    return work
+    return make_document

@@ -67,15 +67,37 @@ _status_decoder: Final = msgspec.json.Decoder(RelayStatus)
 
 
 class Sink(Protocol):
+    """Receiver of the exchanges and events of one relay."""
+
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
-    ) -> Observer: ...
-    def on_open(self) -> None: ...
-    def on_discard(self, n: int = 1) -> None: ...
-    def on_end(self, x: Exchange) -> None: ...
-    def on_assignment(self, arm: Assigned) -> None: ...
-    def on_status(self, relay: str, status: RelayStatus) -> None: ...
-    def on_error(self, kind: str, error: BaseException | str) -> None: ...
+    ) -> Observer:
+        """Return the builder of a new exchange."""
+        ...
+
+    def on_open(self) -> None:
+        """Count a new exchange."""
+        ...
+
+    def on_discard(self, n: int = 1) -> None:
+        """Count exchanges that were opened but will not be measured."""
+        ...
+
+    def on_end(self, x: Exchange) -> None:
+        """Take an ended exchange."""
+        ...
+
+    def on_assignment(self, arm: Assigned) -> None:
+        """Count a request that was assigned to an arm of the experiment."""
+        ...
+
+    def on_status(self, relay: str, status: RelayStatus) -> None:
+        """Take the counts that a relay reports regularly."""
+        ...
+
+    def on_error(self, kind: str, error: BaseException | str) -> None:
+        """Count and log an error of the meter itself."""
+        ...
 
 
 class _Anchor(NamedTuple):
@@ -85,7 +107,9 @@ class _Anchor(NamedTuple):
     mono_ns: int
     wall_ns: int
     since_ns: int
+    """Monotonic time from which the two readings can be compared."""
     steps: int
+    """How often the wall clock was set before."""
 
 
 class Assembler:
@@ -95,17 +119,24 @@ class Assembler:
         self._hello = hello
         self._sink = sink
         self._open_exchanges: dict[int, Observer] = {}
+        """By number in the relay: builder of an exchange."""
         first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
         self._anchors = deque([first], ANCHORS_MAX)
+        """Latest readings of both clocks, to convert monotonic times of frames to wall time."""
         self._steps: dict[int, int] = {}
         """By exchange: number of clock steps (`Exchange.anchor`), if it is not that of the first anchor."""
         self._cpu_ns: dict[int, int] = {}
         """By open exchange: CPU time above the allowance for its bytes (CPU_PER_BYTE_NS)."""
         self._arms: dict[int, Assigned] = {}
+        """By open exchange: the arm of the experiment that the relay assigned."""
         self._heads: dict[int, bytes] = {}
+        """By open exchange: head of its request, which an upgrade to a WebSocket session needs."""
         self._sessions: dict[int, Session] = {}
+        """By exchange that was upgraded: session in its tunnel, whose answers are exchanges of their own."""
         self._lag = make_lag_meter(LAG_FLOOR_NS)
+        """Largest delays of the relay's event loop lately; they bound the uncertainty of timestamps."""
         self.reckoning = Reckoning()
+        """Number of requests that the relay has opened and dropped, in case it dies without a last status."""
 
     def __len__(self) -> int:
         """Number of open exchanges, including tunnels and the responses in them."""
@@ -152,9 +183,9 @@ class Assembler:
                         if slices:
                             yield from self._slice(slices, frame, turns)
                 elif kind == _OPEN:
-                    self._open(seq, t_ns, extra_ns, data)
+                    self._open_exchange(seq, t_ns, extra_ns, data)
                 elif kind == _SENT:
-                    self._open(seq, t_ns, t_ns, data)
+                    self._open_exchange(seq, t_ns, t_ns, data)
                     live[seq].on_submit(extra_ns, extra_ns - t_ns)
                 elif kind == _STATUS:
                     self._take_status(_status_decoder.decode(data))
@@ -164,7 +195,7 @@ class Assembler:
                     if kind in _SLICED and seq in live:
                         yield from self._slice(self._read_sliced(live[seq], frame), frame, turns)
                     elif seq in live:
-                        self._forward(live[seq], kind, seq, t_ns, extra_ns, data)
+                        self._pass_to_observer(live[seq], kind, seq, t_ns, extra_ns, data)
                     elif kind == _ANCHOR:
                         self._set_anchor(t_ns, extra_ns, _anchor_decoder.decode(data))
             except Exception as error:  # an error must not affect other exchanges
@@ -186,7 +217,7 @@ class Assembler:
             done = next(steps, _END) is _END
             used_ns += turns.cpu_ns() - since_ns
             if used_ns > allowed_ns + charged_ns:
-                self._charge(frame, used_ns - allowed_ns - charged_ns)
+                self._charge_cpu_time(frame, used_ns - allowed_ns - charged_ns)
                 charged_ns = used_ns - allowed_ns
             turns.pause()
             if turns.loop_is_due:
@@ -198,9 +229,10 @@ class Assembler:
 
         No input should take more than linear time; this limits the damage if one does.
         """
-        self._charge(frame, cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(frame[4]))
+        self._charge_cpu_time(frame, cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(frame[4]))
 
-    def _charge(self, frame: Frame, over_ns: int) -> None:
+    def _charge_cpu_time(self, frame: Frame, over_ns: int) -> None:
+        """Add CPU time to an exchange, and no longer parse an exchange that takes too much."""
         _, seq, t_ns, _, _ = frame
         observer = self._open_exchanges.get(seq)
         if over_ns <= 0 or observer is None:
@@ -267,11 +299,12 @@ class Assembler:
         """Return the newest anchor that is valid at `t_ns`, or the oldest anchor if none is."""
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
-    def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
+    def _open_exchange(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
+        """Begin an exchange. `whole_ns`: end of the request if `data` is the whole request, else 0."""
         head, body = _split_message(data) if whole_ns else (data, b"")
         self.reckoning.count_opened(seq)
         self._forget(seq)
-        observer, steps = self._observe(seq, t_ns, head)
+        observer, steps = self._make_observer(seq, t_ns, head)
         self._open_exchanges[seq] = observer
         if steps:
             self._steps[seq] = steps
@@ -282,7 +315,8 @@ class Assembler:
                 observer.request_data(body, whole_ns)
             observer.request_end(whole_ns)
 
-    def _observe(self, seq: int, t_ns: int, head: bytes) -> tuple[Observer, int]:
+    def _make_observer(self, seq: int, t_ns: int, head: bytes) -> tuple[Observer, int]:
+        """Return the observer of a new exchange, and the number of clock steps before it."""
         hello = self._hello
         anchor = self._anchors[-1]
         if t_ns <= anchor.since_ns:
@@ -297,6 +331,7 @@ class Assembler:
             raise
 
     def _upgrade(self, seq: int, observer: Observer, t_ns: int) -> None:
+        """Begin a session if the exchange became a WebSocket of a known API."""
         observer.on_upgrade(t_ns)
         head, endpoint = self._heads.pop(seq, None), observer.exchange.endpoint
         if head is None or endpoint is None:
@@ -305,7 +340,7 @@ class Assembler:
 
         def observe(began_ns: int) -> Observer:
             nonlocal part
-            response, steps = self._observe(seq, began_ns, head)
+            response, steps = self._make_observer(seq, began_ns, head)
             x = response.exchange
             part += 1
             x.part, x.anchor = part, steps
@@ -319,6 +354,7 @@ class Assembler:
         )
 
     def _read_sliced(self, observer: Observer, frame: Frame) -> Iterator[None]:
+        """Read a large frame in slices, so that the event loop can run in between."""
         kind, seq, t_ns, extra_ns, data = frame
         if kind == _ANSWER:
             head, body = _split_message(data)
@@ -344,6 +380,7 @@ class Assembler:
         *,
         continues: bool,
     ) -> None:
+        """Give data of a tunnel to its session or, without one, to the observer."""
         up = kind == _TUNNEL_UP
         session = self._sessions.get(seq)
         if session is not None:
@@ -367,9 +404,10 @@ class Assembler:
         session.close(delivered_ns, outcome, error, lag_ns)
         return True
 
-    def _forward(
+    def _pass_to_observer(
         self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes
     ) -> None:
+        """Call the method of the observer that belongs to a kind of frame."""
         if kind == _REQUEST_DATA:
             observer.request_data(data, t_ns)
         elif kind == _REQUEST_END:
@@ -396,6 +434,7 @@ class Assembler:
         # Other kinds are ignored: interim heads, and kinds that only a newer relay sends.
 
     def _close(self, seq: int, t_ns: int, data: bytes) -> None:
+        """End an exchange with the values that the relay sends at its end."""
         closing = _closing_decoder.decode(data)
         if self._close_session(seq, t_ns or None, closing.outcome, closing.error, closing.lag_ns):
             self._forget(seq)
@@ -420,6 +459,7 @@ class Assembler:
         self._end(seq, exchange)
 
     def _end(self, seq: int, exchange: Exchange) -> None:
+        """Pass a complete exchange to the sink."""
         exchange.anchor = self._steps.pop(seq, 0)
         self._arms.pop(seq, None)
         self._cpu_ns.pop(seq, None)
@@ -429,6 +469,7 @@ class Assembler:
         self._sink.on_end(exchange)
 
     def _forget(self, seq: int) -> None:
+        """Remove all data of an exchange whose number is used again."""
         self._steps.pop(seq, None)
         self._arms.pop(seq, None)
         self._cpu_ns.pop(seq, None)

@@ -34,9 +34,11 @@ class PauseWatch:
     def __init__(self, memory_bytes: int, spool: str, to: str) -> None:
         self._memory_bytes = memory_bytes
         self._folder_texts = {"spool": spool, "to": to}
+        """Names of both folders, for the sentences of CAUSES."""
         self._start: tuple[int, int, int] | None = None
         """Time, waiting bytes and number of dropped exchanges at the start of the pause; None: no pause."""
         self.pause: CapturePause | None = None
+        """Present pause; None while the capture runs."""
 
     def update(self, reason: str | None, now_ns: int, *, rows: int, n_bytes: int, dropped: int) -> None:
         """Update `pause`. `reason`: why rows cannot be written (None: they can); `rows`, `n_bytes`: number
@@ -60,10 +62,10 @@ class PauseWatch:
             n_bytes,
             lost,
             lasts_s,
-            self._sentence(reason, rows, lost, lasts_s),
+            self._log_text(reason, rows, lost, lasts_s),
         )
 
-    def _sentence(self, reason: str, rows: int, lost: int, lasts_s: float | None) -> str:
+    def _log_text(self, reason: str, rows: int, lost: int, lasts_s: float | None) -> str:
         cause, remedy = (text.format(**self._folder_texts) for text in CAUSES[reason])
         memory = format_bytes(self._memory_bytes)
         if lost:

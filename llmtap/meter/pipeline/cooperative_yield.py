@@ -48,13 +48,18 @@ class CooperativeYield:
         cpu_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._mono_ns = mono_ns
+        """Monotonic clock."""
         self.cpu_ns = cpu_ns
+        """CPU time of this process."""
         self._cpu_read_ns = 0  # time of the latest reading of the CPU clock
         self._cpu_at_read_ns = 0  # CPU time at the latest reading
         self._yield_cpu = give
+        """Function that offers the CPU to other processes."""
         self._turn_start_ns = 0
         self._no_yield_until_ns = 0
+        """No yield before this time, because one costs CPU time itself."""
         self._loop_due_ns = 0
+        """Time at which the event loop must run, so the turn ends."""
         self.loop_is_due = False
         """Whether the work in this round of the event loop has taken LOOP_TURN_NS."""
         self.is_behind = False

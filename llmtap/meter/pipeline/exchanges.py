@@ -173,6 +173,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     events_start: int = 0
     """Index of the first event to return of the exchange `before` - 1; an earlier answer had the others."""
     filters: dict[str, object] = {}
+    """By name of a field of the exchange: value that it must have."""
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> "Query":
@@ -213,14 +214,19 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentExchanges:
+    """Newest finished exchanges, for the API."""
+
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
         self._trace_url = trace_url
+        """Template of the address of a trace; None: exchanges have no link."""
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
         """Entries: number, size in bytes when added, exchange, and settings of the reader (for benefits)."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
+        """Estimated memory of all kept exchanges."""
         self._next_number = 1
+        """Number of the next exchange, by which the cursor `next` continues."""
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -321,6 +327,8 @@ OpenExchange = tuple[Observer, str | None]
 
 @dataclass(frozen=True, slots=True)
 class StreamsQuery:
+    """Filters and limits of one request for running streams."""
+
     limit: int = STREAMS_DEFAULT
     window_ns: int = WINDOW_DEFAULT_NS
     id: str | None = None
@@ -345,13 +353,18 @@ class StreamsQuery:
 class _StreamCopy:
     """Copy of a running stream: its JSON without the timeline, and its events since `since_ns`."""
 
-    about: dict[str, object]
+    document: dict[str, object]
+    """JSON of the exchange without its timeline."""
     arrival_ns: int
     since_ns: int
+    """Time from which events are copied."""
     now_ns: int
     t_ns: "array[int]"
+    """Time of each event."""
     tokens: "array[int]"
+    """Number of tokens of each event; negative if unknown."""
     flags: bytearray
+    """Kinds of the events (content, reasoning and so on), one byte for each."""
 
     def to_dict(self) -> dict[str, object]:
         carries = [flags & OUTPUT for flags in self.flags]
@@ -360,14 +373,17 @@ class _StreamCopy:
             (t, n if n >= 0 else 1) for t, n in compress(zip(self.t_ns, self.tokens, strict=True), carries)
         ]
         points = thin_out(points, self.since_ns, self.now_ns)
-        self.about["timeline"] = [(_seconds(t - self.arrival_ns), n) for t, n in points]
-        return self.about
+        self.document["timeline"] = [(_seconds(t - self.arrival_ns), n) for t, n in points]
+        return self.document
 
 
 class Streams:
+    """Exchanges under way of all relays, for the API."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._assemblers: list[Assembler] = []
+        """One for each connected relay; they have the exchanges under way."""
         self._lock = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -375,9 +391,11 @@ class Streams:
         return sum(map(len, self._assemblers))
 
     def join(self, assembler: Assembler) -> None:
+        """Add the exchanges under way of a relay."""
         self._assemblers.append(assembler)
 
     def leave(self, assembler: Assembler) -> None:
+        """Remove the exchanges of a relay that has disconnected."""
         self._assemblers.remove(assembler)
 
     def add_to(self, app: web.Application) -> None:
@@ -416,11 +434,11 @@ class Streams:
             count = sum(map(len, self._assemblers))
             window_s = query.window_ns / NS_PER_S
 
-            def work() -> bytes:
+            def encode_streams() -> bytes:
                 streams = [copy.to_dict() for copy in copies]
                 return msgspec.json.encode({"count": count, "window": window_s, "streams": streams})
 
-            body = await asyncio.to_thread(work)
+            body = await asyncio.to_thread(encode_streams)
         return web.Response(body=body, content_type="application/json")
 
 

@@ -43,16 +43,23 @@ _SUM_FIELDS: Final = ("n", "counted", "met", "benefit_n", "benefit")
 
 
 class _SavedStep(Struct, array_like=True):
+    """Saved form of a `_Step`."""
+
     ttft: bytes
+    """Histogram of times to first token."""
     itl: bytes
+    """Histogram of times between tokens."""
     sums: list[float]
     """Values of `_SUM_FIELDS`, in their order."""
 
 
 class _SavedLevel(Struct, array_like=True):
+    """Saved form of a `_Level`."""
+
     end_ns: int
     """Monotonic time of the end of the latest complete step."""
     points: list[_Point]
+    """Figures of the complete steps, the oldest first."""
     open: _SavedStep
     """Sums of the present step, which is not complete yet."""
 
@@ -71,9 +78,12 @@ class _Step:
         self.ttft = Histogram()
         self.itl = Histogram()
         self.n = self.counted = self.met = self.benefit_n = 0
+        """`n`: number of exchanges; `counted`: of those that objectives judged; `met`: of those that met
+        all; `benefit_n`: of streams with a benefit."""
         self.benefit = 0.0
 
     def add(self, x: Exchange, m: Measured, met: bool | None) -> None:
+        """Add an ended exchange. `met`: whether it met its objectives; None: not judged."""
         self.n += 1
         if met is not None:
             self.counted += 1
@@ -127,6 +137,7 @@ class _Level:
         self.index = now_ns // step.step_ns
         """Index of the open step: its start on the monotonic clock, divided by its length."""
         self.open_step = _Step()
+        """Sums of the present step."""
         self._is_whole = now_ns % step.step_ns == 0
         """Whether the open step was measured from its start. If not, its figures are discarded at its end."""
 
@@ -168,6 +179,7 @@ class History:
         self._clock = clock
         self._wall_anchor = WallAnchor.sample(clock)
         self._levels = {name: _Level(step, clock.mono_ns()) for name, step in STEPS.items()}
+        """By name of a step: its points."""
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         self._advance()
@@ -202,7 +214,7 @@ class History:
         points, step_ns = list(level.points), level.step.step_ns
         end_ns = self._wall_anchor.to_wall_ns(level.index * step_ns)
 
-        def work() -> dict[str, object]:
+        def make_document() -> dict[str, object]:
             columns = zip(*points, strict=True) if points else ([] for _ in FIGURES)
             return {
                 "step": step_ns / NS_PER_S,
@@ -210,7 +222,7 @@ class History:
                 "figures": dict(zip(FIGURES, columns, strict=True)),
             }
 
-        return work
+        return make_document
 
     def _advance(self) -> None:
         """Close the steps that are over, the shortest first; add a closed step to the next longer one."""

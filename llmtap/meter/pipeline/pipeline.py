@@ -84,6 +84,7 @@ class ExchangePipeline:
         self.clock = clock
         self.price = price
         self.benefit = options.benefit
+        """Default reader, by which smooth goodput is computed."""
         self.relays = RelayBook()
         self.streams = Streams(clock)
         self.cpu_yield = CooperativeYield(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
@@ -100,13 +101,16 @@ class ExchangePipeline:
             __version__, objectives, options.buckets, native=options.native_histograms
         )
         self._class_benefits = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
+        """By class of tenants: reader, by which smooth goodput is computed."""
         url = options.upstream_metrics
         self.upstream = None if url is None else UpstreamLoad(url)
         self.recent_exchanges = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
         self.experiments = Experiments(experiment, clock)
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
         self.usual_phases = UsualPhases(clock, self.recent_exchanges)
+        """Parts of the wait for the first token, for comparison."""
         self.steps = StepBook(clock)
+        """Detectors of lasting changes of the time to first token."""
         self.front_sinks: list[ExchangeSink] = [
             self.windows,
             self.history,
@@ -126,10 +130,12 @@ class ExchangePipeline:
         self.recorder: Recorder | None = None
         self.pairs: PairBook | None = None
         self.exporters: list[Callable[[], ExporterState]] = []
+        """Functions that return the state of each exporter."""
         self.frames = 0
         """Number of frames received from all relays."""
         self.open_exchanges = 0
         self.errors: dict[str, int] = {}
+        """By kind of error: how often it occurred."""
         self.subscribers = 0
         """Number of subscribers of the live feed."""
         self.admin_limits: Counter[str] = Counter()
@@ -141,9 +147,11 @@ class ExchangePipeline:
         self.crashes = 0
         """Number of earlier meters that ended without writing their state."""
         self._count_tokens = count_tokens
+        """Counts the tokens of an answer without usage; None without a tokenizer."""
         self._dialects = dialects
         self._refusal_signs = options.refusal_signs
         self._body_budget = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
+        """Memory limit for the bodies of all exchanges under way."""
 
     def pair_with(self, pairs: "PairBook") -> None:
         """Pair the exchanges of both sides of a gateway. Call this before `last_sinks` gets any sink."""

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Receiver:
+    """Listener for the connections of relays and other vantages."""
+
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self._connections: set[_Connection] = set()
@@ -58,22 +60,33 @@ class Receiver:
 
 
 class _Connection(asyncio.Protocol):
+    """Connection of one relay or other vantage."""
+
     def __init__(self, pipeline: ExchangePipeline, connections: "set[_Connection]") -> None:
         self._pipeline = pipeline
         self._all_connections = connections
+        """The receiver's set of connections, to which this one adds itself."""
         self._batches = BatchReader()
+        """Parser of the received bytes."""
         self._transport: asyncio.Transport | None = None
         self._assembler: Assembler | None = None
         self._relay = ""
         self._epoch = 0
+        """Number of this connection of the relay, by which RelayBook knows whether the relay has
+        reconnected."""
         self._acks = bytearray()
+        """Encoded confirmations of batches that are not sent yet."""
         self._closed_by_meter = self._connection_lost = self._reading_paused = False
+        """Whether the meter closed the connection, whether it was lost, and whether reading is paused until
+        the unread data are processed."""
         self._unread_data: deque[bytes] = deque()
+        """Received bytes that are not processed yet, for the next turns."""
         self._work: Iterator[None] | None = None
         """Iterator that processes the bytes read so far; None if all are processed."""
         self.guest = False
         """Whether this vantage is an app or another meter's relay: the meter's end does not wait for it."""
         self.lost_event = asyncio.Event()
+        """Set when the connection has ended and its data are processed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, since uvloop's transports are not subclasses of asyncio's.
@@ -142,6 +155,7 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _acknowledge(self) -> None:
+        """Send the confirmations of processed batches."""
         # Write to the socket, not through the transport: after a failed write, the transport closes the
         # connection and discards unread bytes of a relay that has died. A write to the socket leaves them
         # readable.
@@ -201,6 +215,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(ACK.pack(word))
 
     def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
+        """Register the relay by its hello, the first frame."""
         if frame[0] != FrameKind.HELLO:
             problem = (
                 f"the first frame of a connection has kind {frame[0]}, expected {FrameKind.HELLO} (hello)"
@@ -231,6 +246,7 @@ class SocketFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._identity = _file_identity(path)
+        """Device and inode, to remove only the own file."""
 
     def remove(self) -> None:
         """Remove the file, unless another meter has replaced it by its own file."""

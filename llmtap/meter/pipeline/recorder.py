@@ -59,6 +59,7 @@ class _RequestMemory:
 
     def __init__(self) -> None:
         self.n_bytes = 0
+        """Present total size."""
         self._lock = threading.Lock()
 
     def add(self, n: int) -> None:
@@ -78,6 +79,7 @@ class _RequestData:
         """Keys by which the conversation of the request is found."""
         self._memory = memory
         self._counted_bytes = 0
+        """Bytes of this request that `_memory` has counted, to be subtracted by `release`."""
 
     def count_memory(self, x: Exchange) -> None:
         """Count the body, the shape of the request and the keys of its conversation."""
@@ -119,6 +121,7 @@ class Recorder:
         self._clock = clock
         self._info = info
         self._salt = salt
+        """Secret key of all hashes of the capture, so that a text cannot be guessed from its hash."""
         self._store = Store(options, info, clock)
         self._hasher: BlockHasher | None = None
         if options.level != "none":
@@ -133,42 +136,65 @@ class Recorder:
             fields=options.session_fields,
             parents=options.parent_headers,
         )
+        """Finds the conversation of each exchange."""
         names = (*options.session_headers, *options.parent_headers)
         self._session_fields = frozenset(name.lower().encode() for name in names)
+        """Header fields that the recorder needs to find conversations."""
         self._redactor = Redactor(options.redact) if options.level == "full" else None
         # The event loop appends entries, the thread removes them. Entry of a complete request: (exchange,
         # session header fields, body, counted bytes). Entry of a finished exchange: (exchange, None, b"",
         # counted bytes).
         self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
+        """For the thread: ended exchanges, or requests with head and body; and their sizes in bytes."""
         self._appended_bytes = 0  # total of bytes appended, counted by the loop
         self._removed_bytes = 0  # total of bytes removed, counted by the thread
         self._request_memory = _RequestMemory()
         self._rows: list[Exchange] = []
+        """Exchanges that are to be encoded as the next batch."""
         self._row_bytes = 0
+        """Estimated memory of `_rows`."""
         self._oldest_row_ns = 0
+        """Time at which the oldest of `_rows` was added: rows are written after `flush` at the latest."""
         self._empty_batch = to_batch([], capture=info.capture, level=options.level)[0]
+        """Batch without rows, with which counts are written when there is no row."""
         self._batches: deque[Any] = deque()
+        """Encoded batches that are not written yet."""
         self._batch_bytes = 0
         self._batch_rows = 0
         self._captured_rows = 0
+        """Number of rows that were written."""
         self._dropped_by_reason: dict[str, int] = {}
+        """By reason: number of exchanges that were lost."""
         self._left_out_by_reason: dict[str, int] = {}
+        """By reason: number of exchanges that get no row on purpose."""
         self._unread_requests = 0  # requests not read because the memory was full; counted by the loop
         self._cut_prompts = 0  # prompts too large to be read as a whole; counted by the thread
         self._errors: dict[str, int] = {}
+        """By type of exception: number of failures in the thread."""
         self._relays: dict[str, RelayCount] = {}
+        """By name: counts of a relay, for the balance of requests and rows in the capture."""
         self._left_relays: dict[str, None] = {}
+        """Names of disconnected relays whose counts are kept, the oldest first; used as an ordered set."""
         self._owes_counts = False  # whether to write counts again: the latest include running exchanges
         self._after_relay = after
+        """Relays up to this number were started before the capture, so their earlier counts are
+        subtracted."""
         self._meter_id = secrets.token_hex(4)
+        """Random identifier of this meter, by which a reader tells its counts from those of others."""
         self._is_complete = False
+        """Whether all relays reported their final counts, so readers expect no more rows."""
         self._is_open = False
+        """Whether `_store` could open its folder."""
         self._next_open_ns = 0
+        """Earliest time of the next attempt to open the folder."""
         self._waits_for_folder = waits
+        """Whether another meter still has the folder, so that failures to open it are no errors."""
         self._must_step_aside = False
+        """Whether to release the folder to another recorder, and use a folder next to it."""
         self._flushes_requested = 0  # number since the start, counted by the loop
         self._flushes_done = 0  # number since the start, counted by the thread
         self._aside_folder: Path | None = None
+        """Folder next to the configured one; None: the configured one is used."""
         self._pause_watch = PauseWatch(
             options.memory_bytes, str(spool_folder(options)), redact_url(options.to or "")
         )
@@ -316,15 +342,17 @@ class Recorder:
         return any(fnmatchcase(tenant, pattern) for pattern in self._options.full_tenants)
 
     def _drop(self, reason: str, n: int) -> None:
+        """Count rows that are not captured."""
         self._dropped_by_reason[reason] = self._dropped_by_reason.get(reason, 0) + n
 
     def _run(self) -> None:
         while not self._stop_event.wait(TURN_S):
-            self._turn()
+            self._run_turn()
         self._next_open_ns = 0  # if the folder could not be opened, try again now
-        self._turn(last=True)
+        self._run_turn(last=True)
 
-    def _turn(self, *, last: bool = False) -> None:
+    def _run_turn(self, *, last: bool = False) -> None:
+        """Process the waiting exchanges, and write rows that are due. `last`: write all of them."""
         requested = self._flushes_requested
         flush = requested > self._flushes_done
         try:
@@ -338,7 +366,7 @@ class Recorder:
                 self._write()
                 if last:
                     self._give_up()
-                    self._store.append(self._empty_batch, self._ledger(closed=self._is_complete))
+                    self._store.append(self._empty_batch, self._make_ledger(closed=self._is_complete))
                 if flush:
                     self._store.rotate()
                     self._flushes_done = requested
@@ -358,7 +386,7 @@ class Recorder:
         it. Spools that are not finished within STEP_ASIDE_S are finished when the process ends."""
         self._must_step_aside = False
         if self._is_open:
-            self._store.append(self._empty_batch, self._ledger())
+            self._store.append(self._empty_batch, self._make_ledger())
             self._store.close(STEP_ASIDE_S)
         options = aside_options(self._options, spool_folder(self._options), os.getpid())
         self._store = Store(options, self._info, self._clock)
@@ -368,6 +396,7 @@ class Recorder:
         self._open()
 
     def _open(self) -> bool:
+        """Open the capture; after a failure, only some time later. Return whether it is open."""
         now_ns = self._clock.mono_ns()
         if now_ns < self._next_open_ns:
             return False
@@ -383,6 +412,7 @@ class Recorder:
         return True
 
     def _process_inbox(self) -> None:
+        """Process all requests and exchanges that arrived since the latest turn."""
         for _ in range(len(self._inbox)):
             x, headers, body, n_bytes = self._inbox.popleft()
             self._removed_bytes += n_bytes
@@ -404,6 +434,7 @@ class Recorder:
                 self._encode()
 
     def _read_request(self, x: Exchange, headers: Headers, body: bytes) -> None:
+        """Read the shape of a request's prompt, and redact its text if the capture has texts."""
         full = self._redactor is not None and self._captures_text(x.tenant)
         x.capture_data = data = _RequestData(self._request_memory, body if full else None)
         data.count_memory(x)
@@ -423,6 +454,7 @@ class Recorder:
         data.count_memory(x)
 
     def _finish_exchange(self, x: Exchange) -> None:
+        """Add the data of the request to its finished exchange."""
         data, x.capture_data = x.capture_data, None
         if not isinstance(data, _RequestData):
             x.text = None
@@ -437,6 +469,7 @@ class Recorder:
         data.release()
 
     def _is_sampled(self, x: Exchange) -> bool:
+        """Return whether the exchange's conversation is in the sample of captured ones."""
         unit = x.id if x.turn is None else x.turn.session
         digest = blake2b(unit.encode(), key=self._salt, digest_size=8).digest()
         return int.from_bytes(digest) < self._options.full_share * (1 << 64)
@@ -451,6 +484,7 @@ class Recorder:
         return out
 
     def _encode(self) -> None:
+        """Make a batch of the rows."""
         rows, self._rows = self._rows, []
         self._row_bytes = 0
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
@@ -467,7 +501,8 @@ class Recorder:
             self._batch_rows += batch.num_rows
 
     def _write(self) -> None:
-        ledger = self._ledger()
+        """Append the batches to the capture; keep the rest if this fails."""
+        ledger = self._make_ledger()
         while self._batches:
             batch = self._batches[0]
             if not self._store.append(batch, ledger):
@@ -492,7 +527,7 @@ class Recorder:
             hint = "these exchanges were not stored; /api/v1/summary and the capture count them"
             log.error("event=capture_lost reason=%s exchanges=%d hint=%r", reason, batch.num_rows, hint)
 
-    def _ledger(self, *, closed: bool = False) -> CaptureLedger:
+    def _make_ledger(self, *, closed: bool = False) -> CaptureLedger:
         dropped = {**self._dropped_by_reason, **self._left_out_by_reason}
         return CaptureLedger(self._relays, dropped, self._meter_id, closed)
 

@@ -36,25 +36,34 @@ STREAMS_PER_ROUND: Final = 256
 
 
 class SilenceGroup(NamedTuple):
+    """Labels by which silent streams are grouped."""
+
     kind: SilenceKind
     tenant: str
     model: str | None
     upstream: str | None
+    """URL of the upstream; None: unknown, or the relay has several."""
 
 
 @dataclass(frozen=True, slots=True)
 class SilentStream:
+    """An open stream that has had no token for too long."""
+
     id: str
     group: SilenceGroup
     arm: str | None
     age_ns: int
+    """Time since the request arrived."""
     silent_ns: int
+    """Time since the latest token or, before the first, since the request was sent."""
     since_read_ns: int
     """Time since the last bytes of any kind; shorter than `silent_ns` if keep-alives arrive."""
     tokens: int
 
 
 class _SavedSilences(msgspec.Struct, array_like=True):
+    """Saved form of the silences of one model."""
+
     streams: int
     """Number of finished streams."""
     kinds: dict[SilenceKind, tuple[list[int], list[int]]]
@@ -70,6 +79,7 @@ class SilenceReport:
     """Result of an inspection of all open streams."""
 
     running_streams: int = 0
+    """Number of open streams."""
     not_judged: int = 0
     """Number of streams that cannot be judged, because their answers are not understood."""
     silent_streams: list[SilentStream] = field(default_factory=list)
@@ -88,6 +98,7 @@ class SilenceBook:
     ) -> None:
         self.threshold_ns = threshold_ns
         self.latest_report = SilenceReport()
+        """Result of the latest inspection."""
         self._clock = clock
         self._streams = streams
         self._relays = relays
@@ -152,6 +163,7 @@ class SilenceBook:
             return report
 
     def _inspect(self, one: OpenExchange, report: SilenceReport) -> None:
+        """Add a stream to the report: as running and, if it has no token for too long, as silent."""
         observer, arm = one
         x = observer.exchange
         t = x.timeline
@@ -198,10 +210,10 @@ class SilenceBook:
         # Copy the counts, which change while a thread reads them.
         past = {name: self._counts_by_model[name].copy() for name in models & self._counts_by_model.keys()}
 
-        def work() -> bytes:
+        def encode_silences() -> bytes:
             return msgspec.json.encode(self._to_dict(report, past, limit))
 
-        return web.Response(body=await asyncio.to_thread(work), content_type="application/json")
+        return web.Response(body=await asyncio.to_thread(encode_silences), content_type="application/json")
 
     def _to_dict(
         self, report: SilenceReport, past: Mapping[str, SilenceCounts], limit: int

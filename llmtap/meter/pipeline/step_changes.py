@@ -44,6 +44,7 @@ class StepBook:
         self._clock = clock
         self._wall_anchor = WallAnchor.sample(clock)
         self._detectors: dict[str, StepDetector] = {}
+        """By model: detector of lasting changes of the time to first token."""
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         first_ns = x.timeline.first_content_ns
@@ -137,6 +138,7 @@ class StepBook:
         return f"The TTFT of {name} has no step beside {span} before, at the same load and prompt length."
 
     def _wall_s(self, mono_ns: int) -> float:
+        """Return the wall time of a monotonic time, in seconds since 1970."""
         return self._wall_anchor.to_wall_ns(mono_ns) / NS_PER_S
 
     def _time_text(self, mono_ns: int, now_ns: int) -> str:

@@ -41,12 +41,16 @@ class SliceLevel:
 
     window_ns: int
     step_ns: int
+    """Length of a slice."""
 
 
 @dataclass(slots=True)
 class _Slice(Generic[T]):
+    """Data of one time slice."""
+
     start_ns: int
     level: int
+    """Index of the slice's length in the levels; larger slices are made by merging."""
     data: T
 
 
@@ -72,12 +76,17 @@ class Slices(Generic[T]):
             assert longer.step_ns % shorter.step_ns == 0
         self._levels = tuple(levels)
         self._begin_ns = now_ns
-        self._make = make
-        self._merge = merge
+        """Time to which the start times of the slices are relative."""
+        self._make_data = make
+        self._merge_data = merge
         self._open_slice: _Slice[T] = _Slice(0, 0, make())
+        """Slice to which exchanges are added now."""
         self._sealed_slices: list[_Slice[T]] = []
+        """Complete slices, the oldest first."""
         self._past_data: T | None = make() if past else None
+        """Sum of all slices that are older than the longest window; None: they are discarded."""
         self._merge_job: tuple[int, int, int, int, Merging[T]] | None = None
+        """Start, end and result of the merge that runs in turns; None: none runs."""
         self._idle_since_ns = -1
         """Start of the open slice for which `tidy` found nothing to merge. It searches again in the next."""
 
@@ -98,7 +107,7 @@ class Slices(Generic[T]):
     def clear(self) -> None:
         """Forget all slices except the open one."""
         self._sealed_slices, self._merge_job = [], None
-        self._past_data = None if self._past_data is None else self._make()
+        self._past_data = None if self._past_data is None else self._make_data()
 
     def absorb(self, begin_ns: int, slices: Iterable[tuple[int, int, T]]) -> None:
         """Add the exported slices of another meter, whose data begin at `begin_ns`, to those of this one.
@@ -132,7 +141,7 @@ class Slices(Generic[T]):
         step_ns = self._levels[0].step_ns
         if since_ns - open_.start_ns >= step_ns:
             self._sealed_slices.append(open_)
-            self._open_slice = open_ = _Slice(since_ns // step_ns * step_ns, 0, self._make())
+            self._open_slice = open_ = _Slice(since_ns // step_ns * step_ns, 0, self._make_data())
             while len(self._sealed_slices) > SLICES_MAX and self.tidy():
                 pass
         return open_.data
@@ -141,7 +150,7 @@ class Slices(Generic[T]):
         """Make the open slice final, for a reader in another thread, and begin a new slice."""
         self.open_data(now_ns)
         self._sealed_slices.append(self._open_slice)
-        self._open_slice = _Slice(self._open_slice.start_ns, 0, self._make())
+        self._open_slice = _Slice(self._open_slice.start_ns, 0, self._make_data())
         self._idle_since_ns = -1
 
     def window(self, level: int, now_ns: int) -> list[T]:
@@ -201,6 +210,7 @@ class Slices(Generic[T]):
         return best
 
     def _next_merge_job(self) -> tuple[int, int, int, int, Merging[T]] | None:
+        """Return the slices to be merged next: their range, start, level and work; None if none."""
         past = len(self._levels)
         for (level, start_ns), group in groupby(list(enumerate(self._sealed_slices)), self._merge_target):
             slices = list(group)
@@ -213,7 +223,7 @@ class Slices(Generic[T]):
                 data.insert(0, self._past_data)
             elif start_ns == self._open_slice.start_ns or (len(slices) == 1 and slices[0][1].level == level):
                 continue  # nothing to merge: the target is the open slice, or the slice is already merged
-            return begin, end, start_ns, level, self._merge(data, level)
+            return begin, end, start_ns, level, self._merge_data(data, level)
         return None
 
     def _merge_target(self, sealed: tuple[int, _Slice[T]]) -> tuple[int, int]:
@@ -281,16 +291,23 @@ class _SavedSlice(Struct, array_like=True):
 
     start_ns: int
     level: int
+    """Index of the window length in LEVELS; one more for the sum of all older slices."""
     lag_ns: int
     sums: dict[str, int]
+    """Values of `_Tile.sums`."""
     benefit: float
+    """Sum of the benefits of the answers (smooth goodput)."""
     parts: list[tuple[SeriesKey, bytes]]
+    """Labels of each series, and its packed Summary."""
 
 
 class _SavedWindows(Struct, array_like=True):
+    """Saved form of all windows."""
+
     terms: str
     """Text of the objectives and the reader by which the exchanges were judged."""
     begin_ns: int
+    """Monotonic time to which the start times of the slices are relative."""
     slices: list[_SavedSlice]
     terms_ns: int
     """Monotonic time since which `terms` apply."""
@@ -316,9 +333,11 @@ class Rates:
     """Rates of a window in which `n` exchanges ended, `uncertain` of them with too large an uncertainty."""
 
     seconds: float
+    """Length of the window."""
     n: int
     uncertain: int
     lag_ns: int
+    """Largest delay of a relay's event loop during the window."""
     goodput_rps: float | None
     """Goodput in requests/s; None if no exchange was judged."""
     smooth_goodput_tps: float | None
@@ -334,7 +353,8 @@ class Windows:
         """`terms`: text of all options by which exchanges are judged: only equal terms can be added up."""
         self._clock = clock
         self._objectives = objectives or {}
-        self._terms = terms
+        self._objective_terms = terms
+        """Text of all objectives; counts that used other objectives are not continued after a restart."""
         self._wall_anchor = WallAnchor.sample(clock)
         self._slices: Slices[_Tile] = Slices(LEVELS, clock.mono_ns(), _Tile, _merge_tiles, past=True)
         self._terms_ns = self._slices.begin_ns
@@ -368,9 +388,11 @@ class Windows:
         self._slices.open_data(self._clock.mono_ns()).sums["opened"] += n
 
     def count_skipped(self, n: int) -> None:
+        """Count requests that a rule excludes from measurement."""
         self._slices.open_data(self._clock.mono_ns()).sums["skipped"] += n
 
     def record_lag(self, lag_ns: int) -> None:
+        """Note the event-loop lag that a relay reports."""
         tile = self._slices.open_data(self._clock.mono_ns())
         tile.lag_ns = max(tile.lag_ns, lag_ns)
         self._tidy(TIDY_STEPS_PER_STATUS)
@@ -432,7 +454,7 @@ class Windows:
 
     def export(self) -> Callable[[], bytes]:
         """Return a thread-safe function that packs the windows, so that another meter can continue them."""
-        terms, begin_ns = self._terms, self._slices.begin_ns
+        terms, begin_ns = self._objective_terms, self._slices.begin_ns
         since = self._terms_ns, dict(self._judged_ns)
         slices = self._slices.export(self._clock.mono_ns())
         return lambda: _encode(_SavedWindows(terms, begin_ns, list(map(_pack_slice, slices)), *since))
@@ -446,7 +468,7 @@ class Windows:
         `shift_ns`: our monotonic time minus the other meter's. Raises msgspec.MsgspecError.
         """
         saved = _decode(packed)
-        same_terms = saved.terms == self._terms
+        same_terms = saved.terms == self._objective_terms
         known = {REQUESTED, *self._judged_ns}
         if same_terms:
             self._terms_ns = min(self._terms_ns, saved.terms_ns + shift_ns)
@@ -473,6 +495,7 @@ class Windows:
         return [] if same_terms else [changed]
 
     def _tidy(self, pieces: int) -> None:
+        """Merge old slices, at most `pieces` of them at once."""
         for _ in range(pieces):
             if not self._slices.tidy():
                 break
@@ -491,6 +514,7 @@ class FrozenWindow:
     end: str
     seconds: float
     tiles: Sequence[_Tile]
+    """Data of the slices, the oldest first."""
     judged_seconds: Mapping[str, float]
     """By text of the objectives: time that goodput covers, where it is shorter than `seconds`."""
 
@@ -568,6 +592,7 @@ def window_name(text: str) -> str | None:
 
 
 def labels_of(key: SeriesKey) -> dict[str, object]:
+    """Return the labels of a series as the JSON of a summary names them."""
     return {
         "tenant": key.tenant,
         "model": key.model,

@@ -39,6 +39,8 @@ _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 
 
 class Anthropic(shapes.ObjectReader):
+    """Reader of Anthropic's Messages API."""
+
     name = "anthropic"
     end_certain = True
     names_read: Final = frozenset({"type", "delta", "error", _GUARDRAIL})
@@ -48,15 +50,21 @@ class Anthropic(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
+        """Id of the message; another id shows that a gateway began the answer again."""
         self._start_counts = UsageCounts()
+        """Counts of the first event: prompt tokens, which the end does not always repeat."""
         self._last_message_delta: Delta | None = None
         """The latest `message_delta` with counts, which are the total if no stop reason follows."""
         self._has_output = False
+        """Whether an event has had output."""
         self._has_stopped = False
+        """Whether an event has had a finish reason."""
         self._has_total = False
+        """Whether an event has had the usage of the whole answer."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         kind = shapes.text_of(value.get("type"))
         if kind in _EVENTS or (kind == "message" and isinstance(value.get("content"), list)):
             return 3
@@ -100,6 +108,7 @@ class Anthropic(shapes.ObjectReader):
         return delta
 
     def _read_delta(self, delta: Any) -> Delta:
+        """Read the `delta` of a `content_block_delta`."""
         if not isinstance(delta, dict):
             return unknown_delta()
         key = next((key for key in _TEXTS if isinstance(delta.get(key), str)), None)
@@ -115,6 +124,7 @@ class Anthropic(shapes.ObjectReader):
         return piece
 
     def _read_start(self, message: Any) -> Delta:
+        """Read the `message` of a `message_start`."""
         if not isinstance(message, dict):
             return Delta(EventClass.ROLE)
         counts = _counts(message.get("usage"))
@@ -132,6 +142,7 @@ class Anthropic(shapes.ObjectReader):
         return delta
 
     def _read_end(self, usage: Any, reason: Any, details: Any, pieces: list[shapes.Piece]) -> Delta:
+        """Read reason and usage at the end of a stream, or of a whole answer with its pieces."""
         counts = _counts(usage)
         delta = shapes.gather(pieces, reason=reason, signal="stop_reason", counts=counts, usage=usage)
         if delta.verdict is not None and isinstance(details, dict):

@@ -37,6 +37,8 @@ _TEXTS: Final = ("outputText", "generation", "outputs", "results")
 
 
 class BedrockText(shapes.ObjectReader):
+    """Reader of the text models of Amazon Bedrock."""
+
     name = "bedrock.invoke"
     claim_max = 4
     end_certain = True
@@ -48,9 +50,11 @@ class BedrockText(shapes.ObjectReader):
         self._input_members: JsonObject = {}
         """Member with the number of prompt tokens, stored because only the first event has it."""
         self._running_count = RunningCount()
+        """Number of output tokens so far, by the counts in events."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         if path.endswith(_METHODS) and any(name in value for name in _TEXTS):
             return 4
         return 2 if "completionReason" in value or "generation_token_count" in value else 0

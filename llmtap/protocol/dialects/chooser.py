@@ -62,6 +62,8 @@ class Released(NamedTuple):
 
 
 class _StoredEvent(NamedTuple):
+    """An event that waits until a dialect is chosen."""
+
     event: SseEvent | None
     delta: Delta | None
     """Meaning of an event that is not for a dialect; else None."""
@@ -81,11 +83,13 @@ class _Candidate:
     position: int
     """Position of the dialect in `Dialects.entries`."""
     claim: int
+    """How sure the dialect is that the answer is its own (`registry.Dialect.claim`)."""
     is_own: bool
     """Whether the dialect is a table of the user that fits."""
     is_on_path: bool
     """Whether the path of the request belongs to the dialect."""
     deltas: list[Delta] = field(default_factory=list)
+    """What the candidate reads from each stored event."""
     evidence: int = 0
     """Number of events with strong or weak evidence for the dialect."""
     strong_events: int = 0
@@ -93,6 +97,7 @@ class _Candidate:
     output_events: int = 0
     """Number of events that carry output, or a verdict, which can stand in place of output."""
     data_events: int = 0
+    """Number of events with data that the candidate has read."""
     parsed_events: int = 0
     """Number of events with data that the dialect understood."""
     unread_events: int = 0
@@ -205,23 +210,29 @@ class DialectChooser:
         """Reader of the chosen dialect; None before the choice, and if no dialect fits."""
         self._reading = Reading.NONE
         self.kept_bytes = 0
+        """Size of the stored events, for the limit BYTES_KEPT_MAX."""
         self.early_ns: int | None = None
         """Time of the first event that possibly had output, but was released before the answer was
         understood; None if the first token is certain."""
         self._stored_events: list[_StoredEvent] = []
+        """Events that wait until a dialect is chosen."""
         self._data_events = 0
-        """Number of stored events with data."""
+        """Number of events with data that are stored."""
         self._inferred: structure.InferredReader | None = None
         """Reader of the structure, which has examined the events; None before the limit was reached first."""
         self._unexamined: list[SseEvent] = []
         self._times: list[int] = []
         """Times of the events with data so far, while the answer is not understood."""
         self._candidates: list[_Candidate] = []
+        """Dialects that claim one of the stored events."""
         self._certainty = (False, False, False)
         """Certainty of the chosen dialect (`_Candidate.certainty`)."""
         self._has_read_output = False
+        """Whether the chosen dialect has read output."""
         self._outputs_of_others = 0
+        """Number of outputs since the choice that only another dialect reads."""
         self._revisions_left = REVISIONS_MAX
+        """How often the choice may still be changed."""
         self._is_full = False
         """Whether the limit of stored events was reached before the answer was understood."""
 
@@ -401,6 +412,7 @@ class DialectChooser:
         return delta
 
     def _store(self, stored: _StoredEvent) -> None:
+        """Keep an event until the dialect is chosen."""
         self._stored_events.append(stored)
         if stored.event is not None and stored.holds_data:
             self._unexamined.append(stored.event)
@@ -441,6 +453,7 @@ class DialectChooser:
         return max(decisive, key=lambda candidate: candidate.rank, default=None)
 
     def _is_decisive(self, candidate: _Candidate) -> bool:
+        """Return whether a candidate has understood enough events to be chosen."""
         if candidate.is_on_path:
             rivals = (c for c in self._candidates if c.claim >= _NAMED)
             if candidate.claim < _FITS and any(c.strong_events for c in rivals):
@@ -513,6 +526,7 @@ class DialectChooser:
         return delta
 
     def _read_whole(self, body: bytes) -> Delta:
+        """Read a body that is one JSON value with the dialect that understands it best."""
         value = read_json(body)
         named: tuple[Reader, Delta] | None = None
         for position, claim in islice(self._dialects.claims_of(value, self._path), CANDIDATES_MAX):
@@ -534,6 +548,7 @@ class DialectChooser:
 
 
 def _is_data(event: SseEvent) -> bool:
+    """Return whether an event has data, and is no keep-alive."""
     return bool(event.data) and event.event != b"ping"
 
 
@@ -549,6 +564,7 @@ def _is_weak_evidence(delta: Delta) -> bool:
 
 
 def _read_with_guardrail(reader: Reader | None, event: SseEvent) -> Delta:
+    """Read an event, and the action of Bedrock's guardrail in it."""
     delta = _read_unclaimed(event) if reader is None else reader.read_event(event)
     if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
         bedrock.add_guardrail(delta, event.data)
@@ -556,6 +572,7 @@ def _read_with_guardrail(reader: Reader | None, event: SseEvent) -> Delta:
 
 
 def _read_unclaimed(event: SseEvent) -> Delta:
+    """Read an event that no dialect claims: only errors can be found in it."""
     if event.data is None or not is_object(event.data):
         return read_non_object(event)
     return failure_in(read_json(event.data), event.event)

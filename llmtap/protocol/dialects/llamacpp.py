@@ -18,6 +18,8 @@ _STOPPED: Final = {"stopped_eos": "eos", "stopped_word": "word", "stopped_limit"
 
 
 class LlamaCpp(shapes.ObjectReader):
+    """Reader of the own API of llama.cpp's server (`/completion`)."""
+
     name = "llamacpp.native"
     end_certain = True
 
@@ -28,9 +30,11 @@ class LlamaCpp(shapes.ObjectReader):
         self._lists_tokens = False
         """Whether events list their tokens: then ignore the running count, which ends one too high."""
         self._predicted_count = RunningCount()
+        """Number of output tokens so far, by the counts in events."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         if isinstance(value.get("content"), str) and isinstance(value.get("stop"), bool):
             return 3 if "tokens_predicted" in value else 2
         return int("error" in value and path.endswith(("/completion", "/infill")))
@@ -88,6 +92,7 @@ class LlamaCpp(shapes.ObjectReader):
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
     def _read_end(self, value: JsonObject, timings: JsonObject, delta: Delta) -> None:
+        """Read reason, counts and times of the last event."""
         older = (name for field, name in _STOPPED.items() if value.get(field) is True)
         delta.finish_reason = shapes.text_of(value.get("stop_type")) or next(older, "stop")
         counts = shapes.counts_of(

@@ -57,22 +57,29 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Logprobs(msgspec.Struct, gc=False):
+    """Log probabilities of a choice."""
+
     content: list[msgspec.Raw] | None = None
     refusal: list[msgspec.Raw] | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
+    """One choice of a chunk or of a whole answer."""
+
     delta: _Delta | None = None
     index: Index = 0
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[Any] | None = None
+    """Ids of the generated tokens (vLLM), whose number is exact."""
     content_filter_results: Any = None
     message: _Delta | None = None
     usage: Any = None
 
 
 class _Chunk(ChunkFields, gc=False):
+    """A chunk, or a whole answer."""
+
     choices: list[_Choice] | None = None
 
 
@@ -91,6 +98,8 @@ _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"
 
 
 class OpenAIChat(ChoicesReader):
+    """Reader of chat completions."""
+
     name = "openai.chat"
     end_certain = True
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
@@ -102,10 +111,13 @@ class OpenAIChat(ChoicesReader):
     def __init__(self) -> None:
         super().__init__()
         self._id = ""
+        """Id of the answer; another id shows that a gateway began it again."""
         self._no_thinking: set[int] = set()
         """Indexes of the choices in whose content no (more) thinking can follow."""
         self._thinking: dict[int, InlineThinking] = {}
+        """By choice: parser of thinking that is inside the content (`<think>`)."""
         self._repeat_match: re.Match[bytes] | None = None
+        """Match of a chunk that repeats the previous output with usage; None: it repeats nothing."""
 
     @property
     def running_total(self) -> RunningCount:
@@ -114,6 +126,7 @@ class OpenAIChat(ChoicesReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         choices = value.get("choices")
         if isinstance(choices, list):
             if text_of(value.get("object")).startswith(("chat.completion", "chat.reasoning")):
@@ -204,6 +217,7 @@ class OpenAIChat(ChoicesReader):
         return True
 
     def _before_choices(self, chunk: _Chunk, data: bytes) -> None:
+        """Read what must be known before the choices of a chunk."""
         self._repeat_match = None if chunk.usage is None else _repeats(data)
         if self._running_count.is_running is None:  # This is the first chunk with choices.
             self._id = _id_of(data)
@@ -212,6 +226,7 @@ class OpenAIChat(ChoicesReader):
                 self._running_count.is_running = False
 
     def _after_choices(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
+        """Complete the Delta of a chunk whose choices were read."""
         if self._repeat_match is not None:
             delta.usage_running = self._repeat_match[1] == b"reasoning"
             self._repeat_match = None
@@ -342,6 +357,7 @@ def _id_of(data: bytes) -> str:
 
 
 def _is_thought(extra: Any) -> bool:
+    """Return whether the extra fields of Gemini's API mark the content as thinking."""
     google = extra.get("google") if isinstance(extra, dict) else None
     return isinstance(google, dict) and google.get("thought") is True
 
@@ -356,6 +372,7 @@ def _reasoning_text_of(delta: _Delta) -> Any:
 
 
 def _part_outputs(part: JsonObject) -> Iterator[tuple[EventClass, str]]:
+    """Yield the texts of a content part with their classes, such as thinking."""
     thinking = part.get("thinking")
     for inner in thinking if isinstance(thinking, list) else ({"text": thinking},):
         if thought := text_of(inner.get("text") if isinstance(inner, dict) else None):
@@ -432,6 +449,7 @@ class InlineThinking:
         return (held, "") if self._end_marker else ("", held)
 
     def _split_at_end_marker(self, text: str) -> tuple[str, str]:
+        """Return the text before and after the end of thinking; hold back a part of the marker."""
         closing = self._end_marker
         at = text.find(closing)
         if at >= 0:

@@ -172,11 +172,15 @@ class ChunkFields(msgspec.Struct, gc=False):
     model: str | None = None
     usage: JsonObject | None = None
     error: Any = None
+    """Error in place of, or after, the answer."""
     moderation: Any = None
+    """Verdicts of a moderation model on the input or the output."""
     timings: Any = None
+    """Durations of llama.cpp."""
     hook_results: Any = None
     warnings: Any = None
     x_groq: Any = None
+    """Extra fields of Groq, which hold usage and errors."""
     guardrails_data: Any = None
     guardrail_action: Any = msgspec.field(default=None, name=_GUARDRAIL)
 
@@ -186,13 +190,18 @@ class ChoicesReader:
 
     __slots__ = ("_has_finished", "_model", "_predicted_count", "_running_count")
     chunk_type: ClassVar[type[ChunkFields]]
+    """Struct of the dialect's chunk, with its own `choices`."""
     decode: ClassVar[Any]
+    """Decoder of `chunk_type`."""
 
     def __init__(self) -> None:
         self._model: str | None = None
         self._running_count = openai_shapes.RunningCount()
+        """Tokens so far by the usage in each chunk, if the server sends it."""
         self._predicted_count = openai_shapes.RunningCount()
+        """Tokens so far by llama.cpp's `timings` in each chunk."""
         self._has_finished = False
+        """Whether a chunk has had a finish reason."""
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
@@ -305,6 +314,7 @@ def _without_wrong_types(value: JsonObject) -> JsonObject:
 
 
 def _typed_choice(choice: JsonObject) -> JsonObject:
+    """Return a choice without members of a wrong type."""
     get, index = choice.get, choice.get("index")
     kinds = {"finish_reason": str, "token_ids": list, "delta": dict, "message": dict}
     return choice | {
@@ -315,10 +325,14 @@ def _typed_choice(choice: JsonObject) -> JsonObject:
 
 
 class _Logprobs(msgspec.Struct, gc=False):
+    """Log probabilities of a choice."""
+
     tokens: list[msgspec.Raw] | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
+    """One choice of a chunk or of a whole answer."""
+
     text: Any = None
     index: Index = 0
     finish_reason: str | None = None
@@ -331,10 +345,14 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Chunk(ChunkFields, gc=False):
+    """A chunk, or a whole answer."""
+
     choices: list[_Choice] | None = None
 
 
 class OpenAICompletions(ChoicesReader):
+    """Reader of the completions API."""
+
     name = "openai.completions"
     end_certain = True
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
@@ -346,9 +364,11 @@ class OpenAICompletions(ChoicesReader):
     def __init__(self) -> None:
         super().__init__()
         self._choices_with_text: set[int] = set()
+        """Choices that have had text."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         if openai_shapes.text_of(value.get("object")).startswith("text_completion"):
             return 3
         choices = value.get("choices")

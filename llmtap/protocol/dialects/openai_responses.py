@@ -90,6 +90,8 @@ _PLACES: Final = frozenset({"sequence_number", "response", "response_id", "item"
 
 
 class OpenAIResponses(shapes.ObjectReader):
+    """Reader of the Responses API."""
+
     name = "openai.responses"
     end_certain = True
     names_read: Final = frozenset(
@@ -101,10 +103,13 @@ class OpenAIResponses(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self.answer_id: str | None = None
+        """Id of the answer, which the next request can name; None until it is known."""
         self._has_output = False
+        """Whether an event has had output."""
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         kind = value.get("type")
         if value.get("object") == "response":
             return 3
@@ -159,6 +164,7 @@ class OpenAIRealtime(shapes.ObjectReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
+        """Return how certainly an object is of this dialect (`registry.Dialect.claim`)."""
         kind = shapes.text_of(value.get("type"))
         if path.endswith("/realtime"):
             known = kind in _SESSION_EVENTS or kind == "error" or kind.startswith("response.")
@@ -232,6 +238,7 @@ def _add_filters(delta: Delta, filters: Any) -> None:
 
 
 def _read_text(kind: str, known: EventClass, value: JsonObject) -> Delta:
+    """Read an event with a piece of text. `known`: class of its kind of event."""
     text, logprobs = value.get("delta"), value.get("logprobs")
     text = shapes.text_of(text.get("text") if isinstance(text, dict) else text)
     if not text:
@@ -312,6 +319,7 @@ def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, 
 
 
 def _output_pieces(items: Any) -> Iterator[shapes.Piece]:
+    """Yield the texts of the output items of a whole answer, with their classes."""
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
             continue

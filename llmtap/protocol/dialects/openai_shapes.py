@@ -213,6 +213,7 @@ class RunningCount:
         self.is_running: bool | None = None
         """Whether the usage is a running count; None before the first chunk with a choice."""
         self._last_counts: dict[int, int] = {}
+        """By choice: latest count, from which the next event's tokens are computed."""
 
     def tokens_added(
         self,
@@ -287,6 +288,7 @@ _RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
 
 
 def _ranked_classes(mask: int) -> tuple[EventClass, ...]:
+    """Return the classes whose bits are set, in their order."""
     classes = _RANKED.get(mask)
     if classes is None:
         classes = _RANKED[mask] = tuple(c for c in EventClass if mask >> c & 1)
@@ -297,19 +299,28 @@ class Findings(msgspec.Struct, gc=False):
     """Merges the content of all choices of one event, and of its other members, into one Delta."""
 
     delta: Delta = msgspec.field(default_factory=lambda: Delta(EventClass.METADATA))
+    """Result for the whole event."""
     cut: bool = False
     """Whether a limit was reached, so that the rest of the event is not read."""
     has_rails: bool = False
     """Whether NeMo Guardrails reports beside the choices, so that the text of a filtered answer is NeMo's."""
     _class_mask: int = 0
+    """Bit n is set if the event has output of the class with the code n."""
     _texts: dict[int, list[str]] = {}
+    """By class: texts of the event."""
     _pieces: int = 0
+    """Number of texts in the event, for the limit PIECES_MAX."""
     _output_choices: dict[int, None] = {}
+    """Choices with output, as the keys of a dict, which keep their order."""
     _indexes: list[int] = []
+    """Index of each choice in the event."""
     _markers: list[int] = []
     _id_count: int = 0
+    """Number of token ids in the event."""
     _logprob_count: int = 0
+    """Number of tokens with log probabilities in the event."""
     _role: bool = False
+    """Whether a choice names its speaker, as the first chunk does."""
 
     def add_choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
         """Add a choice with its numbers of token ids and log probabilities. Add its pieces afterwards."""

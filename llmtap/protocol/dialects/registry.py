@@ -29,11 +29,17 @@ class Reader(Protocol):
     """
 
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """Name of the dialect; None: the reader only infers the form of the answer."""
+        ...
 
-    def read_event(self, event: SseEvent) -> Delta: ...
+    def read_event(self, event: SseEvent) -> Delta:
+        """Return what an event of a stream contains."""
+        ...
 
-    def read_body(self, body: bytes) -> Delta: ...
+    def read_body(self, body: bytes) -> Delta:
+        """Return what a body that is no stream contains."""
+        ...
 
 
 class Dialect(Protocol):
@@ -85,9 +91,13 @@ class Dialects:
         names = {dialect.name for dialect in own}
         self.entries: Final = (*own, *(d for d in DIALECTS if getattr(d, "name", None) not in names))
         self._own_table_count = len(own)
+        """Number of the user's tables, which come first in `entries`."""
         self._pathless_tables = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
+        """Positions of the user's tables that apply to all paths."""
         self.owners = lru_cache(_PATHS_CACHED)(self._find_owners)
+        """By path: positions of the dialects that name it."""
         self._claim_limits = lru_cache(_PATHS_CACHED)(self._find_limits)
+        """By path: largest claim that each dialect can make."""
 
     def claims_of(self, value: Any, path: str, name: bytes | None = None) -> Iterator[tuple[int, int]]:
         """Yield the position in `entries` and the claim of each dialect that claims this JSON, the most

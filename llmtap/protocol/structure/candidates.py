@@ -33,6 +33,7 @@ class EdgeEvent:
     rule_index: int | None
     """Index of the table's rule that reads the event; None if no rule does."""
     holds_output: bool
+    """Whether the event has output."""
     texts: dict[Path, str] = field(default_factory=dict)
     """Short texts by their paths. No earlier event has a text at any of these paths."""
     integers: dict[Path, int] = field(default_factory=dict)
@@ -48,6 +49,8 @@ class EdgeEvent:
 
 @dataclass(slots=True)
 class Candidates:
+    """Values in an answer that its inferred table possibly lacks."""
+
     models: dict[str, str]
     """Texts that are possibly the name of the model, by their paths."""
     last_events: list[EdgeEvent]
@@ -104,6 +107,8 @@ def usage_of(last: Sequence[EdgeEvent]) -> tuple[EdgeEvent, Path, dict[str, int]
 def _edge_events(
     dialect: TableDialect, events: Iterator[SseEvent], outputs: set[Path], kind_member: str | None
 ) -> Iterator[EdgeEvent]:
+    """Yield the texts and integers of each event besides its output: one of them can be the model or a
+    count."""
     numbers = {id(rule): number for number, rule in enumerate(dialect.table.rules)}
     for event in events:
         value: Any = None if event.data is None else read_data(event.data)

@@ -74,12 +74,16 @@ class _Writer:
     ) -> None:
         self._table = table
         self._candidates = candidates
+        """Values that the table possibly lacks."""
         self._notes = notes
         self._shows_text = text
+        """Whether comments may quote texts of the answer."""
         name = table.name
         self._place = f"dialects.{name if _BARE_KEY.issuperset(name) else _toml_value(name)}"
+        """Name of the table in the file."""
 
     def lines(self) -> Iterator[str]:
+        """Yield the lines of the table in TOML, with notes on what to check."""
         raw: dict[str, Any] = msgspec.to_builtins(self._table)
         place = self._place
         notes = {

@@ -19,6 +19,7 @@ class Meaning(NamedTuple):
     """Meaning of the name of a member."""
 
     words: tuple[str, ...]
+    """Words of the name, in lower case."""
     phrase: str
     """The words with spaces between them."""
     is_plain: bool
@@ -26,11 +27,15 @@ class Meaning(NamedTuple):
     is_mark: bool
     """Whether the value of the member names the kind of its object."""
     is_reasoning_flag: bool
+    """Whether `true` under this name marks a text as thinking."""
     is_partial_flag: bool
+    """Whether the name says that the text is not complete."""
     is_end_flag: bool
+    """Whether `true` under this name marks the end of the answer."""
     is_reason: bool
     """Whether the value of the member is a finish reason."""
     is_model: bool
+    """Whether the value under this name can be the model."""
 
 
 @lru_cache(maxsize=4_096)

@@ -75,10 +75,14 @@ class InferredReader(TableReader):
     def __init__(self, structure: Structure, table: DialectTable | None) -> None:
         super().__init__(_compile(msgspec.json.encode(table or _EMPTY)))
         self._structure = structure
+        """Places that were found so far; None: the table no longer grows."""
         self._table = table
         self._reads_usage = table is not None and any(rule.usage for rule in table.rules)
+        """Whether the table has a place of the usage."""
         self._tables_left = TABLES_MAX
+        """How often the table may still be replaced by a larger one."""
         self._input_tokens: int | None = None
+        """Latest count of prompt tokens, which later counts can lack."""
         self.knows_output = table is not None
         """Whether the table reads some output."""
         self.knows_all = False
@@ -118,6 +122,7 @@ class InferredReader(TableReader):
         return delta
 
     def _adjust(self, delta: Delta) -> Delta:
+        """Correct what a generic table reads, with what is known from earlier events."""
         if delta.counts is not None:
             # A count before any output is not that of the whole answer. A later count often has no input
             # tokens: take them from an earlier count.

@@ -49,7 +49,9 @@ class Kind:
     """Events with the same name and the same marks at the top level of their JSON."""
 
     event: str | None
+    """Value of the `event:` line; None without one."""
     marks: tuple[Mark, ...]
+    """Paths and values of the words at the top level that tell kinds of events apart."""
     indexes: list[int] = field(default_factory=list)
     """Indexes of these events in the answer."""
     members: set[frozenset[str]] = field(default_factory=set)
@@ -59,11 +61,13 @@ class Kind:
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
+        """Name of the event and values of its marks, each split into words."""
         values = (self.event or "", *(value for _, value in self.marks if isinstance(value, str)))
         return tuple(map(names.words, values))
 
     @property
     def words(self) -> frozenset[str]:
+        """All words in the names of the kind."""
         return frozenset(word for name in self.names for word in name)
 
     @property
@@ -98,9 +102,12 @@ class Place:
     judged: tuple[int, bool, bool] = (0, False, False)
     """What the place was judged by: the number of its texts, and the signs of a model in the stream."""
     points: int = 0
+    """Sum of the signs that the place holds output."""
     event_class: EventClass = EventClass.CONTENT
     cumulative: bool = False
+    """Whether each text repeats the texts before."""
     point_reasons: list[str] = field(default_factory=list)
+    """Signs for and against output, with their points, for `inspect`."""
 
 
 @dataclass(slots=True)
@@ -112,6 +119,7 @@ class Counter:
     meaning: str
     """Kind of tokens: `input`, `output`, `reasoning`, `cached` or `total`."""
     values: list[int] = field(default_factory=list)
+    """Numbers at the path, in order of the events."""
 
 
 @dataclass(slots=True)
@@ -121,6 +129,7 @@ class Flag:
     kind: Kind
     path: Path
     indexes: list[int] = field(default_factory=list)
+    """Indexes of the events that have the sign."""
 
 
 class Structure:
@@ -140,15 +149,21 @@ class Structure:
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
         """Name of the member at the top whose value names the kind of an event; None if unknown."""
         self.values_left = values_max
+        """How many values may still be read, for a limit on CPU time."""
         self._has_reached_limit = False
+        """Whether further places were ignored because of a limit."""
         self.kinds: dict[tuple[Any, ...], Kind] = {}
+        """Kinds of events, by name and marks."""
         self.places: dict[tuple[Any, ...], Place] = {}
         self.counters: dict[tuple[Any, ...], Counter] = {}
+        """Places with a number of tokens."""
         self.flags: dict[tuple[Any, ...], Flag] = {}
+        """Places with a sign of the end."""
         self.finish_reasons: dict[tuple[Any, ...], Flag] = {}
         self.filter_ends: set[int] = set()
         """Indexes of the events in which a filter ended the answer: their text possibly replaces it."""
         self.models: set[Path] = set()
+        """Paths of members that name a model."""
         self.event_count = 0
         self.waits = False
         """Whether a new place is judged only when it has enough texts."""
@@ -262,6 +277,7 @@ class Structure:
         return full
 
     def _find_kind(self, event: SseEvent, value: Any, marks: tuple[Mark, ...], number: int) -> Kind | None:
+        """Return the kind of an event: its name and its marks; None: there are too many kinds."""
         name = None if event.event is None else event.event.decode("latin-1")[: names.NAME_CHARS_MAX]
         top = tuple(mark for mark in marks if len(mark[0]) == 1)
         kind = self.kinds.get((name, top))
@@ -277,6 +293,7 @@ class Structure:
         return kind
 
     def _add_text(self, leaf: Leaf, kind: Kind, number: int) -> None:
+        """Note a text where it was found. `number`: index of the event."""
         own = names.meaning_of(leaf.path[-1] if leaf.path else "")
         if own.is_reason:
             if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in NOT_ENDED:
@@ -340,6 +357,7 @@ class Structure:
         counter.values.append(value)
 
     def _add_flag(self, flags: dict[tuple[Any, ...], Flag], leaf: Leaf, kind: Kind, number: int) -> None:
+        """Note that a value was found in an event, such as a finish reason."""
         key = (kind.event, kind.marks, leaf.path)
         flag = flags.get(key)
         if flag is None:
@@ -509,6 +527,7 @@ def _is_result(name: tuple[str, ...]) -> bool:
 
 
 def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass:
+    """Return the class of a text by the names around it. `flagged`: a mark shows thinking."""
     words = frozenset(word for name in name_words for word in name)
     if flagged or words & names.REASONING:
         return EventClass.REASONING

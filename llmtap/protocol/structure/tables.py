@@ -33,20 +33,30 @@ class _Draft:
     members: set[frozenset[str]] = field(default_factory=set, repr=False)
     """Sets of names of members at the top of these events."""
     where: dict[str, Scalar] = field(default_factory=dict)
+    """By path: value that an event must have."""
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    """Paths of the text of reasoning."""
     tool_call: list[str] = field(default_factory=list)
     call: list[str] = field(default_factory=list)
+    """Paths of the name of a tool call."""
     cumulative: bool = False
+    """Whether each text repeats the texts before."""
     choice: str | None = None
+    """Path of the index of the choice."""
     usage: list[str] = field(default_factory=list)
+    """Paths of the object with the token counts."""
     finish_reason: list[str] = field(default_factory=list)
+    """Paths of the finish reason."""
     done: dict[str, Scalar] = field(default_factory=dict)
+    """By path: value that an event of the answer's end has."""
     event_class: EventMark | None = None
 
 
 @dataclass(slots=True)
 class _Usage:
+    """Paths of the token counts in the answer."""
+
     counts: dict[str, list[str]]
     """Paths in the usage object, by their meaning: `input`, `output` and so on."""
     holders: list[tuple[Kind, Path]]
@@ -154,7 +164,9 @@ class _Naming:
         if best is not None and len(lines) > len(values[best]):
             best = None
         self._member: Path | None = best
+        """Path of the member that names events; None: the `event:` line names them."""
         self.match: str | tuple[str, ...] = "type"
+        """`match` of the table: paths of the events' names."""
         if best is not None:
             self.match = member_path(best)
         elif ("type",) in members:
@@ -239,6 +251,7 @@ def _usage_of(structure: Structure) -> _Usage | None:
 
 
 def _add_ends(structure: Structure, draft_of: Callable[[Kind], _Draft]) -> None:
+    """Add the marks that only the last event has."""
     last = max(structure.kinds.values(), key=lambda kind: kind.indexes[-1])
     for flag in structure.flags.values():
         once = len(flag.indexes) == 1 and flag.indexes[0] == last.indexes[-1]
@@ -251,6 +264,7 @@ def _add_ends(structure: Structure, draft_of: Callable[[Kind], _Draft]) -> None:
 def _end_of(
     structure: Structure, rules: tuple[Rule, ...]
 ) -> Literal["done", "[DONE]", "finish_reason", "none"]:
+    """Return how the table finds the end of an answer."""
     if structure.end_text == "[DONE]":
         return "[DONE]"
     if any(rule.done or rule.event_class == "done" for rule in rules):

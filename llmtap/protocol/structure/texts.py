@@ -121,11 +121,13 @@ def _are_data(texts: Sequence[str]) -> bool:
 
 
 def _is_no_text(text: str) -> bool:
+    """Return whether a value looks like an id, a date or a similar value, not like a piece of an answer."""
     text = text.strip()
     return len(text) > 3 and _NO_TEXT.fullmatch(text) is not None
 
 
 def _is_cumulative(texts: Sequence[str]) -> bool:
+    """Return whether each text repeats the text before and adds to it."""
     last = texts[-1].strip()
     if last.isascii() and " " not in last:
         return False  # A single word that grows letter by letter is typed by a user, so it is no answer.

@@ -30,6 +30,8 @@ Mark = tuple[Path, str | bool | int]
 
 
 class Leaf(NamedTuple):
+    """A value in the JSON of an event, with its place."""
+
     path: Path
     value: Any
     """A text, a number, a boolean or None."""

@@ -27,8 +27,11 @@ class BatchFormer:
         self._requests = requests
         self._model = model
         self._counts_output = readings.length == "prompt+output"
+        """Whether a request's length includes its output, not only its prompt."""
         self._kv_tokens = readings.safe_gb / readings.kv_gb_per_token
+        """Number of tokens that the memory holds."""
         self._checks_memory = readings.memory_check == "hard"
+        """Whether a batch that does not fit in memory is made smaller."""
         self._steps_ns = [0.0] + [model.step_ns(b) for b in range(1, readings.b_max + 1)]
         """Time between two tokens, by batch size."""
 
@@ -62,12 +65,18 @@ class BatchSize:
         """`limit`: largest batch of the queue."""
         self._readings = readings
         self._limit = limit
+        """Largest size that this queue's batches may have."""
         b_max = limit if readings.controller_limit == "bin" else readings.b_max
         self._b_max = b_max
+        """Largest size of any batch (B_max of the paper)."""
         self._b_min = b_min = min(readings.b_min, limit)
+        """Smallest size of a batch (B_min of the paper)."""
         self._alpha_step, self._delta_step = readings.alpha_step, readings.delta_step
+        """`_alpha_step`: smallest width of the interval. `_delta_step`: how far an end moves at a time."""
         self._newest_weight = readings.alpha_ema
+        """Weight of the newest batch in all moving averages."""
         self.low: float = b_min
+        """Lower end of the sizes that the search considers."""
         self.high: float = b_max
         """`low` and `high`: ends of the interval of batch sizes; the token SLA allows its middle."""
         self.b_avg: float | None = {"middle": (b_min + b_max) // 2, "one": 1, "first-batch": None}[
@@ -77,14 +86,22 @@ class BatchSize:
         self.tau_ns = model.beta_ns if readings.tau_start == "beta" else 0.0
         """Moving average of the time between two tokens."""
         self._inputs_mean, self._outputs_mean = 300.0, 200.0
+        """Mean number of input and of output tokens of a request so far."""
         self._updates = 0
+        """Number of batches from which the controller has learned."""
         tokens = readings.free_gb / readings.kv_gb_per_token
         self._capacity_tokens = tokens - readings.rho * tokens
+        """Tokens that fit in memory, less a reserve."""
         self._moves_per_batch = readings.sla_step == "batch"
+        """Whether the interval moves after each batch, instead of before the next one."""
         self._slow_ns = readings.token_sla + readings.eps
+        """Time per token above which batches become smaller."""
         self._fast_ns = readings.token_sla - readings.eps
+        """Time per token below which batches become larger."""
         self._half_band = (self._alpha_step if readings.band == "alpha" else self._delta_step) / 2
+        """Half of the interval's width when the latency is as wanted."""
         self._has_guards = readings.guards == "authors"
+        """Whether to use the checks of the authors' program, which the paper does not have."""
 
     def next_size(self) -> int:
         """Return the maximum size of the next batch: the smaller of the sizes by memory and by token SLA."""
@@ -94,6 +111,7 @@ class BatchSize:
         return max(self._b_min, min(self.size_by_memory(), b_sla, self._limit))
 
     def size_by_memory(self) -> int:
+        """Return how many requests of mean length fit into the KV memory."""
         if not self._updates and self._readings.lengths_start == "limit":
             return self._limit
         expected_tokens = self._inputs_mean + self._outputs_mean
@@ -146,6 +164,7 @@ class Bins:
     def __init__(self, edges: Sequence[int], *, below: str = "last") -> None:
         assert edges and list(edges) == sorted(edges), edges
         self.edges = list(edges)
+        """Lowest length of each bin."""
         self._bin_below_first = len(edges) - 1 if below == "last" else 0
         """Bin of lengths below the first edge."""
 
@@ -201,6 +220,7 @@ class _WholeBatches:
     ) -> None:
         self._requests = requests
         self._queues: list[deque[int]] = [deque() for _ in range(queues)]
+        """Waiting requests; all but one scheduler use a single queue."""
         self._batch_former = BatchFormer(requests, model, readings)
 
     def on_arrival(self, now_ns: int, request: int) -> None:
@@ -230,7 +250,9 @@ class StaticFifo(_WholeBatches):
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         super().__init__(requests, model, readings)
         self._size = readings.static_batch
+        """Number of requests in a full batch."""
         self._waits_for_full = readings.partial == "wait"
+        """Whether only full batches are formed, except at the end."""
 
     def on_close(self, now_ns: int) -> None:
         """Allow a final batch that is not full."""
@@ -252,10 +274,13 @@ class DynamicNoBins(_WholeBatches):
         """`limits`: maximum batch size of each queue; empty: one queue with `b_max`. Each queue has its own
         controller, unless `readings.controllers` is global."""
         self.limits = list(limits) or [readings.b_max]
+        """Largest batch size of each queue."""
         super().__init__(requests, model, readings, len(self.limits))
         self._candidates = readings.candidates
+        """Largest number of requests that are considered for a batch."""
         if readings.controllers == "global":
             self._sizes = [BatchSize(model, readings, max(self.limits))] * len(self.limits)
+            """Controller of each queue's batch size."""
         else:
             self._sizes = [BatchSize(model, readings, limit) for limit in self.limits]
 
@@ -289,12 +314,15 @@ class MultiBinDynamic(DynamicNoBins):
         )
         super().__init__(requests, model, readings, batch_limits(self.bins, readings))
         self._bin_choice = readings.bin_choice
+        """Rule by which the next bin is chosen."""
         self._next_bin = 0
+        """Bin that is served next, in turn."""
 
     def _queue_of(self, request: int) -> "deque[int]":
         return self._queues[self.bins.find(self._requests.predicted[request])]
 
     def _next_queue(self) -> int | None:
+        """Return the index of the queue from which the next batch is taken; None: all are empty."""
         queues = self._queues
         filled = [i for i, queue in enumerate(queues) if queue]
         if not filled:

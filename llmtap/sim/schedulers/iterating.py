@@ -27,6 +27,7 @@ class ContinuousBatching:
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
         """`ranks`: rank of each request; waiting requests are served by rank, then by order of arrival."""
         self._roster = roster = Roster(requests, setup, ranks)
+        """Requests and memory of the server, which this class shares with its subclasses."""
         self._serving = setup.serving
         self.state = roster.state
         self.on_arrival, self.on_left = roster.on_arrival, roster.on_left
@@ -91,6 +92,7 @@ class DecodePrepone(ContinuousBatching):
     def __init__(self, requests: Requests, setup: ServingSetup) -> None:
         super().__init__(requests, setup)
         self._tokens_ahead = setup.serving.prepone
+        """Number of tokens made before a prefill, which are released during it."""
         self._prompts: list[tuple[int, int]] = []
         """Prompts of the planned prefill."""
         self._tokens_made_ahead = 0
@@ -100,6 +102,7 @@ class DecodePrepone(ContinuousBatching):
         self._common_departure_ns = 0
         """Time at which the last token of each running request without an entry in `_departures_ns` left."""
         self._departures_ns: dict[int, int] = {}
+        """By request: time at which its last token leaves the server."""
         self._from_ns: dict[int, int] = {}
         """For each request that ran when the prefill was planned: time at which its newest token left."""
 
@@ -125,6 +128,7 @@ class DecodePrepone(ContinuousBatching):
         return roster.make_iteration((), roster.take_decode_memory())
 
     def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        """Delay the tokens that were made ahead, so that they leave at even intervals."""
         output = self._roster.on_done(now_ns, work)
         if work.prefill:
             self._departures_ns.update(dict.fromkeys(output.tokens, now_ns))
@@ -162,6 +166,7 @@ class OutputDelay:
     def __init__(self, scheduler: Iterating, gap_ns: int) -> None:
         self._scheduler = scheduler
         self._gap_ns = gap_ns
+        """Smallest time between two tokens of a request."""
         self._next_ns: dict[int, int] = {}
         """Earliest time at which the next token of each open request can leave."""
         self.state = scheduler.state
@@ -170,6 +175,7 @@ class OutputDelay:
         self.form_work = scheduler.form_work
 
     def on_done(self, now_ns: int, work: Any) -> EngineOutput:
+        """Delay each token until the gap after the one before has passed."""
         output = self._scheduler.on_done(now_ns, work)
         next_ns, departures_ns = self._next_ns, []
         releases_ns = repeat(now_ns) if output.due_ns is None else output.due_ns

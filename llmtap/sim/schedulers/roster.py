@@ -38,9 +38,12 @@ class Memory:
         """`named_tokens`: number of tokens in a named block; 0 without a prefix cache."""
         self.total_blocks = tokens // block_tokens
         self.held_blocks = 0
+        """Number of blocks in use by running requests."""
         self.named_tokens = named_tokens
+        """Number of tokens in a named block; 0 without a prefix cache."""
         self._block_tokens = block_tokens
         self._blocks_per_name = self.blocks_for(named_tokens)
+        """Number of memory blocks for one named block."""
         self._holders: dict[int, int] = {}
         """Number of requests that hold each named block."""
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -120,8 +123,11 @@ class Deadlines:
     def __init__(self, ttft_ns: int, tbt_ns: int) -> None:
         self._ttft_ns = ttft_ns
         self._tbt_ns = tbt_ns
+        """Longest allowed time between tokens."""
         self._next_ns: dict[int, int] = {}
+        """By request: deadline of its next token."""
         self._missed_requests: set[int] = set()
+        """Requests with a token that came too late."""
 
     def on_arrival(self, now_ns: int, request: int) -> None:
         self._next_ns[request] = now_ns + self._ttft_ns
@@ -155,7 +161,9 @@ class WaitingQueue:
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
         """`ranks`: rank of each request, 0 or more; None: all ranks are equal."""
         self._ranks = ranks
+        """By request: rank, which decides the order; None: order of arrival."""
         self._heap: list[tuple[int, int]] = []
+        """Rank and number of each waiting request, and of some that were removed."""
         self._waiting_requests: set[int] = set()
         """Requests that wait. A removed request stays in `_heap` until it would be the next one."""
 
@@ -207,11 +215,15 @@ class Roster:
         self._requests = requests
         self._model = setup.iterations
         self._seats_max = serving.seqs_max
+        """Largest number of requests that run at a time."""
         self._uses_swap = serving.preemption == "swap"
+        """Whether preempted requests are swapped out, instead of being computed again."""
         self._swap_token_ns = serving.swap_token
+        """Time to swap one token out or in."""
         self._attention_ns = serving.attention / 1_000**2
         """Attention time of a prompt of one token; it grows with the square of the length."""
         self._has_cache = serving.prefix_cache and requests.block_tokens > 0
+        """Whether prompts can share blocks of memory."""
         named_tokens = requests.block_tokens if self._has_cache else 0
         self.memory = Memory(serving.kv_tokens, serving.block, named_tokens)
         self.state = IterationState()
@@ -238,6 +250,7 @@ class Roster:
         """Number of tokens in memory of all running requests."""
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
         self._given_up: dict[int, GivenUp] = {}
+        """Requests given up since the latest call of `take_given_up`."""
 
     def on_arrival(self, now_ns: int, request: int) -> None:
         """Queue a request, or reject it if it is larger than the memory."""
@@ -468,6 +481,7 @@ class Roster:
         return max(1, self._requests.input[request])
 
     def _block_names(self, request: int) -> Sequence[int]:
+        """Return the names of the prompt's whole blocks, by which the cache finds them."""
         if not self._has_cache:
             return ()
         whole = self._requests.input[request] // self._requests.block_tokens
@@ -486,6 +500,7 @@ class Roster:
         return self.memory.blocks_needed(tokens, names) + reserved <= self.memory.free_blocks
 
     def _give_seat(self, request: int, tokens: int, names: Sequence[int]) -> _Seat:
+        """Admit a waiting request, with memory for its tokens."""
         cached = self._cached_tokens(names)
         self.memory.hold(tokens, names)
         self._waiting.remove(request)
@@ -493,6 +508,7 @@ class Roster:
         return seat
 
     def _start_decoding(self, request: int, seat: _Seat, made: int) -> None:
+        """Move a request whose prompt is processed to the requests that make tokens."""
         seat.unprocessed = 0
         seat.start_step = self._step
         seat.end_step = self._step + self._requests.output[request] - made
@@ -502,6 +518,7 @@ class Roster:
         self.running = [*self.running, request]
 
     def _tokens_held(self, seat: _Seat, step: int) -> int:
+        """Return the number of tokens of a request in the KV memory; it grows by 1 in each step."""
         return seat.tokens + step - seat.start_step
 
     def _block_phase(self, seat: _Seat) -> int:
@@ -510,6 +527,7 @@ class Roster:
         return (seat.start_step - unnamed_tokens) % len(self._growing_requests)
 
     def _release_seats(self, requests: Sequence[int]) -> None:
+        """Free the memory of requests that leave the batch."""
         decoded = False
         for request in requests:
             seat = self._seats.pop(request)
@@ -526,6 +544,7 @@ class Roster:
             self.running = [request for request in self.running if request in self._seats]
 
     def _preempt(self, request: int) -> None:
+        """Take a request out of the batch and put it back into the queue; it keeps the tokens it has made."""
         seat, state, made = self._seats[request], self.state, self._made_tokens.get(request, 0)
         tokens = seat.tokens - seat.unprocessed
         if seat.end_step:
@@ -547,6 +566,7 @@ class Roster:
         self._preempted_requests.add(request)
 
     def _forget(self, request: int) -> None:
+        """Remove all data of a request that has ended or was given up."""
         self._made_tokens.pop(request, None)
         self._swapped_requests.discard(request)
         self._preempted_requests.discard(request)

@@ -31,9 +31,12 @@ class Chunk(NamedTuple):
     """Consecutive tokens of a choice, which are sent as one event: from `first` to `end` - 1."""
 
     due_ns: int
+    """Time at which it should be sent."""
     choice: int
     first: int
+    """Index of its first token in the choice."""
     end: int
+    """Index after its last token."""
     is_final: bool
     """Whether the choice ends after these tokens."""
     breaks_off: bool = False
@@ -68,25 +71,38 @@ class Delivery:
         g, p = options.guardrails, options.pacing
         self._texts = texts
         self._hold_sizes = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in texts]
+        """For each choice: number of tokens that a filter collects before it lets them pass."""
         self._filter_ns = g.output_filter
+        """Time that the output filter takes."""
         self._chunk_tokens = p.tokens_per_chunk
+        """Number of tokens in a chunk."""
         self._made_tokens = [0] * len(texts)
+        """For each choice: number of tokens made so far."""
         self._chunked_tokens = [0] * len(texts)
         """Number of tokens of each choice that are in chunks."""
         self._ended_choices = [False] * len(texts)
+        """For each choice: whether its source has ended."""
         self._open_choices = len(texts)
         """Number of choices that have not ended."""
         self._fault = fault
+        """Kind of fault that the answer gets; None: none."""
         self._fault_after = max(0, min(options.faults.fault_after, sum(one.tokens for one in texts) - 1))
+        """Number of tokens that are sent before the fault."""
         self._stall_ns = options.faults.stall
+        """Length of the pause of the fault `stall`."""
         self._slow_ns = begin_ns + options.faults.slow
+        """Time before which the fault `slow` sends nothing."""
         self._sent_tokens = 0
-        self._window_ns = p.coalesce
+        self._coalesce_ns = p.coalesce
+        """Time for which chunks are collected into one write."""
         self._batch: list[Chunk] = []
+        """Chunks that are collected for the next write."""
         self._write_ns = NEVER
         """Time at which the chunks in `_batch` are sent, unless the answer ends earlier."""
         self._ready_writes: deque[Write] = deque()
+        """Writes whose content is decided, in order of time."""
         self._keepalive_ns = p.keepalive
+        """Pause after which a keep-alive is sent."""
         self._last_write_ns = self._slow_ns if fault == "slow" else begin_ns
         self.is_closed = False
         """Whether the answer has ended or was broken off, so that further tokens are ignored."""
@@ -192,7 +208,7 @@ class Delivery:
         if batch and chunk.due_ns > self._write_ns:
             self._flush()
         if not batch:
-            self._write_ns = chunk.due_ns + self._window_ns
+            self._write_ns = chunk.due_ns + self._coalesce_ns
         batch.append(chunk)
         if chunk.is_final:
             self._ended_choices[chunk.choice] = True
@@ -203,6 +219,7 @@ class Delivery:
             self.is_closed = True
 
     def _flush(self) -> None:
+        """Make one write of the collected chunks."""
         self._ready_writes.append(Write(self._write_ns, tuple(self._batch)))
         self._batch.clear()
         self._write_ns = NEVER
@@ -268,10 +285,14 @@ class PlannedSource:
         the schedule started at `begin_ns`. It really starts `wait_ns` later, after the input filter."""
         self._delivery = delivery
         self._made_ns = made_ns
+        """For each choice: times at which its tokens were made, for the truth."""
         self._begin_ns = begin_ns + wait_ns
         self._wait_ns = wait_ns
+        """Time that the request waited for a free server."""
         self._times = [times for times, _ in plans]
+        """For each choice: iterator over the times of its tokens, from the begin."""
         self._tokens_left = [tokens for _, tokens in plans]
+        """For each choice: number of tokens that are not made yet."""
         self._next_tokens = [
             (self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens
         ]
@@ -280,6 +301,7 @@ class PlannedSource:
         self.next_ns = self._next_tokens[0][0] if self._next_tokens else NEVER
 
     def advance(self, now_ns: int) -> None:
+        """Pass on all tokens whose time has come."""
         next_tokens, delivery = self._next_tokens, self._delivery
         while next_tokens and next_tokens[0][0] <= now_ns and not delivery.is_closed:
             at_ns, choice = next_tokens[0]
@@ -303,11 +325,14 @@ class EngineSource:
 
     def __init__(self, live: LiveEngine, delivery: Delivery, made_ns: Sequence[list[int]]) -> None:
         self._engine = live
+        """Engine that makes the tokens."""
         self._delivery = delivery
         self._made_ns = made_ns
+        """For each choice: times at which its tokens were made, for the truth."""
         self.tickets: Sequence[Ticket] = ()
         """Tickets of the answer's choices."""
         self.given_up = False
+        """Whether the engine refused the request."""
         self.on_news: Callable[[], None] = _do_nothing
         """Function to call after a token or an end was reported to the delivery."""
 
@@ -326,6 +351,7 @@ class EngineSource:
         self._engine.advance(now_ns)
 
     def close(self, now_ns: int) -> None:
+        """Remove the choices from the engine, because the client has disconnected."""
         self._engine.leave(now_ns, self.tickets)
         self.on_news = _do_nothing
 

@@ -60,6 +60,7 @@ class EngineMetrics:
     def __init__(self, model: str, state: Callable[[], IterationState] | None = None) -> None:
         """`state`: function that returns the engine's state; None: fixed schedule."""
         self._read_state = state
+        """Returns the state of the simulated engine; None: answers have no engine."""
         self._open_requests = 0
         self._registry = registry = CollectorRegistry()
         self._label_values = (model, "0")
@@ -76,6 +77,7 @@ class EngineMetrics:
             self._kv_used = create(Gauge, "kv_cache_usage_perc", "Share of the KV memory in use.")
             self._counters = {field: create(Counter, name, text) for field, name, text in _STATE_COUNTERS}
             self._exported_counts = dict.fromkeys(self._counters, 0)
+            """By name: count that the metric has, to add only the difference."""
         self._prompt_tokens = create(Counter, "prompt_tokens", "Tokens of prompts.")
         self._output_tokens = create(Counter, "generation_tokens", "Tokens of answers.")
         self._successes = Counter(

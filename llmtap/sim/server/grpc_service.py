@@ -112,7 +112,9 @@ class _MessagePipe:
         self._messages: deque[bytes] = deque()
         self._buffered_bytes = 0
         self._news_event = asyncio.Event()
+        """Set when a message was written or the answer has ended."""
         self._has_ended = False
+        """Whether the sender has written its last byte."""
 
     # Methods of asyncio.Transport, which the sender calls:
 
@@ -126,6 +128,7 @@ class _MessagePipe:
         return None
 
     def write(self, data: bytes) -> None:
+        """Take the bytes of framed messages from the sender, as a transport does."""
         start = 0
         while start + PREFIX.size <= len(data):
             end = start + PREFIX.size + PREFIX.unpack_from(data, start)[1]
@@ -208,6 +211,7 @@ class GrpcService:
             await server.stop(None)
 
     async def _generate(self, service: str, request: bytes, context: Any) -> None:
+        """Handle one call."""
         reception = self._reception
         accepted_ns = reception.clock.mono_ns()
         metadata: Mapping[str, str] = {

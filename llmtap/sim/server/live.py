@@ -78,12 +78,15 @@ class ServedRequests:
 
     def __init__(self, block_tokens: int = 0) -> None:
         self.arrival_ns: dict[int, int] = {}
+        """By number of a request: its arrival. The other columns have the same form."""
         self.input: dict[int, int] = {}
         self.output: dict[int, int] = {}
         self.predicted: dict[int, int] = {}
+        """By number: predicted output length."""
         self.blocks: dict[int, tuple[int, ...]] = {}
         self.block_tokens = block_tokens
         self._next_number = 0
+        """Number of the next request."""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -122,12 +125,15 @@ class LiveEngine:
         self._scheduler = build(cast(Requests, self._served_requests))
         self._engine = Engine(self._scheduler, servers)
         self._alarm = alarm
+        """Function that requests a call of `advance` at a time."""
         self._predict = PREDICTORS[predictor]
+        """Predictor of the output lengths, for schedulers that need them."""
         self._seed = seed
         self._has_prefix_cache = block_tokens > 0
         self._order = count()
         """Numbers for heap entries, so that entries with equal times keep their order."""
         self._runs_started = 0
+        """Number of runs so far, which orders runs that end at the same time."""
         self._arrivals: list[tuple[int, int, Ticket]] = []
         """Heap of the requests that will arrive at the engine later, because the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
@@ -135,6 +141,7 @@ class LiveEngine:
         self._later_calls: list[tuple[int, int, Callable[[], None]]] = []
         """Heap of functions that report tokens and ends later, with the times at which to call them."""
         self._open_tickets: dict[int, Ticket] = {}
+        """By number of a request: its ticket."""
         self._ended_requests: dict[int, list[int]] = {}
         """For each run (by number): ended requests to remove when it ends, because it can refer to them."""
         self.next_ns = NEVER
@@ -205,6 +212,7 @@ class LiveEngine:
         self._alarm(self.next_ns)
 
     def _handle_arrival(self) -> None:
+        """Give the next arriving request to the scheduler."""
         now_ns, _, ticket = heappop(self._arrivals)
         self._served_requests.add(ticket)
         number = ticket.number
@@ -217,6 +225,7 @@ class LiveEngine:
         self._handle_step(now_ns, self._engine.arrive(now_ns, number))
 
     def _finish_run(self) -> None:
+        """Handle the end of a run: its tokens, and the runs that follow."""
         end_ns, run_number, run = heappop(self._runs)
         step = self._engine.on_done(end_ns, run)
         if not isinstance(run.work, Batch):
@@ -248,6 +257,7 @@ class LiveEngine:
                 self._call_later(due_ns, partial(self._send_token, ticket, due_ns))
 
     def _handle_step(self, now_ns: int, step: Step) -> None:
+        """Report what a step has decided: requests given up, and runs begun."""
         for number in step.given_up:
             ticket = self._open_tickets.pop(number, None)
             self._forget_later(number)
@@ -274,6 +284,7 @@ class LiveEngine:
             self._call_later(at_ns, partial(self._send_batch_token, ticket, at_ns, times))
 
     def _send_batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
+        """Pass on a token of a batch, and schedule the next one."""
         if not ticket.is_over:
             self._send_token(ticket, at_ns)
             self._schedule_next_token(ticket, times)
@@ -288,6 +299,7 @@ class LiveEngine:
             ticket.listener.on_refused(at_ns)
 
     def _call_later(self, at_ns: int, act: Callable[[], None]) -> None:
+        """Call a function at a simulated time."""
         heappush(self._later_calls, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:

@@ -33,6 +33,8 @@ def openai_error(status: int, code: str, message: str) -> JsonObject:
 
 
 class _StreamOptions(msgspec.Struct):
+    """Field `stream_options` of a request."""
+
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -60,11 +62,15 @@ class _CompletionRequest(shape.CommonRequest, kw_only=True):
 
 
 class _ChatRequest(_CompletionRequest, kw_only=True):
+    """Body of a request for chat completions."""
+
     messages: list[shape.Message]
     max_completion_tokens: int | None = None
 
 
 class _CompletionsRequest(_CompletionRequest, kw_only=True):
+    """Body of a request for completions."""
+
     prompt: str | list[Any]
 
 
@@ -76,6 +82,8 @@ def read_chat(body: bytes) -> shape.SimulatedRequest:
 
 
 class _BenchChatRequest(_ChatRequest, kw_only=True):
+    """Body of a request to exo's benchmark endpoint."""
+
     use_prefix_cache: bool | None = False
 
 
@@ -122,12 +130,14 @@ class OpenAIChatShape(shape.Shape):
         self._has_running_usage = (
             self._is_vllm and self._request.include_usage and self._request.continuous_usage
         )
+        """Whether every chunk has the usage so far."""
         self._head = {
             "id": self.id,
             "object": self._chunk_object,
             "created": shape.CREATED,
             "model": self._request.model,
         }
+        """Fields that all chunks of the answer have."""
 
     def _delta_fields(self, choice: shape.Choice, text: str) -> JsonObject:
         """Return the fields of a choice in a chunk, with a piece of its text."""
@@ -261,9 +271,11 @@ class OpenAICompletionsShape(OpenAIChatShape):
         return b""
 
     def _delta_fields(self, choice: shape.Choice, text: str) -> JsonObject:
+        """Return the fields of a choice in a chunk."""
         return {"text": text}
 
     def _full_fields(self, choice: shape.Choice) -> JsonObject:
+        """Return the fields of a choice in an answer that is no stream."""
         return {"text": choice.text}
 
 
@@ -271,6 +283,8 @@ class OpenAICompletionsShape(OpenAIChatShape):
 
 
 class _ResponsesRequest(shape.CommonRequest, kw_only=True):
+    """Body of a request to the Responses API."""
+
     input: str | list[Any]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -291,7 +305,9 @@ class OpenAIResponsesShape(shape.Shape):
         super().__init__(answer, "resp_sim")
         self._item_id = f"msg_sim{answer.number}"
         self._next_sequence_number = 0
+        """Number of the next event of the answer."""
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        """Fields that say to which part of the answer an event belongs."""
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         kind = kind if kind == "error" else f"response.{kind}"

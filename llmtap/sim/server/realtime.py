@@ -54,6 +54,8 @@ class RealtimeSettings(msgspec.Struct):
 
 
 class _ClientEvent(msgspec.Struct):
+    """An event of the client, of any type."""
+
     type: str
     event_id: str | None = None
     session: RealtimeSettings | None = None
@@ -79,6 +81,7 @@ class _EventWriter:
 
     def __init__(self) -> None:
         self._count = 0
+        """Number of events so far."""
 
     def event(self, kind: str, **fields: Any) -> bytes:
         self._count += 1
@@ -113,8 +116,11 @@ class OpenAIRealtimeShape(Shape):
         self._events = events
         self._event = events.event
         self.conversation = conversation
+        """Conversation to which the answer is added; None: to none."""
         self._place = {"response_id": self.id, "item_id": self.item_id, "output_index": 0, "content_index": 0}
+        """Fields that say to which part of the answer an event belongs."""
         self._place_text = msgspec.json.encode(self._place)[1:-1]
+        """JSON of `_place` without its braces, to make many events fast."""
 
     def _item(self, status: str) -> JsonObject:
         content = [] if status == "in_progress" else [{"type": "output_text", "text": self.sent_text}]
@@ -218,7 +224,9 @@ class SimulatedRealtimeSession(SimulatedSession):
         self._model = request.query.get("model", reception.options.model)
         self._events = _EventWriter()
         self._settings = RealtimeSettings()
+        """Settings of the session, which each response can change for itself."""
         self._items: list[Item] = []
+        """Messages of the conversation so far."""
 
     def _send_greeting(self) -> None:
         self._send_event("session.created", session=self._session_json())

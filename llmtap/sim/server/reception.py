@@ -158,13 +158,17 @@ class Reception:
         self.options = options
         self.clock = clock or SystemClock()
         self.pacer = Pacer(self.clock)
-        self._engine = engine
+        self._engine_options = engine
+        """Options of the simulated engine; None: answers have planned times."""
         self._live_engine: LiveEngine | None = None
+        """Simulated engine; None: answers have planned times."""
         if engine is not None:
             alarm = Waker(self.pacer, self._advance).call_at
             self._live_engine = make_live_engine(engine, options.seed, alarm)
         self.truths = TruthLog(self.clock, truth_file)
+        """Log of the exact times, with which tests compare measured times."""
         self._count = 0
+        """Number of requests so far."""
         self.gauges = EngineMetrics(
             options.model, None if self._live_engine is None else self._live_engine.state
         )
@@ -196,7 +200,7 @@ class Reception:
         of its answer. Raises ValueError for an invalid request, which has no effect on the answers to later
         requests.
         """
-        options = for_request(self.options, headers, fixed=self._engine is None)
+        options = for_request(self.options, headers, fixed=self._engine_options is None)
         choice_count = len(request.prompts) * request.n
         if not 1 <= choice_count <= choices_max:
             raise BadRequest(f"n: expected 1 to {choices_max} choices (prompts times n), got {choice_count}")
@@ -215,7 +219,7 @@ class Reception:
             for i in range(request.n)
         ]
         block_after = faults.block_after if faults.refusal is None else None
-        ends_separately = self._engine is not None and not self._engine.iterates
+        ends_separately = self._engine_options is not None and not self._engine_options.iterates
         texts = [DeliveredText(len(choice.pieces), block_after, ends_separately) for choice in choices]
         made_ns: list[list[int]] = [[] for _ in choices]
         delivery = Delivery(texts, options, faults.fault, accepted_ns)
@@ -260,8 +264,9 @@ class Reception:
         lengths: list[int],
         listener: EngineSource,
     ) -> list[Ticket]:
-        assert self._engine is not None
-        limit, size = self._engine.tokens_max, self._engine.block_tokens
+        """Return a ticket for each choice of the answer."""
+        assert self._engine_options is not None
+        limit, size = self._engine_options.tokens_max, self._engine_options.block_tokens
         shared: list[tuple[int, ...]] = [()] * len(lengths)
         if size and request.prompt_tokens is None and request.use_prefix_cache:
             shared = [prefix_blocks(prompt, size) for prompt in request.prompts]

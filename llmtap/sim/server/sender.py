@@ -51,9 +51,11 @@ class ServerJob:
     faults: RequestFaults
     delivery: Delivery
     source: PlanSource
+    """Source of the answer's tokens."""
     outcome: str
     """Planned outcome for the truth log, unless the client or the engine ends the request earlier."""
     truth: Truth
+    """Log entry of the request with its exact times."""
     send_times: list[int]
     """Send time of each token, of all choices (`TruthLog.send_times`)."""
 
@@ -91,14 +93,20 @@ class ResponseSender:
         self._delivery = job.delivery
         self._source = job.source
         self._truth = job.truth
+        """Log entry of the request, to which the exact send times are added."""
         self._gauges = gauges
         self._mono_ns = clock.mono_ns
         self._waker = Waker(pacer, self._send_due)
+        """Calls `_send_due` at the time of the next write."""
         self._transport: Any = None
         self._is_framed = True
+        """Whether writes have HTTP chunk framing."""
         self._has_opening = False
+        """Whether the first bytes of the stream were sent."""
         self._last_ns = 0
+        """Time of the latest token."""
         self._first_ns: int | None = None
+        """Time of the first token; None before it."""
         loop = asyncio.get_running_loop()
         self.begins: asyncio.Future[None] = loop.create_future()
         """Done when the first write is due, or when the engine gives the request up."""
@@ -106,6 +114,7 @@ class ResponseSender:
         """Done when everything was sent, or when the answer was ended early."""
 
     def wake(self) -> None:
+        """Set the time at which the next token is due."""
         self._waker.call_at(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
@@ -178,6 +187,7 @@ class ResponseSender:
         return False
 
     def _record_times(self, due_ns: int, chunks: tuple[Chunk, ...]) -> None:
+        """Record when tokens were due and when they were really sent."""
         truth = self._truth
         now_ns = self._mono_ns()
         has_tokens = False
@@ -200,6 +210,7 @@ class ResponseSender:
             self._last_ns = now_ns
 
     def _break_off(self, data: bytes, chunks: tuple[Chunk, ...]) -> None:
+        """End the answer with its fault: reset, cut off or failed."""
         last = chunks[-1]
         transport = self._transport
         outcome = "error" if self._source.given_up else self._job.outcome

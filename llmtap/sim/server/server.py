@@ -47,6 +47,7 @@ class Endpoint:
     shape: Callable[[Answer], Shape]
     error: Callable[[int, str, str], JsonObject]
     choices_max: int = 1
+    """Largest number of choices in an answer."""
 
 
 ENDPOINTS: Final = (
@@ -81,18 +82,20 @@ class SimServer:
         self.gauges = self.reception.gauges
         self._truths = self.reception.truths
         self.grpc_port: int | None = None
+        """Port of the gRPC service; None: there is none."""
         self._sessions: set[SimulatedSession] = set()
-        self._sessions_begun = 0
+        self._session_count = 0
+        """Number of WebSocket sessions so far, for their names."""
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
         self.app.add_routes([web.post(api.path, partial(self._handle, api)) for api in ENDPOINTS])
         self.app.add_routes(
             [
-                web.get("/v1/models", self._models),
-                web.get("/health", self._health),
-                web.get("/metrics", self._metrics),
-                web.get("/sim/truth", self._truth),
+                web.get("/v1/models", self._answer_models),
+                web.get("/health", self._answer_health),
+                web.get("/metrics", self._answer_metrics),
+                web.get("/sim/truth", self._answer_truth),
                 *(web.get(kind.path, partial(self._session, kind)) for kind in SESSIONS),
-                web.route("*", "/{path:.*}", self._unknown),
+                web.route("*", "/{path:.*}", self._answer_unknown_path),
             ]
         )
         self.app.on_shutdown.append(self._close_sessions)
@@ -125,22 +128,22 @@ class SimServer:
     async def _close(self, app: web.Application) -> None:
         self.reception.close()
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _answer_health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _answer_models(self, request: web.Request) -> web.Response:
         model = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "llmtap"}
         return _json_response({"object": "list", "data": [model]})
 
-    async def _unknown(self, request: web.Request) -> web.Response:
+    async def _answer_unknown_path(self, request: web.Request) -> web.Response:
         message = f"there is no endpoint {request.method} {request.path}"
         return _json_response(openai_error(404, "unknown_url", message), 404)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _answer_metrics(self, request: web.Request) -> web.Response:
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return web.Response(body=self.gauges.text(), headers={"Content-Type": content_type})
 
-    async def _truth(self, request: web.Request) -> web.Response:
+    async def _answer_truth(self, request: web.Request) -> web.Response:
         since = request.query.get("since", "0")
         if not since.isdigit():
             return _json_response({"error": f"since: expected a number of 0 or more, got {since!r}"}, 400)
@@ -241,8 +244,8 @@ class SimServer:
         return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def _session(self, kind: type[SimulatedSession], request: web.Request) -> web.StreamResponse:
-        self._sessions_begun += 1
-        session = kind(self.reception, request, self._sessions_begun)
+        self._session_count += 1
+        session = kind(self.reception, request, self._session_count)
         self._sessions.add(session)
         try:
             return await session.run()

@@ -50,6 +50,7 @@ class SimulatedRequest:
     include_usage: bool = False
     """Whether a stream ends with the usage; `continuous_usage`: whether every chunk has the usage so far."""
     continuous_usage: bool = False
+    """Whether every chunk has the usage so far."""
     token_ids: bool = False
     """Whether the chunks have the ids of their tokens (vLLM)."""
     use_prefix_cache: bool = True
@@ -213,6 +214,8 @@ def text_of(content: Any) -> str:
 
 
 class Message(msgspec.Struct):
+    """One message of a prompt."""
+
     role: str = "user"
     content: Any = None
 
@@ -221,6 +224,8 @@ class Message(msgspec.Struct):
 
 
 class _AnthropicRequest(CommonRequest, kw_only=True):
+    """Body of a request to Anthropic's Messages API."""
+
     messages: list[Message]
     system: Any = None
     stop_sequences: list[str] | None = None
@@ -315,11 +320,15 @@ _CREATED_AT: Final = "2023-11-14T22:13:20Z"
 
 
 class _OllamaOptions(CommonRequest, kw_only=True):
+    """Field `options` of a request to Ollama's API."""
+
     num_predict: int | None = None
     stop: str | list[str] | None = None
 
 
 class _OllamaRequest(msgspec.Struct):
+    """Body of a request to Ollama's API."""
+
     model: str = "sim"
     messages: list[Message] | None = None
     prompt: str | None = None
@@ -372,6 +381,7 @@ class OllamaChat(Shape):
         return {**head, "done": bool(more), **more}
 
     def _last_line(self, text: str) -> JsonObject:
+        """Return the line that ends the answer, with its counts and times."""
         a = self._answer
         return self._line(
             text,

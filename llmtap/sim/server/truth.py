@@ -40,6 +40,7 @@ class Submitted(msgspec.Struct, kw_only=True):
     output: int
     """Number of tokens that the engine had to make; `predicted` is their predicted number."""
     predicted: int
+    """Predicted number of output tokens."""
     cached: int | None = None
     """Number of prompt tokens found in the prefix cache; None: no cache, or no token was made."""
 
@@ -50,6 +51,7 @@ class Truth(msgspec.Struct, kw_only=True):
     seq: int = 0
     """Number in the log, in the order in which requests ended; the first is 1."""
     id: str
+    """Id that the response names."""
     path: str
     model: str
     stream: bool
@@ -61,7 +63,9 @@ class Truth(msgspec.Struct, kw_only=True):
     due_ns: list[list[int]]
     """Scheduled send time of each token; `sent_ns`: actual send time."""
     sent_ns: list[list[int]]
+    """Send time of each token."""
     ended_ns: int = 0
+    """Time at which the answer ended."""
     outcome: str = "client_left"
     """Way in which the request ended: complete, refused (by a guardrail or the model), blocked (by the output
     filter), given_up (by the scheduler), cancelled (by the client, on a connection that stays open), cut (the
@@ -81,6 +85,7 @@ class TruthAnchor(msgspec.Struct, frozen=True):
     mono_ns: int
     wall_ns: int
     width_ns: int
+    """Largest distance between the readings of both clocks."""
 
 
 class TruthPage(msgspec.Struct, frozen=True):
@@ -97,12 +102,14 @@ class TruthLog:
 
     def __init__(self, clock: Clock, file: Path | None = None) -> None:
         self.anchor = WallAnchor.sample(clock)
+        """Both clocks at one moment, to convert times."""
         self.send_times: OrderedDict[str, list[int]] = OrderedDict()
         """Send times of the tokens of each request, by request id; the oldest request is first."""
         self._truths: deque[Truth] = deque()
         self._tokens = 0
         """Number of tokens of the requests in `_truths`."""
         self._last_seq = 0
+        """Number of the newest entry, by which a reader continues."""
         self._file: BinaryIO | None = None
         if file is not None:
             self._file = file.open("ab")

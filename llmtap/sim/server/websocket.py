@@ -49,6 +49,7 @@ class SessionTurn:
     """A response in progress, and the client's event that requested it."""
 
     event: Any
+    """Event of the client that requested the response."""
     job: ServerJob
     sender: ResponseSender | None = None
     """Sender of the response; None before it begins."""
@@ -69,6 +70,7 @@ class SimulatedSession:
         self._reception = reception
         self._request = request
         self._number = number
+        """Number of the session in its server, a part of ids."""
         self._socket = web.WebSocketResponse(
             compress=False, protocols=self.protocols, max_msg_size=_MESSAGE_BYTES_MAX
         )
@@ -78,6 +80,7 @@ class SimulatedSession:
         self._running: dict[asyncio.Task[None], SessionTurn] = {}
         """Running responses by their tasks."""
         self._is_over = False
+        """Whether the session has ended, so that no response begins."""
 
     async def run(self) -> web.StreamResponse:
         socket = self._socket
@@ -140,6 +143,7 @@ class SimulatedSession:
             self._begin_next(lane, now_ns)
 
     def _begin_next(self, lane: str, now_ns: int) -> None:
+        """Begin the next waiting response of a lane."""
         waiting = self._lanes[lane]
         while waiting and not self._is_over:
             try:
@@ -151,6 +155,8 @@ class SimulatedSession:
         del self._lanes[lane]
 
     def _begin(self, event: Any, lane: str, now_ns: int) -> None:
+        """Accept a request that the client sent as a message. `lane`: requests of one lane run one after the
+        other."""
         parsed, shape_of, request_id = self._plan(event)
         job = self._reception.accept(
             parsed,
@@ -177,6 +183,7 @@ class SimulatedSession:
         self._begin_next(lane, self._reception.clock.mono_ns())
 
     async def _respond(self, turn: SessionTurn) -> None:
+        """Send one response, also if it is cancelled or fails."""
         try:
             await self._answer(turn)
         except asyncio.CancelledError:
@@ -185,6 +192,7 @@ class SimulatedSession:
             self._write_cancelled_end(turn)
 
     async def _answer(self, turn: SessionTurn) -> None:
+        """Send the answer of one turn."""
         job, reception = turn.job, self._reception
         if (status := job.rejection_status) is not None:
             if status == 400:
@@ -217,6 +225,8 @@ _STORED_MAX: Final = 64
 
 
 class _ClientEvent(msgspec.Struct):
+    """An event of the client, of any type."""
+
     type: str
     stream_id: str | None = None
     previous_response_id: str | None = None
@@ -235,6 +245,7 @@ class _MessagesShape(OpenAIResponsesShape):
         """`lane_field`: field `stream_id` of each event, if the request has one."""
         super().__init__(answer)
         self._lane_field = lane_field
+        """The field `stream_id`, if the client's event has it."""
 
     def _encode_event(self, event: JsonObject, kind: str) -> bytes:
         return frame(msgspec.json.encode(event | self._lane_field))
@@ -267,6 +278,7 @@ class SimulatedResponsesSession(SimulatedSession):
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _plan(self, event: _ClientEvent) -> Plan:
+        """Return the request of an event; its prompt begins with the response that it continues."""
         request, previous_id = read_responses_request(event.body), event.previous_response_id
         if previous_id is not None:
             if previous_id not in self._texts:

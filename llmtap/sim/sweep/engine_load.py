@@ -24,6 +24,7 @@ class KvMemory:
     """Size of the KV memory of the measured server."""
 
     blocks: int
+    """Number of blocks."""
     block_tokens: int
     """Number of tokens in a block."""
 
@@ -38,12 +39,14 @@ class RequestTimes:
     first_ns: int | None
     """Time of the first token of a stream; `last_ns`: of the last token."""
     last_ns: int | None
+    """Time of the last token of a stream."""
     end_ns: int
     prompt: int | None
     """Number of prompt tokens that were not cached."""
     context: int
     """Number of all prompt tokens; `output`: number of output tokens."""
     output: int
+    """Number of output tokens."""
     times_ns: list[int]
     """Time of each token; empty if unknown."""
 
@@ -88,22 +91,30 @@ class EngineLoad:
         self._end_times = sorted(row.end_ns for row in rows)
         self._start_times = sorted(row.start_ns for row in rows)
         self._settled_times = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
+        """Times at which requests stop waiting: at their first token or their end."""
         firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
         lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
         self._first_times, self._last_times = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
+        """Time of the first token, and of the last token, of each request, ascending."""
         is_later = (
             t - previous_ns > _ROUNDED_NS
             for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._first_times])
         )
         self._first_token_iterations = [0, *accumulate(is_later)]
         self._begun_context = [0, *accumulate(n for _, n, _ in firsts)]
+        """Tokens in memory of all requests that have begun, in order of their first tokens."""
         self._begun_prompt_tokens = [0, *accumulate(n for _, _, n in firsts)]
+        """Prompt tokens of all requests that have begun, in order of their first tokens."""
         self._ended_context = [0, *accumulate(n for _, n, _ in lasts)]
+        """Tokens in memory that ended requests have released, in order of their ends."""
         self._ended_output_tokens = [0, *accumulate(n for _, _, n in lasts)]
-        self._tokens = sorted(t for row in running for t in row.times_ns)
+        self._token_times = sorted(t for row in running for t in row.times_ns)
+        """Time of each token of all requests."""
         self._integrals = _LoadIntegrals(running)
+        """Integrals of the load over time."""
         self.has_token_times = all(row.times_ns for row in running)
         self._memory = memory if self.has_token_times else None
+        """Size of the KV memory, to find requests that wait for it; None: unknown."""
         if self._memory is not None:
             self._store_periods(rows, running)
 
@@ -170,7 +181,7 @@ class EngineLoad:
         The number of tokens is valid only if all tokens have times.
         """
         begun, ended = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
-        tokens_made = bisect_left(self._tokens, t_ns) - self._ended_output_tokens[ended]
+        tokens_made = bisect_left(self._token_times, t_ns) - self._ended_output_tokens[ended]
         # Do not count the newest token of each request: the next iteration adds it to the memory.
         context = self._begun_context[begun] - self._ended_context[ended] + tokens_made - (begun - ended)
         return begun - ended, context
@@ -211,11 +222,15 @@ class _LoadIntegrals:
         times = np.concatenate([firsts, lasts])
         order = np.argsort(times, kind="stable")
         self._times = times[order]
+        """Times at which the load changes, ascending."""
         elapsed = np.diff(self._times)
         d = np.cumsum(np.repeat([1, -1], len(running))[order])
         self._share = np.where(d > 0, (d - 1) / np.maximum(d, 1), 0.0)
+        """(d - 1) / d from each of the times to the next."""
         self._pace = np.cumsum(np.concatenate([pace, -pace])[order])
+        """Growth of the context in tokens per ns, from each of the times to the next."""
         self._context = np.cumsum(np.concatenate([context, -context - grown])[order])
+        """Context at each of the times."""
         self._context[1:] += np.cumsum(self._pace[:-1] * elapsed)
         self._share_integrals = np.append(0, np.cumsum(self._share[:-1] * elapsed))
         self._context_integrals = np.append(

@@ -31,6 +31,7 @@ class CaptureFitReport(Struct, frozen=True, kw_only=True):
     prefill: FitQuality
     decode: FitQuality
     unseen: UnseenParts
+    """Accuracy for data that were not used for the fit."""
     valid: bool
     """Whether simulations with this model have valid figures."""
     caution: str | None
@@ -44,11 +45,13 @@ class GridFitReport(Struct, frozen=True, kw_only=True):
     """Path of the file with the measured batch times."""
     r2: float
     points: int
+    """Number of durations in the fit."""
     error_max: float
     unseen: PredictionAccuracy | None
     length: str | UnsetType = UNSET
     """Tokens that the lengths of the grid count: a value of `ModelOptions.length`; absent: unknown."""
     valid: bool
+    """Whether the model predicts unseen data well enough."""
     caution: str | None
 
 

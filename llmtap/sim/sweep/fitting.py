@@ -145,7 +145,7 @@ def fit_exchanges(
     if prefill_unseen is None and alone is not None:
         prefill_unseen = leave_one_out(list(alone.columns.values()), alone.durations_ns)
     base_ns = None if alone is None else constants["base"]
-    parts = prefilled.part(constants), decoded.part(constants)
+    parts = prefilled.quality_of(constants), decoded.quality_of(constants)
     return IterationFit(model, *parts, base_ns, prefill_unseen, decode_unseen, len(models))
 
 
@@ -161,6 +161,7 @@ class _Points:
     columns: Mapping[str, Sequence[float]]
     """Values of each column, by the name of its constant."""
     durations_ns: Sequence[float]
+    """Measured durations."""
 
     def predict(self, constants: Mapping[str, float]) -> list[float]:
         names = [name for name in self.columns if constants.get(name)]
@@ -170,7 +171,7 @@ class _Points:
         predicted: list[float] = total.tolist()
         return predicted
 
-    def part(self, constants: Mapping[str, float]) -> FitQuality:
+    def quality_of(self, constants: Mapping[str, float]) -> FitQuality:
         return fit_quality(self.source, self.durations_ns, self.predict(constants))
 
 

@@ -48,6 +48,7 @@ class Preset:
     source: str
     """Section of a paper that describes the sweep."""
     axes: Mapping[str, tuple[Any, ...]]
+    """By name of an axis: its values."""
     variants: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({},))
     """Combinations of fixed values; each point of the axes is run with each of them."""
     best_preset: str = ""
@@ -240,6 +241,7 @@ class GridSource:
         self.is_synthetic = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
         """Whether the source is a synthetic workload, which depends on the seed."""
         self._format = source_format
+        """Format of the trace; None: it is detected."""
         self._progress = progress
         self._digests: dict[tuple[int | None, int], str] = {}
         """Digests of the traces by number of requests and seed."""
@@ -318,7 +320,7 @@ class SweepGrid:
                 f"the router prefix-aware works as least-loaded: {self.source.name} has no data on equal"
                 " beginnings of prompts"
             )
-        readings, serving = _options_at({k: v for k, v in point.items() if k in reads})
+        readings, serving = _options_from_settings({k: v for k, v in point.items() if k in reads})
         fit = self.common.fit
         if (
             isinstance(fit, GridFitReport)
@@ -399,7 +401,7 @@ class SweepGrid:
         return [_summary_of(attempts[job.id])["throughput_rps"] for job in jobs]
 
 
-def _options_at(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
+def _options_from_settings(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
     try:
         return (
             read_model_options({k: v for k, v in settings.items() if k in READINGS}),
@@ -430,6 +432,7 @@ def _summary_of(attempt: SweepAttempt) -> Mapping[str, Any]:
 
 
 def _scale_at(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:
+    """Return the factor by which a point speeds up the arrivals of the trace."""
     rate, scale, option = point.get("rate"), float(point.get("scale", 1.0)), "--scale"
     if "share" in point:
         assert capacity_rps is not None

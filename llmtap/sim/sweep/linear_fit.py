@@ -24,7 +24,9 @@ class FitQuality:
     """Quality of a fit for the `points` data points from which it was computed; `source` describes them."""
 
     source: str
+    """Kind of data from which the fit was computed, such as `gaps`."""
     points: int
+    """Number of data points."""
     r2: float
     """1 - (sum of squared residuals) / (sum of squared distances from the mean)."""
     error_max: float
@@ -44,6 +46,7 @@ class PredictionAccuracy:
 
     points: int
     r2: float
+    """Share of the variance that the fit explains (R^2)."""
     rms_error: float
     """Root mean square error / mean duration."""
 

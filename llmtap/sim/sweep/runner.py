@@ -84,6 +84,7 @@ class Results:
         self._file.close()
 
     def _read(self) -> None:
+        """Read the results that an earlier, interrupted sweep has saved."""
         self._file.seek(0)
         data = self._file.read()
         whole = data.rfind(b"\n") + 1
@@ -104,6 +105,7 @@ class Results:
             self._file.truncate(whole)
 
     def _store(self, attempt: SweepAttempt) -> None:
+        """Keep a successful attempt, so that its job is not run again."""
         if attempt.summary is not None:
             self.successes[attempt.id] = attempt
 
@@ -178,6 +180,7 @@ def _attempts_as_completed(
 
 @contextmanager
 def _process_pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
+    """Yield a function that submits a job to a pool of processes."""
     others = set(multiprocessing.active_children())
     # Do not fork: a fork copies locks in the state in which threads, such as Arrow's, hold them.
     context = multiprocessing.get_context("spawn")
@@ -244,6 +247,7 @@ def _prepare_worker(traces: Traces) -> None:
 
 
 def _end_with_parent() -> None:
+    """End this process when its parent ends. This runs in a thread."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -317,10 +321,14 @@ class SweepRunner:
         self.attempts: dict[str, SweepAttempt] = {}
         """Results and errors of the jobs that were run so far, by the id of the job."""
         self._traces = traces
+        """By source: requests of its trace."""
         self._listener = listener
         self._results = results
+        """Results file, from which earlier results are read; None: without a file."""
         self._workers = workers
+        """Number of processes; None: as many as are useful."""
         self._ray = ray
+        """Ray cluster that runs the jobs; None: they run on this host."""
 
     def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
         """Run the jobs without an attempt here or a result in the results file. Return all attempts by id."""
@@ -341,6 +349,7 @@ class SweepRunner:
         return self.attempts
 
     def _stream(self, jobs: list[SweepJob]) -> Generator[SweepAttempt]:
+        """Yield the results of jobs as they end, from Ray, other processes or this one."""
         traces = {job.rows: self._traces[job.rows] for job in jobs}
         if self._ray is not None:
             return run_on_ray(jobs, traces, self._ray, workers=self._workers)
@@ -351,5 +360,6 @@ class SweepRunner:
 
 
 def _useful_workers(jobs: Sequence[SweepJob]) -> int:
+    """Return the number of processes that shortens the sweep: a process takes time to start."""
     effort = sum(job.effort for job in jobs)
     return max(1, min(len(os.sched_getaffinity(0)), effort // _EFFORT_PER_PROCESS))

@@ -82,11 +82,14 @@ class SimulationResult:
     name: str
     requests: Requests
     record: RunRecord
+    """Times of all requests."""
     kind: SchedulerKind
     setup: ServingSetup
+    """Latency models and options of the scheduler."""
     servers: int
     seed: int | None
     state: IterationState | None = None
+    """State of the engine at the end; None for schedulers of whole batches."""
     summary: Summary | None = None
     slow_requests: int | None = None
     """Number of requests with a gap between tokens above the token SLA; None: not measured."""
@@ -249,6 +252,7 @@ class SimulationResult:
         )
 
     def _longest_outputs(self) -> LongestOutputs:
+        """Return the mean of the longest output of each batch, and the mean expected for random batches."""
         record = self.record
         sizes = {size for _, size in record.batches}
         expected = expected_longest(self.requests.output, sizes)
@@ -330,6 +334,7 @@ class ExchangeMaker:
     def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
         """`record`: record of the run, which has servers, cached tokens, and reasons of failure."""
         self._arm = scheduler
+        """Name of the scheduler, which is the arm of each exchange."""
         self._relay = f"sim-{scheduler}"
         self._requests = requests
         self._record = RunRecord.for_requests(0, 0) if record is None else record
@@ -395,18 +400,20 @@ class VirtualMeter:
         """`gap_max_ns`: time between two tokens above which a request is slow."""
         self.summary = summary
         self.slow_requests = 0
+        """Number of requests with a gap longer than the limit."""
         self._reader = reader
-        self._make = maker.exchange
+        self._make_exchange = maker.exchange
         self._gap_max_ns = gap_max_ns
-        self._keep = keep
+        """Longest allowed time between chunks."""
+        self._keep_exchange = keep
 
     def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
-        x = self._make(request, token_ns, end_ns, served=served)
+        x = self._make_exchange(request, token_ns, end_ns, served=served)
         measured = measure(x, self._reader)
         self.summary.add(x, measured)
         if measured.tbc_max_ns is not None and measured.tbc_max_ns > self._gap_max_ns:
             self.slow_requests += 1
-        self._keep(x)
+        self._keep_exchange(x)
 
 
 def open_run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
@@ -437,6 +444,7 @@ class ExchangeMeasuring:
     only if the scheduler iterates, or if another of these options needs them."""
     objectives: Objectives | None = None
     reader: Benefit = DEFAULT_BENEFIT
+    """Reading speed of the assumed user, for smooth goodput."""
     follow: int | None = None
     """Row (from 1) of a request whose token times are reported; 0: the request with the longest answer."""
     capture: str | Path | None = None

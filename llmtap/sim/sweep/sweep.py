@@ -75,6 +75,7 @@ class JobOptions:
     """Report on the fit of the latency model; None: the model was not fitted."""
     objectives: str = ""
     reader: Benefit = DEFAULT_BENEFIT
+    """Reading speed of the assumed user, for smooth goodput."""
     measure: bool | None = None
     """Whether to measure exchanges (`ExchangeMeasuring.enabled`)."""
     follow: int | None = None
@@ -107,6 +108,7 @@ class SweepJob(JobOptions):
     """Name of the router; None: the servers share one queue, or there is only one server."""
     seed: int | None = 42
     readings: ModelOptions = _DEFAULT_READINGS
+    """Values of `--reading` options, which decide open points of a paper."""
     serving: Serving = _DEFAULT_SERVING
     version: str = __version__
     """Version of llmtap, a part of the id: another version can compute other figures."""
@@ -217,6 +219,7 @@ class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     summary: dict[str, Any] | None = None
     """Public JSON of the run (`run_job`)."""
     error: str | None = None
+    """Why the job failed; None: it did not."""
 
 
 def attempt(

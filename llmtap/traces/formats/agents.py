@@ -53,11 +53,14 @@ class _Replay(Struct):
     """Member `replay` of a record: length and block hashes of the prompt, from which it can be replayed."""
 
     trace_block_size: _BlockSize
+    """Number of tokens in a block."""
     input_length: TokenCount
     input_sequence_hashes: list[Annotated[int, Meta(ge=0)]]
 
 
 class _Request(Struct):
+    """Member `request` of a Dynamo record."""
+
     request_id: str
     model: str | None = None
     input_tokens: TokenCount | None = None
@@ -70,22 +73,29 @@ class _Request(Struct):
 
 
 class _Context(Struct):
+    """Member `agent_context` of a Dynamo record."""
+
     session_id: str
     parent_trajectory_id: str | None = None
     parent_session_id: str | None = None
 
 
 class _Record(Struct):
+    """One record of Dynamo's trace."""
+
     schema: str | None = None
     event_type: str | None = None
     event_time_unix_ms: Number | None = None
     event_source: str | None = None
+    """Part of the system that wrote the record."""
     agent_context: _Context | None = None
     request: _Request | None = None
     tool: JsonObject | None = None
 
 
 class _Line(_Record):
+    """A line of the file: a record, alone or as the member `event`."""
+
     timestamp: int | float | None = None
     event: _Record | None = None
 
@@ -155,21 +165,30 @@ def _is_dynamo(head: bytes, name: str) -> bool:
 
 
 class _Entry(Struct):
+    """One request or other event of a conversation in WEKA's format."""
+
     t: Number
+    """Arrival in seconds since the conversation began."""
     type: str
     model: str | None = None
     input_tokens: TokenCount | None = field(default=None, name="in")
     output_tokens: TokenCount | None = field(default=None, name="out")
     hash_ids: list[Annotated[int, Meta(ge=0, lt=1 << 40)]] | None = None
     stop: str | None = None
+    """Finish reason."""
     api_time: Number | None = None
+    """Duration of the answer in seconds."""
     think_time: Number | None = None
+    """Pause of the user before the request, in seconds."""
     ttft: Number | None = None
     agent_id: str | None = None
+    """Name of the subagent that sent the request; None: the main agent."""
     requests: list["_Entry"] = []
 
 
 class _Conversation(Struct):
+    """One file of WEKA's format: a conversation with its subagents."""
+
     id: str
     block_size: _BlockSize
     requests: list[_Entry]

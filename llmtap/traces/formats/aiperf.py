@@ -49,20 +49,26 @@ _WRITTEN_COLUMNS: Final = (
 
 
 class _Row(msgspec.Struct):
+    """One line of a trace for AIPerf."""
+
     input_length: TokenCount | None = None
     payload: msgspec.Raw = msgspec.Raw()
+    """Whole JSON body of the request."""
     messages: list[JsonObject] | None = None
     text_input: str | None = None
     output_length: TokenCount | None = None
     hash_ids: list[Id] | None = None
     timestamp: Number | None = None
+    """Arrival in ms."""
     delay: Number | None = None
+    """Pause after the previous answer, in ms."""
     session_id: str | None = None
     tools: list[JsonObject] | None = None
     extra: JsonObject | None = None
 
 
 def _open(stream: BinaryIO) -> format.TraceSource:
+    """Open a trace; read the first rows at once, to know what they contain."""
     notes: list[str] = []
     rows = _read(stream, notes)
     first: list[format.TraceRow] = []
@@ -131,7 +137,7 @@ def _write(writer: format.TraceWriter) -> None:
     ids = BlockIds(writer)
     with_bodies: dict[str, bool] = {}  # Whether the first row of each session has a body.
 
-    def reason(body: str | None, input_tokens: int | None, session: str | None) -> str | None:
+    def reason_to_drop(body: str | None, input_tokens: int | None, session: str | None) -> str | None:
         if body is None and input_tokens is None:
             return "neither a body nor a count of input tokens"
         if body is not None and not is_json_object(body):
@@ -140,11 +146,11 @@ def _write(writer: format.TraceWriter) -> None:
             return "its session began with rows of the other kind, with or without bodies"
         return None
 
-    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+    def reasons_to_drop(batch: pa.RecordBatch) -> list[str | None]:
         names = ("request_body", "input_tokens", "session")
-        return list(map(reason, *(batch.column(name).to_pylist() for name in names)))
+        return list(map(reason_to_drop, *(batch.column(name).to_pylist() for name in names)))
 
-    for batch in writer.rows_to_write((*_WRITTEN_COLUMNS, *BLOCK_COLUMNS), (), reasons=reasons):
+    for batch in writer.rows_to_write((*_WRITTEN_COLUMNS, *BLOCK_COLUMNS), (), reasons=reasons_to_drop):
         # Rows with a body are written without length and blocks. Remove their blocks before new ids are
         # assigned: otherwise the ids in the file would have gaps.
         has_body = pc.is_valid(batch.column("request_body"))

@@ -36,7 +36,10 @@ _SECOND_PLACES: Final = 9
 
 
 class _Row(msgspec.Struct):
+    """One line of a Mooncake trace."""
+
     timestamp: Number
+    """Arrival in ms."""
     input_length: TokenCount
     output_length: TokenCount
     hash_ids: Annotated[list[Id], msgspec.Meta(max_length=1 << 24)] | None = None
@@ -122,10 +125,13 @@ class BlockIds:
     def __init__(self, writer: format.TraceWriter) -> None:
         self._writer = writer
         self._numbers: defaultdict[int, int] = defaultdict()
+        """By id in the capture: number in the file, counted from 0."""
         self._numbers.default_factory = self._numbers.__len__
         self.missing_rows = 0
         """Number of rows without ids."""
         self._inconsistent_rows = self._joined_rows = 0
+        """Number of rows whose blocks do not fit their prompt, and of rows whose blocks were joined to
+        larger ones."""
         self._other_kinds: dict[tuple[int | None, str | None], None] = {}
         """Sizes and units of blocks that cannot be joined to blocks of BLOCK_TOKENS."""
 

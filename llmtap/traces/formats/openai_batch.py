@@ -34,6 +34,8 @@ Members = dict[str, msgspec.Raw]
 
 
 class _Request(msgspec.Struct):
+    """One line of a batch file."""
+
     custom_id: str
     body: msgspec.Raw
     url: str
@@ -72,13 +74,15 @@ def _write(writer: TraceWriter) -> None:
     names: set[int] = set()  # Hashes of the ids, which need less memory: about 60 bytes per line.
     renamed = unstreamed = 0
 
-    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+    def reasons_to_drop(batch: pa.RecordBatch) -> list[str | None]:
         results = [_request_of(row) for row in batch.select(_WRITTEN_COLUMNS).to_pylist()]
         requests[:] = [result for result in results if not isinstance(result, str)]
         return [result if isinstance(result, str) else None for result in results]
 
     columns = (*_WRITTEN_COLUMNS, *(name for aspect in _HOLDS for name in ASPECTS[aspect]))
-    for batch in writer.rows_to_write(columns, ("request_body",), times="none", failed=True, reasons=reasons):
+    for batch in writer.rows_to_write(
+        columns, ("request_body",), times="none", failed=True, reasons=reasons_to_drop
+    ):
         ids, methods = (batch.column(name).to_pylist() for name in ("id", "method"))
         first = writer.rows - batch.num_rows
         for n, (id_, method, (url, body)) in enumerate(zip(ids, methods, requests, strict=True), first):

@@ -60,15 +60,21 @@ _SpanKey = tuple[str, str]
 
 
 class _Attribute(Struct):
+    """Name and value of an attribute."""
+
     key: str
     value: JsonObject = {}
 
 
 class _Status(Struct, frozen=True):
+    """Result of a span."""
+
     code: int = 0
 
 
 class _Span(Struct, rename="camel"):
+    """A span, with the fields that a trace of requests needs."""
+
     trace_id: str
     span_id: str
     start_time_unix_nano: int | str
@@ -79,14 +85,20 @@ class _Span(Struct, rename="camel"):
 
 
 class _ScopeSpans(Struct):
+    """Spans of one instrumentation library."""
+
     spans: list[_Span] = []
 
 
 class _ResourceSpans(Struct, rename="camel"):
+    """Spans of one service."""
+
     scope_spans: list[_ScopeSpans] = []
 
 
 class _Line(Struct, rename="camel"):
+    """One line of the file: an export request."""
+
     resource_spans: list[_ResourceSpans]
 
 

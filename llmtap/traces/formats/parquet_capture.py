@@ -34,6 +34,7 @@ def _read(file: BinaryIO) -> format.TraceSource:
     copy.flush()
 
     def closing_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches, and close the copy at the end."""
         with copy, _without_copy_name():
             yield from batches
 

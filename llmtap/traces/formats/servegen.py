@@ -43,6 +43,8 @@ _FIRST_BYTES: Final = 4_096
 
 
 class _Data(Struct):
+    """Member `data` of a request: its numbers of tokens."""
+
     output_tokens: TokenCount
     input_tokens: TokenCount | None = None
     text_tokens: TokenCount | None = None
@@ -50,9 +52,12 @@ class _Data(Struct):
     audio_tokens: list[TokenCount] = []
     video_tokens: list[TokenCount] = []
     reason_ratio: float | None = None
+    """Share of the output tokens that are reasoning."""
 
 
 class _Request(Struct):
+    """One request of a ServeGen trace."""
+
     timestamp: Number
     data: _Data
     request_id: int | None = None

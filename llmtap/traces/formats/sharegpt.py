@@ -51,11 +51,15 @@ Messages = list[tuple[str, str]]
 
 
 class _Turn(msgspec.Struct):
+    """One message of a conversation."""
+
     value: str
     speaker: str = msgspec.field(name="from")
 
 
 class _Conversation(msgspec.Struct):
+    """One conversation of the data set."""
+
     conversations: list[_Turn]
     id: str | int | None = None
     model: str | None = None
@@ -229,14 +233,16 @@ _WRITTEN_COLUMNS: Final = ("capture", "session", "turn", "id", "request_body", "
 def _write(writer: TraceWriter) -> None:
     prompts: list[Messages] = []
 
-    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+    def reasons_to_drop(batch: pa.RecordBatch) -> list[str | None]:
         parsed = [_messages_of(body) for body in batch.column("request_body").to_pylist()]
         prompts[:] = [messages for messages in parsed if messages]
         return [None if messages else "request without messages" for messages in parsed]
 
     def turns() -> Iterator[tuple[object, int, bytes]]:
         selected, needs = (*_WRITTEN_COLUMNS, "message_roles"), _WRITTEN_COLUMNS[-2:]
-        for batch in writer.rows_to_write(selected, needs, times="none", failed=True, reasons=reasons):
+        for batch in writer.rows_to_write(
+            selected, needs, times="none", failed=True, reasons=reasons_to_drop
+        ):
             columns = (batch.column(name).to_pylist() for name in _WRITTEN_COLUMNS)
             rows = enumerate(zip(*columns, prompts, strict=True), writer.rows - batch.num_rows)
             for n, (capture, session, turn, name, _, answer, messages) in rows:

@@ -45,16 +45,21 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Event(Struct):
+    """One event of an agent's log."""
+
     event_type: str
     timestamp: str | None = None
 
 
 class _Round(Struct):
+    """One round of an agent: a request and the tools after it."""
+
     session_id: str
     round_index: TokenCount
     input_tokens_total: TokenCount | None = None
     output_tokens: TokenCount | None = None
     prefix_tokens: TokenCount | None = None
+    """Number of input tokens that came from a cache."""
     reasoning_output_tokens: TokenCount | None = None
     round_id: str | None = None
     model: str | None = None

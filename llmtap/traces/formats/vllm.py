@@ -20,6 +20,8 @@ from llmtap.traces.text import BODY_BYTES_MAX, TokenCount, first_objects, json_r
 
 
 class _Row(msgspec.Struct, omit_defaults=True):
+    """One line of a data set for vLLM's benchmark."""
+
     prompt: str
     output_tokens: TokenCount | None = None
     label: str | None = None
@@ -59,7 +61,7 @@ def _write(writer: TraceWriter) -> None:
     joined = reduced = 0
     prompts: list[str] = []
 
-    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+    def reasons_to_drop(batch: pa.RecordBatch) -> list[str | None]:
         nonlocal joined, reduced
         parsed = [_prompt_of(body) for body in batch.column("request_body").to_pylist()]
         prompts[:] = [prompt for prompt, _, _ in parsed if prompt]
@@ -68,7 +70,7 @@ def _write(writer: TraceWriter) -> None:
         return [None if prompt else "no text in the body" for prompt, _, _ in parsed]
 
     columns = ("request_body", "output_tokens", "label")
-    for batch in writer.rows_to_write(columns, ("request_body",), times="none", reasons=reasons):
+    for batch in writer.rows_to_write(columns, ("request_body",), times="none", reasons=reasons_to_drop):
         counts, labels = (batch.column(name).to_pylist() for name in ("output_tokens", "label"))
         lines = map(_Row, prompts, counts, labels)
         writer.out.write(msgspec.json.Encoder().encode_lines(lines))

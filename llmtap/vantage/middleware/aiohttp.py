@@ -108,7 +108,9 @@ class _Call:
         self._request = request
         self._writer = writer
         self._connection_task = request.task
+        """Task of the connection, whose end is the end of the answer."""
         self._request_end_ns = 0
+        """Time at which the app had the whole request; 0 before."""
         self._is_compressed = False  # whether the writer compresses the response
         self._write_headers = writer.write_headers
         self._write = writer.write

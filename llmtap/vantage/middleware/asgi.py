@@ -169,6 +169,7 @@ class _Call:
         self._send = send
 
     async def receive(self) -> Message:
+        """Receive a message for the application, and measure it as a part of the request."""
         message = await self._receive()
         t_ns = mono_ns()
         exchange = self.exchange
@@ -185,6 +186,7 @@ class _Call:
         return message
 
     async def send(self, message: Message) -> None:
+        """Send a message of the application, and measure it as a part of the answer."""
         t_ns = mono_ns()
         exchange = self.exchange
         turns = exchange.turns
@@ -202,6 +204,7 @@ class _Call:
                 exchange.give_up(exc)
 
     def _report_message(self, message: Message, t_ns: int, passed_ns: int) -> None:
+        """Report a sent message. `passed_ns`: time at which the server had taken it."""
         exchange = self.exchange
         kind, last = message["type"], False
         if kind == "http.response.body":

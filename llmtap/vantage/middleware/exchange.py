@@ -65,9 +65,12 @@ class Emitter(Reporter):
         self.closed = False
         self._path = path
         self._missing_timer: asyncio.TimerHandle | None = None
+        """Timer of the warning that there is no meter."""
         self._was_connected = False  # whether the meter was connected at the previous report
         self._logged_errors: set[str] = set()  # names of the exception classes that have been logged
+        """Errors that are logged already, to log each only once."""
         self._report_timer: asyncio.TimerHandle | None = None
+        """Timer of the next status report."""
 
     def start(self) -> None:
         """Connect to the meter as soon as it listens, and begin to report."""
@@ -147,7 +150,9 @@ class Emitters:
         self._socket = socket
         self._tap_bytes = tap_bytes
         self._emitters: dict[asyncio.AbstractEventLoop, Emitter] = {}
+        """By event loop: its emitter."""
         self._is_failure_logged = False
+        """Whether it is logged already that no emitter could be made."""
 
     def current(self) -> Emitter | None:
         """Return the running loop's emitter, or None if it cannot be made (logged once). Never raises."""
@@ -201,14 +206,14 @@ def _only_while_measured(method: Callable[Concatenate["AppExchange", P], None]) 
     """Make a method do nothing after the end of the exchange, and drop the exchange if the method fails."""
 
     @wraps(method)
-    def guarded(self: "AppExchange", *args: P.args, **kwargs: P.kwargs) -> None:
+    def call_guarded(self: "AppExchange", *args: P.args, **kwargs: P.kwargs) -> None:
         if not self.is_over:
             try:
                 method(self, *args, **kwargs)
             except Exception as exc:
                 self.give_up(exc)
 
-    return guarded
+    return call_guarded
 
 
 class AppExchange:
@@ -228,6 +233,7 @@ class AppExchange:
         self._tap = emitter.tap
         self._method = method
         self._head = head
+        """Head of the request, which is sent with the first frame."""
         self._has_no_body = False  # whether the answer has no body, even if the app sends bytes
         self._request_bytes = len(head)
         self._response_bytes = 0
@@ -235,6 +241,7 @@ class AppExchange:
         self.arrival_ns = arrival_ns
         self.has_begun = False  # whether the first frame has been sent
         self.is_over = False
+        """Whether the exchange has ended or is no longer measured."""
         self.own_ns = 0  # time used by the middleware since the last frame that reported it
         self.paused_ns = 0  # total time in which the server waited for a slow client
         self.request_over = False  # whether the app has received the whole request
@@ -248,7 +255,7 @@ class AppExchange:
     def request_without_body(self) -> None:
         """Record that the request has no body, so that it is complete when the app is called."""
         self.request_over = self._is_submitted = True
-        self._begin(self._head, mono_ns(), FrameKind.SENT)
+        self._send_first_frame(self._head, mono_ns(), FrameKind.SENT)
 
     @_only_while_measured
     def request_data(self, data: bytes, t_ns: int, *, last: bool, submit_ns: int | None = None) -> None:
@@ -260,10 +267,10 @@ class AppExchange:
             return
         self._request_bytes += len(data)
         if last and not self.has_begun:
-            self._begin(self._head + data, t_ns)
+            self._send_first_frame(self._head + data, t_ns)
         else:
             if not self.has_begun:
-                self._begin(self._head)
+                self._send_first_frame(self._head)
             if data:
                 self._tap.offer(FrameKind.REQUEST_DATA, self.seq, t_ns, 0, data)
             if last:
@@ -275,7 +282,8 @@ class AppExchange:
                 now_ns = mono_ns() if submit_ns is None else submit_ns
                 self._tap.offer(FrameKind.SUBMIT, self.seq, now_ns, now_ns - t_ns)
 
-    def _begin(self, data: bytes, whole_ns: int = 0, kind: int = FrameKind.OPEN) -> None:
+    def _send_first_frame(self, data: bytes, whole_ns: int = 0, kind: int = FrameKind.OPEN) -> None:
+        """Report the begin of the exchange. `whole_ns`: end of the request, if `data` has all of it."""
         self.has_begun = True
         self.seq, _ = self._tap.open(self.arrival_ns, data, whole_ns, kind)
 
@@ -285,22 +293,22 @@ class AppExchange:
     def answer_head(self, status: int, fields: Fields, t_ns: int) -> None:
         """Report the response head, which the app sent at `t_ns`."""
         if not self.has_begun:
-            self._begin(self._head)
+            self._send_first_frame(self._head)
         if not self._is_submitted:
             # The app answers before it has read the whole request, so the arrival stands for the submit time.
             self._is_submitted = True
             self._tap.offer(FrameKind.SUBMIT, self.seq, self.arrival_ns, 0)
         self.status = status
         self._has_no_body = self._method == "HEAD" or status < 200 or status in _STATUSES_WITHOUT_BODY
-        self._offer(FrameKind.RESPONSE_HEAD, t_ns, response_head(status, fields))
+        self._send_frame(FrameKind.RESPONSE_HEAD, t_ns, response_head(status, fields))
 
     @_only_while_measured
     def answer_data(self, data: bytes, t_ns: int) -> None:
         """Report `data`, bytes of the response body that the app sent at `t_ns`."""
         if not self._has_no_body:
-            self._offer(FrameKind.RESPONSE_DATA, t_ns, data if type(data) is bytes else bytes(data))
+            self._send_frame(FrameKind.RESPONSE_DATA, t_ns, data if type(data) is bytes else bytes(data))
 
-    def _offer(self, kind: int, t_ns: int, data: bytes) -> None:
+    def _send_frame(self, kind: int, t_ns: int, data: bytes) -> None:
         self._response_bytes += len(data)
         own_ns, self.own_ns = self.own_ns, 0
         self._tap.offer(kind, self.seq, t_ns, own_ns, data)
@@ -370,7 +378,7 @@ class AppExchange:
     @_only_while_measured
     def _end(self, outcome: Outcome, error: str) -> None:
         if not self.has_begun:
-            self._begin(self._head)
+            self._send_first_frame(self._head)
         self._close(outcome, mono_ns(), error)
 
     def _close(self, outcome: Outcome, t_ns: int, error: str | None = None) -> None:

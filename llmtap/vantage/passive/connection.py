@@ -233,6 +233,7 @@ class Connection:
             del way.peer
 
     def _reset(self, way: TcpDirection, seq: int, t_ns: int) -> None:
+        """Handle an RST, which ends the connection unless its position is wrong."""
         ahead = 0 if way.next_seq is None else way.distance(seq)
         if ahead < -1:
             return  # RFC 5961 3.2: the receiver ignores such an RST. (After a FIN, -1 is the right position.)
@@ -250,6 +251,7 @@ class Connection:
                 self._ignore("encrypted")
 
     def _ignore(self, kind: str) -> None:
+        """Ignore the connection from now on. `kind`: why, as counted."""
         self.ignored = True
         self._counts.add(kind)
 
@@ -287,15 +289,22 @@ class ConnectionTable:
         self._sink = sink
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._hosts = hosts
+        """Addresses of the servers to watch; empty: all."""
         self._local = local
+        """Addresses of this host, which show whether it is the client or the server."""
         self._early_bytes = EarlyBytes()
+        """Memory of all segments that came too early, with its limit."""
         self._directions: dict[bytes, tuple[Connection, TcpDirection]] = {}
+        """By flow (addresses and ports): its connection, and the direction in it."""
         self._without_request: OrderedDict[bytes, Connection] = OrderedDict()
         """By flow from the client: connections without a request at their last check, the oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
+        """Whether the ring lost packets recently, so that missing bytes never come."""
         self._ring_lost_ns = 0
+        """Time of the latest lost packet; connections can have ended then unseen."""
         self._clock_steps = 0
+        """How often the clock of the packets was set."""
         self.now_ns = 0
         """Latest time of a packet since the latest step of the clock."""
 

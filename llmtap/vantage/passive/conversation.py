@@ -33,6 +33,7 @@ class UnfollowableError(LlmtapError):
     def __init__(self, kind: str) -> None:
         super().__init__(f"the connection does not carry HTTP/1.1: {kind}")
         self.kind = kind
+        """Reason, by which ignored connections are counted."""
 
 
 class FrameSink(Protocol):
@@ -41,15 +42,26 @@ class FrameSink(Protocol):
     def count_if_skipped(self, head: http1.RequestHead) -> bool:
         """Return whether a rule excludes the request from measurement. If so, count it as skipped."""
 
-    def open(
-        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN
-    ) -> tuple[int, bool]: ...
-    def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool: ...
-    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None: ...
-    def drop(self, seq: int, t_ns: int, reason: str) -> None: ...
+    def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
+        """Begin an exchange. Return its number, and whether its frames are taken."""
+        ...
+
+    def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
+        """Send a frame of an exchange; return False if there is no room."""
+        ...
+
+    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
+        """Send the last frame of an exchange."""
+        ...
+
+    def drop(self, seq: int, t_ns: int, reason: str) -> None:
+        """Give up an exchange, and count it by the reason."""
+        ...
 
 
 class _Exchange:
+    """A request on the connection, until its answer is complete."""
+
     __slots__ = (
         "began_ns", "error_ns", "interims", "method", "paused_ns", "request_bytes", "response_bytes", "seq",
         "status", "tapped",
@@ -65,6 +77,7 @@ class _Exchange:
         self.interims = 0  # number of 1xx responses so far
         self.request_bytes = self.response_bytes = 0
         self.paused_ns = 0  # total time in which the client's receive window was closed
+        """Time in which the client's receive window was closed."""
         self.error_ns = 0
         """Longest time by which a packet was stamped before its predecessor, so the error of all times."""
 
@@ -289,6 +302,7 @@ class Conversation:
             self._window_closed_ns = t_ns
 
     def _end_pause(self, t_ns: int) -> None:
+        """The client can take data again: add the pause to its exchange."""
         if self._response_exchange is not None:
             self._response_exchange.paused_ns += t_ns - self._window_closed_ns
         self._window_closed_ns = 0
@@ -371,6 +385,7 @@ class Conversation:
             x.tapped = self._sink.offer(kind, x.seq, t_ns, 0, data)
 
     def _close(self, x: _Exchange, t_ns: int, outcome: Outcome, error: str | None = None) -> None:
+        """End the oldest exchange of the connection."""
         del self._pending[0]
         self._response_exchange = self._response_scanner = self._tunnel = None
         self._response_head.clear()

@@ -61,6 +61,7 @@ class PacketFile:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.truncated = False
+        """Whether the file ends in the middle of a packet."""
         self.read_bytes = 0
         self.unit_ns = 1
         """Resolution of the latest packet's timestamp."""
@@ -184,16 +185,21 @@ class FileVantage:
         self.damage = ""
         """Description and place of the damage at which `read` ended; empty: no damage."""
         self.stopped = False
+        """Whether a signal stopped the reading."""
         self.packets = 0  # number of packets read
         self.began_ns = 0  # time of the first packet
         self.now_ns = 0  # time of the newest packet
         self._digest = digest
+        """Function that gets each batch of frames."""
         self._ledger = Ledger()
+        """Counts of the exchanges, as a relay has them."""
         self._skip_rules = SkipRules(options.skip, "watch.skip")
         self._skip_counts: dict[str, int] = {}  # number of requests that are not measured, by rule
+        """By rule: number of requests that it excludes."""
         self._frames: list[Frame] = []
         self._table = ConnectionTable(self, options.ports, pack_addresses(options.upstream_hosts))
         self._unit_ns = 1
+        """Resolution of the timestamps in the file."""
 
     def read(self, file: BinaryIO) -> None:
         """Read packets until the end of the file, until damage, or until `stop` is called.
@@ -212,6 +218,7 @@ class FileVantage:
         self._flush()
 
     def _read(self, packets: PacketFile) -> None:
+        """Pass the packets to their connections; their timestamps are the clock."""
         swept_ns = 0
         for t_ns, link, frame in packets:
             self.packets += 1
@@ -250,6 +257,7 @@ class FileVantage:
         )
 
     def _flush(self) -> None:
+        """Pass on the collected frames."""
         frames, self._frames = self._frames, []
         self._digest(frames, self.now_ns)
         self._ledger.acknowledge(1)

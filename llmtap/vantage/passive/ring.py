@@ -96,9 +96,11 @@ class PacketRing:
         self._block_count = ring_bytes // BLOCK_BYTES
         self.buffer = mmap.mmap(self.fd, BLOCK_BYTES * self._block_count)
         self.packets = 0  # number of packets read
+        """Number of packets so far."""
         self.lost = 0
         """Number of packets that matched the filter, but were lost because the ring was full."""
         self._next_block = self._first_block()
+        """Index of the block that is read next."""
 
     def _first_block(self) -> int:
         """Return the index of the block to read first: the oldest full one, which an earlier process has not
@@ -190,6 +192,7 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
 def _interface_request(
     sock: socket.socket, interface: str, request: int, data: ctypes.Array[ctypes.c_char]
 ) -> None:
+    """Send the kernel a request about a network interface, with a buffer for the answer."""
     fcntl.ioctl(sock, request, struct.pack("16sP16x", interface.encode(), ctypes.addressof(data)))
 
 

@@ -125,6 +125,7 @@ class LostSyncError(LlmtapError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the bytes of a TCP connection cannot be put in order: {reason}")
         self.reason = reason
+        """Reason, by which dropped exchanges are counted."""
 
 
 @dataclass(slots=True)
@@ -133,6 +134,7 @@ class EarlyBytes:
 
     bytes_max: int = 64 << 20
     bytes_now: int = 0
+    """Present size of all early segments."""
 
 
 class TcpDirection:
@@ -150,6 +152,7 @@ class TcpDirection:
 
     def __init__(self, early: EarlyBytes, *, is_up: bool) -> None:
         self.is_up = is_up
+        """Whether the bytes go from the client to the server."""
         self.peer: TcpDirection = self  # direction of the peer; TcpConnection sets it
         self.next_seq: int | None = None
         """Sequence number of the next byte; None while it is unknown."""
@@ -159,6 +162,7 @@ class TcpDirection:
         """Time when the first of the early segments was captured; 0: there are no early segments."""
         self._early = early
         self._early_bytes = 0
+        """Size of `_early_segments`."""
         self._early_segments: list[tuple[int, int, bytes, int]] = []  # heap: (position, t_ns, payload, flags)
         self._position = 0  # position of `next_seq` in the stream; unlike `next_seq`, it does not wrap
 
@@ -231,6 +235,7 @@ class TcpDirection:
             raise LostSyncError("contradicting")  # two packets have different values for the same position
 
     def _store_early(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
+        """Keep a segment that arrived before earlier bytes of the stream."""
         if not self._early_segments:
             self.hole_ns = t_ns
         early = self._early

@@ -65,6 +65,7 @@ class _ChannelSink:
     def __init__(self, reporter: Reporter, skip_rules: SkipRules, clock_error_ns: Callable[[], int]) -> None:
         self._skip_rules = skip_rules
         self._clock_error_ns = clock_error_ns
+        """Returns the largest error of a packet's timestamp."""
         self._reporter = reporter
         self._tap = reporter.tap
         self.offer = reporter.tap.offer
@@ -132,7 +133,9 @@ class Watcher:
             ring.fd: Timebase(adapter, self.reporter.lag)
             for ring, adapter in zip(rings, adapters, strict=False)
         }
+        """By ring: clock of the network adapter that stamps its packets."""
         self._timebases = [self.reporter.timebase, *self._adapters.values()]
+        """The system's clock and all adapters' clocks, each checked before packets are read."""
         sink = _ChannelSink(self.reporter, SkipRules(options.skip, "watch.skip"), self._clock_error_ns)
         hosts = pack_addresses(options.upstream_hosts)
         self._tables = [
@@ -141,6 +144,7 @@ class Watcher:
         ]
         self._timer: asyncio.TimerHandle | None = None
         self._clock_steps = 0
+        """How often a clock was set, all clocks together."""
         self._old_stamps_until_ns = 0
         """Time until which a ring can still have packets that were stamped before the latest clock step."""
         self._overflow_ns = 0
@@ -148,6 +152,7 @@ class Watcher:
         self._logged_losses = 0  # number of lost packets that the log has reported
         self._swept_ns = 0  # time of the latest sweep
         self._logged_kinds: set[str] = set()
+        """Kinds of connections that the log has reported, each once."""
 
     def start(self) -> None:
         self.reporter.tap.connect()
@@ -176,6 +181,7 @@ class Watcher:
         return max(timebase.width_ns for timebase in self._timebases)
 
     def _on_readable(self, ring: PacketRing, table: ConnectionTable) -> None:
+        """Process the packets that the kernel has put into the ring."""
         for timebase in self._timebases:
             timebase.check()
         now_ns = self._clock.mono_ns()

@@ -54,14 +54,17 @@ class ClientConnection:
     ) -> None:
         self._context = context
         self._on_closed = on_closed
+        """Function that is called when the connection has ended."""
         self.address = address
         self._stream: Stream | None = None
         self._state = HEAD
+        """State, by which the next bytes from the client are handled: HEAD, BODY and so on."""
         self._flow: Flow | None = None
         self._buffer = b""
         self._arrival_ns = 0  # time of the first byte of the head that is being read
         self._wait_start_ns = 0  # start of the present wait: for a request, or in the state LINGER
         self._lingered_bytes = 0
+        """Number of bytes that were read and ignored after the last answer."""
         self._ahead_paused = False  # whether reading is paused because `_buffer` is full
         self._ahead_ns = 0  # time of the latest read of the bytes in `_buffer`
         self._has_served = False  # whether an exchange has ended on this connection
@@ -262,6 +265,7 @@ class ClientConnection:
                 self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
+        """Begin the request whose first bytes came during the previous one."""
         if self._state == HEAD and self._buffer and self._stream is not None:
             data, self._buffer = self._buffer, b""
             self._read_head(data, self._ahead_ns)
@@ -269,6 +273,7 @@ class ClientConnection:
                 self._flow.last_ns = self._context.now_ns()
 
     def _store_ahead(self, data: bytes, t_ns: int) -> None:
+        """Store bytes of a further request until the present one has ended."""
         if not self._buffer:
             self._arrival_ns = t_ns
         self._ahead_ns = t_ns
@@ -329,6 +334,7 @@ class ClientConnection:
         self._close()
 
     def _linger(self, now_ns: int) -> None:
+        """Read and ignore what the client still sends, so that it gets the answer before a reset."""
         # RFC 9112 9.6: close in stages. Otherwise a TCP reset could destroy the answer before the client has
         # read it.
         assert self._stream is not None

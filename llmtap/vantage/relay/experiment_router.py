@@ -58,15 +58,7 @@ class _Plan:
 
 
 class Assignment:
-    """Assignment of one request to an arm.
-
-    Attributes:
-        arm_data: content of the ARM frame that reports the arm to the meter; None while it is unknown.
-        excluded: reason for the exclusion from the experiment's result; None: not excluded.
-        head: request head, with the changes of the arm.
-        holds_body: whether the body must be read before the request is sent (`settle`).
-        on_memory_lost: called when another body takes the memory of this one; it must call `settle`.
-    """
+    """Assignment of one request to an arm."""
 
     __slots__ = (
         "_client_set_field", "_held_bytes", "_lost_memory", "_plan", "_router", "_unit", "arm_data",
@@ -76,15 +68,24 @@ class Assignment:
     def __init__(self, router: "ExperimentRouter", head: RequestHead) -> None:
         self._router = router
         self._lost_memory = False
+        """Whether the held body was given up to make room for later requests."""
         self._client_set_field = False  # whether the client sent a header field of another arm
         self.on_memory_lost: Callable[[], None] | None = None
+        """Called when another body takes the memory of this one; it must call `settle`."""
         self.head = head
+        """Request head, with the changes of the arm."""
         self._plan: _Plan | None = None
+        """Changes of the assigned arm; None while the arm is unknown."""
         self._unit = ""
+        """Identifier of the request's conversation or tenant."""
         self._held_bytes = 0
+        """Size of the body that waits for its end."""
         self.excluded: str | None = None
+        """Reason for the exclusion from the experiment's result; None: not excluded."""
         self.holds_body = False
+        """Whether the body must be read before the request is sent (`settle`)."""
         self.arm_data: bytes | None = None
+        """Content of the ARM frame that reports the arm to the meter; None while it is unknown."""
 
     @property
     def route(self) -> Route:
@@ -221,16 +222,20 @@ class ExperimentRouter:
         assert experiment.key is not None
         self.experiment = experiment
         self.is_on = False
+        """Whether requests are assigned to arms now."""
         self.held_budget = Budget(experiment.held_bytes, on_shortage)
         """Memory limit of all held bodies together."""
         self._on_shortage = on_shortage
+        """Called when a new request needs the memory of one that is held."""
         self._holders: dict[Assignment, None] = {}  # assignments with a held body, the oldest first
         self._has_ended = False
+        """Whether the experiment's end time has passed."""
         self._relay = relay
         stages = [experiment.at_stage(i) for i in range(max(1, len(experiment.stages)))]
         self._assigners = [
             Assigner(experiment.key, experiment.name, [arm.weight for arm in stage.arms]) for stage in stages
         ]
+        """For each stage of the experiment: assigns units to arms."""
         self.stage = 0
         """Index of the present stage of the schedule, whose shares apply to each new request."""
         self.plans: list[_Plan] = []
@@ -245,6 +250,7 @@ class ExperimentRouter:
         for plan in self.plans:
             plan.foreign_fields = frozenset(set_by_arms - {spelling_key(name) for name, _ in plan.headers})
         self.control = next(plan for plan in self.plans if plan.name == experiment.control)
+        """Arm that gets requests which are not assigned."""
         self.refused_trailers = NO_TRAILERS | set_by_arms
         """Fields that no request of the experiment can have as trailers, whatever its arm: a server that
         merges trailers into the head would use them in place of the arm's value."""
@@ -333,6 +339,8 @@ class _Body(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
+    """A message of a conversation, as raw JSON."""
+
     role: Any = None
     content: msgspec.Raw = _ABSENT
 

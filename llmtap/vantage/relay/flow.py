@@ -44,9 +44,12 @@ class PythonFlowState:
     def __init__(self) -> None:
         self.seq = 0
         self.tapped = False
+        """Whether reads of the answer's body are reported to the meter."""
         self.last_ns = 0
+        """Time of the latest read or write."""
         self.response_bytes = 0
         self.loan: Any = None
+        """Record of the sockets that the forwarding thread has; None: this thread has them."""
 
 
 if TYPE_CHECKING:
@@ -74,22 +77,29 @@ class Flow(FlowState):
         self._scanner: http1.BodyScanner | None = None
         self._dechunker: http1.ChunkedScanner | None = None  # removes chunks for an HTTP/1.0 client
         self._head_part = b""
+        """First bytes of the answer's head, whose rest has not arrived."""
         self._interims = 0
+        """Number of interim (1xx) responses so far."""
         self._method = b""
         self._tunnel: Tunnel | None = None
         self._answered = False  # whether a byte of a final answer has been sent to the client
         self.reads_on = False  # whether to read the rest of the request after a failure, for the meter
         self.finishing = False  # whether the answer is complete, but not yet taken by the client's socket
         self._keep_client = True
+        """Whether the client's connection can carry another request."""
         self._keep_upstream = False
+        """Whether the upstream's connection can carry another request."""
         self._paused_since_ns = 0
+        """Start of the present pause by a slow client; 0: no pause."""
         self._acked_bytes = 0  # bytes that slow sides have acknowledged, at the last check
         self._outcome = COMPLETE
         self._error: str | None = None
         self.over = False
+        """Whether the exchange has ended."""
         self.status: int | None = None
         self.arrival_ns = 0
         self.paused_ns = 0
+        """Total time in which a slow client paused the answer."""
 
     def start(self, head: http1.RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
         """Forward the request whose head ends at `head_end` of `data`; return the bytes behind its end."""
@@ -198,6 +208,7 @@ class Flow(FlowState):
         self._tap.drop(self.seq, self.last_ns, "overflow")
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
+        """Parse response heads; bytes after the last one are body."""
         self.last_ns = t_ns
         self.upload.repeatable_request = b""  # the server has answered, so the request must not be sent again
         if self.finishing or self.over:
@@ -241,6 +252,7 @@ class Flow(FlowState):
         self._head_part = data
 
     def _forward_interim(self, head: http1.ResponseHead, raw: bytes, t_ns: int) -> None:
+        """Forward an interim (1xx) response, which HTTP/1.0 clients do not understand."""
         # RFC 9110 15.2: forward 1xx responses, except to HTTP/1.0 clients, which do not know them.
         if self._client.is_11:
             sent = self._send(response_lines(head, keep_alive=True, client_11=True))
@@ -322,6 +334,7 @@ class Flow(FlowState):
             upstream.pause()
 
     def _end_pause(self, now_ns: int) -> None:
+        """Report for how long the client could take no more data."""
         if self._paused_since_ns:
             held_ns = now_ns - self._paused_since_ns
             self.paused_ns += held_ns
@@ -394,6 +407,7 @@ class Flow(FlowState):
             tunnel.up.on_data(early, t_ns)
 
     def _on_tunnel_data(self, kind: int, data: bytes, t_ns: int) -> None:
+        """Count and report bytes of a tunnel, such as those of a WebSocket. `kind`: their direction."""
         tunnel = self._tunnel
         assert tunnel is not None
         self.last_ns = t_ns
@@ -413,6 +427,7 @@ class Flow(FlowState):
     # ---------------------------------------------------------------- the end of the exchange
 
     def _body_complete(self, t_ns: int) -> None:
+        """Report that the answer's body has ended."""
         self._tap.offer(FrameKind.RESPONSE_END, self.seq, t_ns, 0)
         self._answer_complete()
 

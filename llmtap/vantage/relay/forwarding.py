@@ -25,6 +25,7 @@ class ForwardingThread:
         self._timebase = timebase
         self.forwarder: Any = native.compiled.Forwarder(timebase.lag, HAND_OVER_READS)
         self._fd: int = self.forwarder.fileno()
+        """Descriptor that is readable when the thread has events."""
         self.forwarder.set_clock(timebase.offset_ns, timebase.since_ns)
         timebase.on_sample = self.forwarder.set_clock
         tap.source = self.forwarder
@@ -32,6 +33,7 @@ class ForwardingThread:
         loop.add_reader(self._fd, self._on_signal)
 
     def _on_signal(self) -> None:
+        """Take back the connections that the thread has returned, and collect its frames."""
         loans = self.forwarder.take_returned()
         self._tap.collect()
         for loan in loans:

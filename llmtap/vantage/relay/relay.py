@@ -67,6 +67,7 @@ class _UpstreamCheck:
     def __init__(self, origin: Origin, pool: Pool) -> None:
         self.url = f"{'https' if origin.tls else 'http'}://{origin.authority.decode()}"
         self.pool = pool
+        """Pool of the upstream's connections, which the check uses to connect."""
         pool.on_change = self._on_change
 
     def start_check(self) -> None:
@@ -117,7 +118,8 @@ class Relay:
             lag = make_lag_meter(KERNEL_FLOOR_NS)
         else:
             lag = make_lag_meter(PROBE_GRAIN_NS, blind_ns=PROBE_NS + PROBE_GRAIN_NS, turns=2)
-        self._stamped = keep_stamps_on() if options.clock == "kernel" else None
+        self._stamp_socket = keep_stamps_on() if options.clock == "kernel" else None
+        """Socket that keeps the kernel's timestamps switched on; None: they are not used."""
         self.reporter = reporter = Reporter(
             loop,
             tap_path,
@@ -130,15 +132,20 @@ class Relay:
             live_counts=self._live_counts,
             on_word=self._on_word,
         )
+        """Channel to the meter, with the counts of this process."""
         self.tap = reporter.tap
         self._pools: list[Pool] = []
+        """Pools of connections to each upstream."""
         self._checks: list[_UpstreamCheck] = []
+        """One check of each upstream."""
         origin = parse_origin(options.upstream, "relay.upstream")
         route = self._route_to(origin, options.upstream_server_name)
         self.pool = route.pool
         self.context = RelayContext(loop, options, reporter, route)
         self.forwarding: ForwardingThread | None = None
+        """Thread that forwards long bodies; None: not compiled, or not wanted."""
         self._briefing = asyncio.Event()
+        """Set when the meter has sent the state of the experiment, so that requests can be accepted."""
         if experiment is not None:
             arm_routes = {
                 arm.name: self._route_to(parse_origin(arm.upstream, f"experiment.arms[{i}].upstream"))
@@ -156,11 +163,13 @@ class Relay:
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained = asyncio.Event()
+        """Set when no exchange is under way, or when the drain must end."""
         self.failure: asyncio.Future[None] = loop.create_future()
         """Future that is done if a task fails on which all connections depend; the relay then ends."""
 
     @property
     def flows(self) -> Iterable[Any]:
+        """Exchanges that have not ended."""
         return self.reporter.arrivals.keys()
 
     def _route_to(self, origin: Origin, server_name: str | None = None) -> Route:
@@ -387,8 +396,8 @@ class Relay:
             self.forwarding.close()
         for pool in self._pools:
             pool.close()
-        if self._stamped is not None:
-            self._stamped.close()
+        if self._stamp_socket is not None:
+            self._stamp_socket.close()
         self.tap.status(self.reporter.status())
         await self.tap.drain(2.0)
         self.tap.close()

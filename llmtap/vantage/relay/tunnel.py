@@ -22,8 +22,11 @@ class _Direction:
         self._tunnel = tunnel
         self._kind = kind
         self.source = source
+        """Stream from which the bytes are read."""
         self.sink = sink
+        """Stream to which the bytes are written."""
         self.ended = False
+        """Whether the source has sent its end."""
         self.end_forwarded = False
         """Whether the sink has received all bytes and the end."""
 
@@ -49,6 +52,7 @@ class _Direction:
         self._tunnel.on_end_forwarded(self)
 
     def sink_drained(self) -> None:
+        """Continue after the sink has taken all bytes."""
         if self.ended:
             self.forward_end()
         else:
@@ -78,6 +82,7 @@ class Tunnel:
         on_end: Callable[[Outcome, str | None], None],
     ) -> None:
         self.on_forwarded = on_forwarded
+        """Called with the bytes that one side sent, after they were forwarded."""
         self._on_end = on_end
         self._client = client
         self._upstream = upstream

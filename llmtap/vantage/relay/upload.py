@@ -59,6 +59,7 @@ class RelayContext:
         self.route = route
         self.makes_request_ids = options.request_id == "make"
         self.adds_fields = self.makes_request_ids or options.forwarded_for or options.via
+        """Whether the relay adds header fields to requests."""
         self.router: ExperimentRouter | None = None
         self.forwarder: Any = None
         """The compiled Forwarder (forwarding thread); None: the event loop forwards all bodies."""
@@ -66,6 +67,7 @@ class RelayContext:
         self.last_request_ns = 0
         """Time in ns for which an idle client connection can send one more request while the relay drains."""
         self._warned_ns: dict[str, int] = {}
+        """By kind of warning: time of the latest one, to limit their number."""
 
     def refuse(self, limit: str) -> None:
         """Count a request or connection that was refused because of a limit."""
@@ -92,9 +94,17 @@ class ExchangeClient(Protocol):
     address: bytes
     is_11: bool  # whether the request is HTTP/1.1, and not 1.0
 
-    def request_complete(self) -> None: ...
-    def hand_over(self) -> bytes: ...
-    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None: ...
+    def request_complete(self) -> None:
+        """Record that the current request has been read to its end."""
+        ...
+
+    def hand_over(self) -> bytes:
+        """Become a tunnel, and return the bytes that the client has already sent into it."""
+        ...
+
+    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
+        """Continue after the end of an exchange: read the next request, or close the connection."""
+        ...
 
 
 class UploadOwner(Waiter, Protocol):
@@ -108,31 +118,19 @@ class UploadOwner(Waiter, Protocol):
     finishing: bool  # whether the answer is complete, but the client's socket has not taken all of it
     reads_on: bool  # whether the rest of the request is still read after an error answer
 
-    def client_drained(self) -> None: ...
+    def client_drained(self) -> None:
+        """Continue after the client's socket has taken all bytes."""
+        ...
+
     def fail(
         self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
-    ) -> None: ...
+    ) -> None:
+        """End the exchange with an error response, or cut a response that has begun."""
+        ...
 
 
 class Upload:
-    """One request on its way to the upstream.
-
-    Attributes:
-        upstream: connection to which the request is sent; None before and after.
-        reused: whether `upstream` was kept alive from an earlier request.
-        repeatable_request: the whole request, as long as it can be sent again; b"": it must not be.
-        assignment: arm of an experiment; None without an experiment.
-        broken: whether the upstream's socket takes no more of the request.
-        end_ns: time of the read with the request's last byte; 0 before.
-        request_bytes: number of bytes read from the client for this request, or up to the end of its tunnel.
-        upgrade: whether the request asks for a WebSocket, and the options allow it.
-        connect_ns: duration of connecting; None with a kept-alive connection.
-        connected_ns: time when the new connection was ready; None with a kept-alive connection.
-        send_ns: duration of the last send to the upstream, which is the error of the time of submission.
-        send_wait_ns: total time in which the upstream's socket did not take bytes of the request.
-        has_exact_stamps: whether the kernel stamped all bytes of the answer; False until the upstream's
-            connection is released.
-    """
+    """One request on its way to the upstream."""
 
     __slots__ = (
         "_client",
@@ -173,26 +171,43 @@ class Upload:
         self._stream = stream  # stream of the client
         self._route = context.route
         self.assignment: Assignment | None = None
+        """Arm of an experiment; None without an experiment."""
         self._scanner: BodyScanner | None = None
         self._connect_attempt: Attempt | None = None
         self._waiting_data = b""  # request bytes that wait for a connection or an assignment
         self._is_detached = False  # whether the exchange has ended
         self._maybe_sent = False  # whether the upstream has possibly received a part of the request
         self._target = b""
+        """Target of the request line, for a hint about a wrong path."""
         self._made_request_id = b""
+        """Request id that the relay added; empty: the client sent one."""
         self.upgrade = False
+        """Whether the request asks for a WebSocket, and the options allow it."""
         self.upstream: Stream | None = None
+        """Connection to which the request is sent; None before and after."""
         self.reused = False
+        """Whether `upstream` was kept alive from an earlier request."""
         self.repeatable_request = b""
+        """The whole request, as long as it can be sent again; b"": it must not be."""
         self.broken = False
+        """Whether the upstream's socket takes no more of the request."""
         self.end_ns = 0
+        """Time of the read with the request's last byte; 0 before."""
         self.request_bytes = 0
+        """Number of bytes read from the client for this request, or up to the end of its tunnel."""
         self.connect_ns: int | None = None
+        """Duration of connecting; None with a kept-alive connection."""
         self.connected_ns: int | None = None
+        """Time when the new connection was ready; None with a kept-alive connection."""
         self.send_ns = 0
+        """Duration of the last send to the upstream, which is the error of the time of submission."""
         self.send_wait_ns = 0
+        """Total time in which the upstream's socket did not take bytes of the request."""
         self.has_exact_stamps = False
+        """Whether the kernel stamped all bytes of the answer; False until the upstream's connection is
+        released."""
         self._send_began_ns = 0
+        """Time at which the latest send to the upstream began."""
         self.retries = 0
 
     # ---------------------------------------------------------------- read the request from the client
@@ -255,6 +270,7 @@ class Upload:
         t_ns: int,
         skipped: bool,
     ) -> bytes:
+        """Begin an exchange whose request has arrived completely. Return the bytes after it."""
         flow, tap = self._flow, self._context.tap
         whole, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
         self.request_bytes = end
@@ -355,6 +371,7 @@ class Upload:
         self._context.loop.call_soon(self._settle_without_memory)
 
     def _settle_without_memory(self) -> None:
+        """Forward a held request without its arm, because another request needs the memory."""
         holds = self.assignment is not None and self.assignment.holds_body
         if holds and not self._is_detached and not self._flow.over:
             self._forward_held()
@@ -362,6 +379,7 @@ class Upload:
     # ---------------------------------------------------------------- send the request to the upstream
 
     def _head_lines(self, head: RequestHead) -> bytes:
+        """Return the request head for the upstream."""
         route, context = self._route, self._context
         self._target = head.target
         extra: Headers = []
@@ -384,6 +402,7 @@ class Upload:
         self._send(request)
 
     def _send(self, data: bytes) -> None:
+        """Write a part of the request to the upstream; retry on another connection if that is safe."""
         upstream = self.upstream
         assert upstream is not None
         submit_ns = mono_ns()
@@ -427,6 +446,7 @@ class Upload:
             self._stream.resume()
 
     def _connect_for(self, request: bytes) -> None:
+        """Connect to the upstream; `request` is sent when this succeeds."""
         self._waiting_data = request
         if not self.end_ns:
             self._stream.pause()
@@ -519,6 +539,7 @@ class Upload:
             upstream.close()
 
     def _release_upstream(self) -> Stream | None:
+        """Return the connection to the upstream, which this object no longer uses."""
         upstream, self.upstream = self.upstream, None
         if upstream is not None and not self._is_detached:
             self.has_exact_stamps = upstream.stamped_since(self._flow.arrival_ns)

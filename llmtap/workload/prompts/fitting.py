@@ -34,9 +34,12 @@ BATCH_ROWS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
+    """A prompt with its number of tokens."""
+
     text: str
     tokens: int
     wanted_tokens: int
+    """Number of tokens that the prompt should have."""
     method: str
     """Method of counting the tokens, see `TokenCounter.method`."""
 
@@ -52,6 +55,8 @@ class FittedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
+    """Wanted length of a prompt, and the function that makes it."""
+
     tokens: int
     """Number of tokens that the prompt should have."""
     make: Callable[[int], Prompt]
@@ -72,13 +77,18 @@ def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fi
 
 
 class _Search:
+    """Search of the number of words that gives a prompt the wanted number of tokens."""
+
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
+        """What the prompt should be."""
         self._words = self._atoms = 0
+        """Number of words and of atoms (short words that fill the rest) of the present prompt."""
         self.prompt = Prompt()
         self._tokens_by_size: dict[tuple[int, int], int] = {}
         """Counted tokens by the number of words and atoms (filling words)."""
         self._best_prompt: tuple[Prompt, int] | None = None
+        """Prompt whose length is nearest to the wanted one, with its number of tokens."""
         self._longest_too_short: tuple[int, int, int] | None = None
         """Words, atoms and tokens of the longest prompt that is too short."""
 
@@ -112,6 +122,7 @@ class _Search:
         return self._set_size(words, atoms + self._draft.tokens - tokens)
 
     def _set_size(self, words: int, atoms: int) -> bool:
+        """Make the prompt of another size. Return False if this size was already tried."""
         words = max(1, words)
         if (words, atoms) in self._tokens_by_size:
             return False
@@ -176,6 +187,7 @@ class RowPrompts:
         self._system = system
         self._tokens_before, behind = counter.overhead(Prompt(system=system))
         self._overhead = self._tokens_before + behind
+        """Number of tokens that the chat template and the system prompt add."""
 
     def prompt(self, row: int) -> Prompt:
         return self.prompts([row])[0][0]
@@ -184,6 +196,7 @@ class RowPrompts:
         return fit([self._draft(row) for row in rows], self._counter)
 
     def _draft(self, row: int) -> Draft:
+        """Return what is needed to fit the length of a row's prompt."""
         text_of, key_of, before, system = (
             self._counter.words.text,
             self._rows.key,
@@ -218,6 +231,7 @@ class ElasticPrompts:
         return self.prompts([row])[0][0]
 
     def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, FittedPrompt]]:
+        """Return the prompts of rows, with their numbers of tokens."""
         prompts_: dict[int, tuple[Prompt, FittedPrompt]] = {}
         makers: dict[int, _PromptMaker] = {}
         drafts: list[Draft] = []
@@ -245,6 +259,7 @@ class _PromptMaker:
         self._source = source
         self._row = row
         self.words = 0
+        """Number of words of the latest prompt."""
         self.prompt = Prompt()
 
     def make(self, words: int) -> Prompt:
@@ -255,6 +270,7 @@ class _PromptMaker:
 
 
 def _prompt_shape(prompt: Prompt) -> tuple[bool, int]:
+    """Return what the number of extra tokens (of a chat template) depends on."""
     return bool(prompt.system), len(prompt.history)
 
 
@@ -265,7 +281,7 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
     def cut(text: str, tokens: int) -> tuple[str, int]:
         return cut_text(tokenizer, text, tokens)
 
-    def fitted(made: Callable[[int], str], tokens: int) -> str:
+    def fit_text(made: Callable[[int], str], tokens: int) -> str:
         size = tokens + tokens // 16 + 4
         best, count = cut(made(size), tokens)
         if count < tokens:
@@ -276,4 +292,4 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
                 best = again
         return best
 
-    return fitted
+    return fit_text

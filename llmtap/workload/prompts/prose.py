@@ -84,6 +84,8 @@ def _tokens_of(piece: str) -> int:
 
 
 class ProseWords:
+    """Writes random words."""
+
     def text(self, tokens: int, key: str, topic: str) -> str:
         return prose(tokens, key)
 
@@ -181,6 +183,7 @@ class _Names(dict[str, str]):
     def __init__(self, chance: random.Random, language: str) -> None:
         super().__init__(_TYPES if language == "typescript" else dict.fromkeys(_TYPES, ""))
         self._chance = chance
+        """Random generator."""
         self._uses_snake_case = language == "python"
 
     def __missing__(self, field: str) -> str:

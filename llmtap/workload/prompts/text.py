@@ -85,6 +85,7 @@ class NumberedBytes:
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
         self._offset = int.from_bytes(shake_128(b"llmtap text " + self._seed).digest(NAME_BYTES))
+        """Number that is added to each name, so that seeds have different names."""
 
     def block(self, number: int, tokens: int) -> bytes:
         """Return the bytes of a block id (signed or unsigned 64-bit)."""
@@ -95,6 +96,7 @@ class NumberedBytes:
         return self._bytes(number << 1 | 1, tokens)
 
     def _bytes(self, x: int, tokens: int) -> bytes:
+        """Return random bytes, one for each token; the first ones differ for every `x`."""
         name = ((x * _NAME_FACTOR + self._offset) % _NAMES).to_bytes(NAME_BYTES, "little")
         if tokens <= NAME_BYTES:
             return name[: max(0, tokens)]
@@ -107,6 +109,7 @@ class RowText:
     def __init__(self, requests: Requests, seed: int = 0) -> None:
         self._requests = requests
         self._numbers = NumberedBytes(seed)
+        """Makes the bytes that select words."""
 
     def key(self, row: int, tokens: int, before: int = 0) -> bytes:
         """Return `tokens` bytes of a row, one for each word.
@@ -227,6 +230,7 @@ def count_tokens(text: str) -> int:
 
 
 def token_texts(text: str) -> list[str]:
+    """Return the text of each token."""
     ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
     return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 

@@ -37,18 +37,24 @@ class Tokenizer(Protocol):
     """Cuts texts into tokens, without adding special tokens of a model."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name as results show it."""
+        ...
 
     @property
     def specials(self) -> int:
         """Number of special tokens that a server adds to the text of a completion."""
         ...
 
-    def counts(self, texts: Sequence[str]) -> list[int]: ...
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text."""
+        ...
 
     def encode(self, text: str) -> Sequence[int]: ...
 
-    def decode(self, ids: Sequence[int]) -> str | None: ...
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """Return the text of tokens; None: this tokenizer has none."""
+        ...
 
     def vocabulary(self) -> Sequence[str]:
         """Plain lower-case words of the vocabulary in the order of their ids; empty if unknown."""
@@ -66,6 +72,8 @@ def open_tokenizer(text: str, place: str) -> Tokenizer:
 
 
 class OwnTokenizer:
+    """llmtap's own tokenizer, which needs no file."""
+
     name = OWN
     specials = 0
 
@@ -83,6 +91,8 @@ class OwnTokenizer:
 
 
 class _Tiktoken:
+    """Tokenizer of the package tiktoken."""
+
     specials = 0
 
     def __init__(self, name: str, encoding: Any) -> None:
@@ -102,12 +112,16 @@ class _Tiktoken:
 
 
 class _HuggingFace:
+    """Tokenizer of a tokenizer.json."""
+
     def __init__(self, path: Path, place: str) -> None:
         self.name = str(path)
         self._tokenizer = open_tokenizer_file(path, place)
         self.specials = int(self._tokenizer.num_special_tokens_to_add(False))
+        """Number of special tokens that the model's server adds to a prompt."""
         # Prefer the fast variant of `tokenizers` 0.20.1, which omits offsets and saves a third of the time.
         self._encode_all: Any = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        """Encodes many texts in one call."""
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         return [len(encoding) for encoding in self._encode_all(list(texts), add_special_tokens=False)]
@@ -202,6 +216,7 @@ class ChatTemplate:
         self._place = place
         self._template_error = jinja2.TemplateError
         self._token_texts = dict(special_tokens)
+        """Texts of the model's special tokens, which the template can use."""
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as exc:
@@ -294,10 +309,13 @@ class TokenCounter:
     ) -> None:
         """`specials`: number of tokens that the server adds. `method`: method of counting, for reports."""
         self.method = method
+        """Method of counting, for reports."""
         self.tokenizer = tokenizer
         self.words = fitting_words(tokenizer)
         self._render = render
+        """Returns the text that the server makes of a prompt."""
         self._specials = specials
+        """Number of special tokens that the server adds to a prompt."""
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]:
         counts = self.tokenizer.counts([self._render(prompt) for prompt in prompts])

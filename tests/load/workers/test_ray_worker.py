@@ -229,7 +229,7 @@ def remote() -> Iterator[ray_member.RemoteProcess]:
     one = ray_member.RemoteProcess()
     yield one
     one.kill()
-    proc, files = one._proc, [one._bodies, one._spill]
+    proc, files = one._process, [one._bodies, one._spill]
     for file in (*files, *(() if proc is None else (proc.stdin, proc.stdout))):
         if file is not None:
             file.close()

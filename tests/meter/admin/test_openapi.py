@@ -9,7 +9,7 @@ from llmtap.channel.frames import Hello
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.saved import explain, read_saved
-from llmtap.meter.admin.openapi import ROUTES, document
+from llmtap.meter.admin.openapi import ROUTES, openapi_document
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.slo import SloOptions
 from tests.meter.admin.serving import Client, admin_port, pipeline
@@ -33,7 +33,7 @@ def strict(schema: Any) -> Any:
 
 
 def complaints(value: Any, schema: dict[str, Any]) -> list[str]:
-    whole = strict({**schema, "components": document()["components"]})
+    whole = strict({**schema, "components": openapi_document()["components"]})
     found = Draft202012Validator(whole).iter_errors(value)
     return sorted(f"{'.'.join(map(str, e.absolute_path))}: {e.message[:300]}" for e in found)
 
@@ -59,7 +59,7 @@ def fill(tally: ExchangePipeline) -> None:
 
 
 def test_the_document_is_openapi_with_valid_schemas_and_references() -> None:
-    result = document(token=True)
+    result = openapi_document(token=True)
     assert result["openapi"] == "3.1.0"
     schemas = result["components"]["schemas"]
     for schema in schemas.values():
@@ -92,7 +92,7 @@ async def test_every_route_is_in_the_document_and_nothing_else() -> None:
         }
         assert served == {(route.method, route.path) for route in ROUTES}
         async with client.get("/api/v1/openapi.json") as answer:
-            assert await answer.json() == json.loads(json.dumps(document()))
+            assert await answer.json() == json.loads(json.dumps(openapi_document()))
 
 
 async def test_real_answers_are_as_the_document_says() -> None:

@@ -176,6 +176,7 @@ class Each(msgspec.Struct, frozen=True):
 
     key: str | None = None
     equal: bool = True
+    """Whether elements must have the value, instead of not having it."""
     value: Any = None
 
 

@@ -32,6 +32,7 @@ class TextsSoFar:
 
     def __init__(self) -> None:
         self._marks: dict[tuple[int, EventClass], tuple[int, int]] = {}
+        """By choice and class: length and hash of the text so far."""
 
     def new_part(self, index: int, kind: EventClass, text: str) -> str:
         """Return the part of a text after the text so far; the whole text if it does not begin with it."""
@@ -49,6 +50,7 @@ class Findings(msgspec.Struct, gc=False):
     """Values that were found in one event, or in one whole body."""
 
     so_far: TextsSoFar | None = None
+    """Texts of earlier events, for texts that repeat them."""
     root: Any = None
     """Object or list in which the paths of the rule begin."""
     values: Values = {}
@@ -66,16 +68,21 @@ class Findings(msgspec.Struct, gc=False):
     ends: int = 0
     """Number of values of `Rule.done` that the event has."""
     pieces: list[shapes.Piece] = []
+    """Class and text of each output."""
     choices: dict[int, None] = {}
+    """Choices with output, as the keys of a dict, which keep their order."""
     beside: list[EventClass] = []
     """Classes of the event in addition to those of its pieces."""
     tokens: int = 0
     source: TokenSource = TokenSource.NONE
+    """Source of `tokens`."""
     counts: list[UsageCounts] = []
     usage: Any = None
     total: Any = None
+    """Total number of tokens that a count says; used if the parts are missing."""
     reason: str | None = None
     signal: str = "finish_reason"
+    """Path of the finish reason, for verdicts."""
     verdict: Verdict | None = None
     error: Any = None
     times: tuple[ServerTime, ...] = ()
@@ -109,12 +116,14 @@ def add_text(kind: EventClass, cumulative: bool, value: Any, findings: Findings,
 
 
 def add_payload(kind: EventClass, value: Any, findings: Findings, index: int) -> None:
+    """Add an output that is no text, such as audio."""
     if value:
         findings.pieces.append((kind, ""))
         findings.choices[index] = None
 
 
 def count_end(wanted: Any, value: Any, findings: Findings, index: int) -> None:
+    """Count a value that marks the end of the answer."""
     findings.ends += equal(value, wanted)
 
 
@@ -141,6 +150,7 @@ def store_value(key: str, rank: int, value: Any, findings: Findings, index: int)
 
 
 def store_choice_value(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
+    """Keep the value of a choice from the path that is listed first."""
     values = findings.choice_values.setdefault(index, {})
     if rank < values.get(key, NO_VALUE)[0]:
         values[key] = rank, value

@@ -22,7 +22,9 @@ class Place:
         self.visits: list[Visit] = []
         """Functions that use a value in this place."""
         self.members: dict[str, Place] = {}
+        """By name of a member: place inside it."""
         self.elements: dict[str, tuple[Each, Place]] = {}
+        """By text of a step `[...]`: the step, and the place inside each element that fits."""
         self.choice: Get | None = None
         """Function that returns the index of a choice from its value; None if no choice is in this place."""
 
@@ -54,6 +56,8 @@ class Place:
 
 
 def _visit_members(members: dict[str, Visit]) -> Visit:
+    """Return a function that passes each member of an object to the function for its name."""
+
     def visit(value: Any, findings: Findings, index: int) -> None:
         if type(value) is dict and not has_other_speaker(value):
             for name, member in value.items():
@@ -64,6 +68,7 @@ def _visit_members(members: dict[str, Visit]) -> Visit:
 
 
 def _visit_elements(elements: Iterable[tuple[Each, Place]]) -> Visit:
+    """Return a function that reads the elements of a list whose conditions hold."""
     tests = [(each.key, each.value, each.equal, place.choice, place.compile()) for each, place in elements]
 
     def visit(value: Any, findings: Findings, index: int) -> None:

@@ -46,6 +46,7 @@ class TableDialect:
         self.table = table
         self.name = table.name
         self.end_certain = table.end_certain
+        """Whether every complete answer has an end mark."""
         paths_of = [as_texts(getattr(table.counts, key)) for key in Counts.__struct_fields__]
         plain = [bool(paths) and parse_path(paths[0]) == (paths[0],) for paths in paths_of]
         self.counts = [
@@ -54,11 +55,16 @@ class TableDialect:
         """For each count: its member in the usage; None if its first path is not a single member."""
         others = (follow_first(paths[is_member:]) for paths, is_member in zip(paths_of, plain, strict=True))
         self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
+        """Paths of counts that differ from OpenAI's, with their order in the table."""
         self.count_paths = count_paths(table)
+        """Paths of the token counts in the table."""
         ends = (".*".join(map(re.escape, end.split("*"))) for end in as_texts(table.paths))
         self._match_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
+        """Matches the paths of requests that can have such answers."""
         self._name_of = follow_first(table.match)
+        """Returns the name of an event from its JSON; None: the `event:` line names it."""
         self.message_id = follow_first(table.message)
+        """Returns the id of the message to which an event belongs; None: there are no ids."""
         marks = (Rule(event=names, event_class=mark) for mark, names in table.events.items())
         rules = [CompiledRule(rule, table) for rule in (*table.rules, *marks)]
         self._other_rules = [
@@ -69,6 +75,7 @@ class TableDialect:
         self._rules_by_name = {
             name: [*(rule for rule in rules if name in rule.names), *self._more_rules(name)] for name in names
         }
+        """By name of an event: rules that can fit it."""
         paths = [path for rule in table.rules for _, path in rule_paths(rule)]
         paths += (*as_texts(table.match), *as_texts(table.model), *self.count_paths, *as_texts(table.message))
         starts = [step for path in paths for step in parse_path(path)[:1] if isinstance(step, str)]
@@ -135,6 +142,7 @@ class TableDialect:
         return name, root
 
     def _more_rules(self, name: str) -> list[CompiledRule]:
+        """Return the rules whose event name ends with `*` and fits."""
         return [rule for start, rule in self._other_rules if name.startswith(start)]
 
     def find_rule(self, root: Any, event_name: bytes | None) -> tuple[CompiledRule | None, Any]:
@@ -172,12 +180,15 @@ class TableReader(shapes.ObjectReader):
         self._streamed = False
         """Whether a rule without `repeats` has read output, so that rules with `repeats` read none."""
         self._has_answer = False
+        """Whether an event has had output other than reasoning."""
         self._lists_tokens = False
         """Whether events list their tokens: then ignore the running count, which ends one too high."""
         self._running_count = openai_shapes.RunningCount()
         self._messages = MessageSpeakers()
         self._sample: Sample | None = None
+        """Event of which similar events differ only in their text, so are read fast."""
         self._samples_left = SAMPLES_MAX
+        """How many samples may still be made."""
         self._texts_so_far = TextsSoFar()
 
     @property
@@ -237,6 +248,7 @@ class TableReader(shapes.ObjectReader):
         return delta
 
     def _read_with(self, rule: CompiledRule, root: Any) -> tuple[Findings, Delta]:
+        """Read an event with the rule that fits it."""
         findings = Findings(self._texts_so_far)
         if self._dialect.message_id is not None and type(root) is dict:
             role = role_of(root) if rule.role is None else rule.role(root)

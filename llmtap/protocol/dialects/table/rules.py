@@ -28,20 +28,27 @@ _CALLS: Final = frozenset(("call", "tool_call"))
 
 
 class CompiledRule:
+    """A rule of a table in the form in which events are read."""
+
     def __init__(self, rule: Rule, table: DialectTable) -> None:
         self.rule = rule
         conditions = {**dict.fromkeys(as_texts(rule.has)), **rule.where}
         self.conditions = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
         """For each condition: a function that gets a value, and the value wanted (None: any value)."""
         self.names = as_texts(rule.event)
+        """Names of events that the rule fits; empty: all."""
         self.reads_error = bool(rule.error)
+        """Whether the rule reads errors, so that it also fits events with an error."""
         self.reads_data = bool(self.names) and any("." in as_texts(getattr(rule, key)) for key in OUTPUTS)
         """Whether the whole data of the event, which then is no object, is output."""
         self.has_conditions = bool(rule.event or rule.has or rule.where)
+        """Whether the rule fits only some events."""
         self.end_count = len(rule.done)
         """Number of values that an event must have to end the stream; 0 if it cannot end it."""
         self.times = tuple(timed_paths(rule))
+        """Paths of durations, with their names and units."""
         self.role = follow_first(rule.role) if rule.role else None
+        """Returns the speaker; None: the rule has no path of it."""
         outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
         self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
         """Class of the event in addition to the classes of its output; None if there is none."""
@@ -58,11 +65,15 @@ class CompiledRule:
         choice = parse_path(rule.choice) if rule.choice is not None else ()
         lead = next((i for i in range(len(choice), 0, -1) if isinstance(choice[i - 1], Each)), 0)
         self.choice_index = follow(choice) if choice and not lead else None
+        """Returns the index of the choice; None: the rule has no path of it."""
         if lead:
             places.place_at(choice[:lead]).choice = follow(choice[lead:])
         self.visit = places.compile()
+        """Function that collects the values of an event into `Findings`."""
         self.repeats = rule.repeats
+        """Whether the rule's output repeats that of other rules."""
         self.usage_member = _usage_member(rule, table)
+        """Top-level member with the usage; None: it is elsewhere."""
         self.has_evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
         """Whether the rule reads output, usage, a verdict or the end, which is evidence for the dialect."""
         self.has_meaning = self.has_evidence or self.mark not in (EventClass.METADATA, EventClass.KEEPALIVE)

@@ -33,8 +33,10 @@ class Sample(msgspec.Struct, gc=False):
     absent_members: frozenset[str]
     """Names of members that the dialect reads, and that the sample does not have."""
     kind: EventClass
+    """Class of the text."""
     choices: tuple[int, ...]
     usage_member: str | None
+    """Member that has the usage; None: the event has none."""
 
     def take_text(self, root: JsonObject) -> str:
         """Return the text of an event that is equal to the sample except for text and usage, and remove the
