@@ -119,7 +119,7 @@ class Recorder:
         self._clock = clock
         self._info = info
         self._salt = salt
-        self._store = Store(options, info, clock)
+        self._store = Store(options, info, clock, continues=waits and not after)
         self._hasher: BlockHasher | None = None
         if options.level != "none":
             size = info.block_size
