@@ -142,11 +142,12 @@ class Interventions:
             if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
                 self._blocking_signal = _Signal(verdict, event, tokens_before)
 
-    def add_error(self, error_type: str, event: int, tokens_before: int) -> None:
+    def add_error(self, names: Iterable[str | None], event: int, tokens_before: int) -> None:
         """Add an error of the event with this index: a verdict, if the operator named its type or code."""
-        if error_type.lower() in self._error_types:
-            verdict = Verdict("error.type", None, "blocked", value=error_type)
-            self.add(verdict, event, tokens_before)
+        for name in names:
+            if name is not None and name.lower() in self._error_types:
+                self.add(Verdict("error.type", None, "blocked", value=name), event, tokens_before)
+                return
 
     def read(self, text: str) -> None:
         """Add a text of the answer to its opening; judge the opening as soon as it is long enough."""

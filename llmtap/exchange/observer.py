@@ -783,7 +783,8 @@ class Observer:
         if delta.error_type is not None:
             # Keep one character too many, so that is_word() rejects a longer text.
             self._error_type = delta.error_type[: WORD_CHARS_MAX + 1]
-            self._interventions.add_error(self._error_type, self._event_count, self._tokens.so_far)
+            names = (delta.error_type, delta.error_type_beside_code)
+            self._interventions.add_error(names, self._event_count, self._tokens.so_far)
         if delta.done:
             self._has_end_marker = True
         if delta.retry:

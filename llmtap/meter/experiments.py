@@ -676,9 +676,13 @@ def _experiment_result(
         )
         for name, arm in others.items()
     }
+    cautions = list(_cautions(e.control, arms))
+    misleading = {(one["arm"], metric) for one in cautions for metric in BURST_SENSITIVE}
     findings: list[dict[str, object]] = []
     for arm_name, by_metric in differences.items():
         for metric, statistics in by_metric.items():
+            if (arm_name, metric) in misleading:
+                continue
             for difference in statistics.values():
                 p = difference.get("p")
                 if isinstance(p, float) and p <= e.alpha / comparisons:
@@ -694,7 +698,7 @@ def _experiment_result(
         # Number of tests, by which alpha is divided (Bonferroni): of many p-values, some are small by chance.
         "comparisons": comparisons,
         "findings": findings,
-        "cautions": list(_cautions(e.control, arms)),
+        "cautions": cautions,
         "warnings": list(_warnings(e, arms)),
         "sample_ratio": {
             "units": units,

@@ -6,13 +6,15 @@ not have the configuration: the control is the arm whose requests were not chang
 are unknown. So the sample ratio is not tested, and differences of shares have an interval but no p.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.channel.experiment import ARMS_MAX, OWN_HEADER, Arm, ExperimentOptions, resolve
+from llmtap.channel.experiment import ARMS_MAX, NO_ROOM, OWN_HEADER, Arm, ExperimentOptions, resolve
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.sinks import SeriesKey
@@ -23,12 +25,23 @@ from llmtap.metrics.latency import measure
 from llmtap.metrics.statistics import Interval
 from llmtap.units import NS_PER_S
 
-COLUMNS: Final = ("arm", "unit", "route")
+COLUMNS: Final = ("arm", "unit", "route", "arrival_ns", "excluded")
 UNITS_CHECKED_MAX: Final = 100_000
 """Maximum number of units that are searched for a unit with two rows or two arms. If no unit has two rows,
 the unit of the experiment is the request: of this many conversations, some would have two requests."""
 _UNCERTAINTY_NS_MIN: Final = 1_000_000
 """Smaller uncertainties of times are not reported."""
+_TICK_NS: Final = 10 * NS_PER_S
+"""Resolution of the times at which the shares of the arms are compared."""
+_BLOCKS_MAX: Final = 10
+_BLOCK_ROWS_MIN: Final = 10
+"""Minimum mean number of requests of the smallest arm in a block of time."""
+_SHARES_Z_MAX: Final = 6.0
+"""Limit of the test whether each arm has the same share at all times: one false alarm in 1e9 captures."""
+_MIXED_TIMES: Final = (
+    "Each arm then has another part of the traffic of each time, so a difference may come from the time."
+    " /api/v1/experiment compares each stage by itself."
+)
 _CONTROL_NAMES: Final = ("control", "baseline")
 _NO_SERIES: Final = SeriesKey("", "")
 
@@ -37,10 +50,18 @@ class RecordedExperiment:
     """Experiment of a capture: its arms, and the exchanges of each.
 
     `routes`: by name of the arm, whether any of its requests was changed. `single`: whether each request is
-    a unit of its own. `moved_units`: number of units that are in several arms, which a warning reports.
+    a unit of its own. `moved_units`: number of units that are in several arms, and `shares`: arm whose share
+    changes over time, with its smallest and largest share, if there is one; warnings report both.
     """
 
-    def __init__(self, routes: Mapping[str, bool], *, single: bool, moved_units: int) -> None:
+    def __init__(
+        self,
+        routes: Mapping[str, bool],
+        *,
+        single: bool,
+        moved_units: int,
+        shares: tuple[str, float, float] | None = None,
+    ) -> None:
         names = sorted(routes)
         unchanged = [name for name in names if not routes[name]]
         candidates = unchanged or names
@@ -62,6 +83,8 @@ class RecordedExperiment:
         self._experiments = Experiments(experiment, SystemClock(), shares_known=False)
         self._moved_units = moved_units
         """Number of units with requests in more than one arm."""
+        self._shares = shares
+        """Arm whose share of the requests changed, with its smallest and largest share; None: no such arm."""
         self._uncertainties_ns = Histogram()
 
     @classmethod
@@ -70,9 +93,11 @@ class RecordedExperiment:
         routes: dict[str, bool] = {}
         units: set[str] = set()
         assignments: set[tuple[str, str]] = set()
+        ticks: dict[int, Counter[str]] = {}
         rows = 0
         for batch in batches:
             batch = batch.filter(pc.is_valid(batch.column("arm")))
+            _count_arms(batch, ticks)
             table = pa.Table.from_batches([batch.select(["arm", "route"])])
             for pair in table.group_by(["arm", "route"]).aggregate([]).to_pylist():
                 routes[pair["arm"]] = routes.get(pair["arm"], False) or pair["route"] is not None
@@ -83,7 +108,10 @@ class RecordedExperiment:
                 rows += batch.num_rows
         if not 2 <= len(routes) <= ARMS_MAX:
             return None
-        return cls(routes, single=len(units) == rows, moved_units=len(assignments) - len(units))
+        single = len(units) == rows
+        # Requests of one unit are all in one arm, so their shares change by chance.
+        shares = _changed_share(ticks) if single else None
+        return cls(routes, single=single, moved_units=len(assignments) - len(units), shares=shares)
 
     def add(self, x: Exchange, reader: Benefit) -> None:
         if x.arm is not None and x.unit is not None:
@@ -116,12 +144,17 @@ class RecordedExperiment:
         return least_ns if least_ns >= _UNCERTAINTY_NS_MIN else 0
 
     def _warnings(self) -> Iterator[str]:
-        """Yield a sentence if units changed their arm, and one if times are uncertain."""
+        """Yield a sentence if units or shares of arms changed, and one if times are uncertain."""
         if self._moved_units:
             yield (
                 f"{self._moved_units:,} units are in more than one arm: this capture has several stages of a"
-                " ramp, or several experiments. Each arm then has another part of the traffic of each time,"
-                " so a difference may come from the time. /api/v1/experiment compares each stage by itself."
+                f" ramp, or several experiments. {_MIXED_TIMES}"
+            )
+        elif self._shares is not None:
+            arm, low, high = self._shares
+            yield (
+                f"{arm} has between {low:.1%} and {high:.1%} of the requests at different times: this capture"
+                f" has several stages of a ramp, or several experiments. {_MIXED_TIMES}"
             )
         mean_ns = self._uncertainties_ns.mean or 0
         if self._least_uncertainty_ns:
@@ -136,6 +169,48 @@ class RecordedExperiment:
                 f" {(self._uncertainties_ns.max or 0) / 1e6:,.0f} ms. The intervals do not include that: a"
                 " difference of means may be wrong by the average, and one of high percentiles by more."
             )
+
+
+def _count_arms(batch: pa.RecordBatch, ticks: dict[int, Counter[str]]) -> None:
+    """Count the requests of each arm by the tick of their arrival."""
+    assigned = batch.filter(pc.fill_null(pc.not_equal(batch.column("excluded"), NO_ROOM), True))
+    ticks_of = pc.divide(assigned.column("arrival_ns").cast(pa.int64()), _TICK_NS)
+    table = pa.table({"tick": ticks_of, "arm": assigned.column("arm")})
+    for row in table.group_by(["tick", "arm"]).aggregate([([], "count_all")]).to_pylist():
+        ticks.setdefault(row["tick"], Counter())[row["arm"]] += row["count_all"]
+
+
+def _changed_share(ticks: Mapping[int, Counter[str]]) -> tuple[str, float, float] | None:
+    """Return the arm whose share changes most over time, with its smallest and largest share.
+
+    None if the shares change as by chance (chi-square test of homogeneity, approximated by Wilson-Hilferty).
+    """
+    total = sum(ticks.values(), Counter[str]())
+    if len(total) < 2:
+        return None
+    rows, blocks_max = total.total(), min(_BLOCKS_MAX, min(total.values()) // _BLOCK_ROWS_MIN)
+    blocks, block = [], Counter[str]()
+    for tick in sorted(ticks):
+        block += ticks[tick]
+        if block.total() * blocks_max >= rows:
+            blocks.append(block)
+            block = Counter()
+    if block and blocks:
+        blocks[-1] += block
+    degrees = (len(blocks) - 1) * (len(total) - 1)
+    if degrees < 1:
+        return None
+    chi2 = sum(
+        (block[arm] - (expected := n * block.total() / rows)) ** 2 / expected
+        for block in blocks
+        for arm, n in total.items()
+    )
+    spread = 2 / (9 * degrees)
+    if ((chi2 / degrees) ** (1 / 3) - (1 - spread)) / math.sqrt(spread) <= _SHARES_Z_MAX:
+        return None
+    shares = {arm: sorted(block[arm] / block.total() for block in blocks) for arm in total}
+    arm = max(shares, key=lambda name: shares[name][-1] / max(shares[name][0], 1 / rows))
+    return arm, shares[arm][0], shares[arm][-1]
 
 
 def _widen(results: dict[str, Any], seconds: float) -> None:

@@ -329,7 +329,9 @@ class MeterState:
         self._pipeline.relays.absorb(saved.relays, self._clock.mono_ns())
         self._pipeline.crashes += saved.crashes
         if path.name == FILE:
-            self._pipeline.crashes += not saved.ended
+            if not saved.ended:
+                self._pipeline.crashes += 1
+                self._pipeline.windows.on_crash(saved.mono_ns + shift_ns)
             log.info("event=state_read file=%s age_s=%.1f version=%s", path, age_ns / 1e9, saved.version)
 
     async def _write(self, *, ended: bool = False) -> None:

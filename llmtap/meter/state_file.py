@@ -14,7 +14,7 @@ import msgspec
 from llmtap.errors import LlmtapError
 from llmtap.meter.relays import RelayAccount
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of the form of state files. Increase it with every change; other versions cannot be read."""
 FILE: Final = "meter.state"
 FILE_BYTES_MAX: Final = 256 << 20

@@ -22,13 +22,16 @@ DEFAULT: Final = "default"
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
 MODEL_CHARS_MAX: Final = 128
+REFUSED_PLACES_MAX: Final = 8
+"""Maximum number of names that get a place by a request that a guardrail refused with an error status."""
 
 
 class Labels:
     """Bounded sets of the tenants, models and arms that metrics name. `reserved` tenants always have a place.
 
     A name gets a place with its first `trusted` request, one that the gateway accepted. Earlier requests, and
-    names for which there is no place, are counted as `other`.
+    names for which there is no place, are counted as `other`. `refused` requests, which a guardrail refused
+    with an error status, give places to a few names: the gateway possibly did not check their names.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class Labels:
         self._models = {OTHER}
         self._series: set[tuple[str, str, str]] = set()
         """Tenant, model and arm of each series so far."""
+        self._free_refused_places = REFUSED_PLACES_MAX
+        """Number of names that refused requests can still add."""
         self._free_tenant_places = tenants_max - (len(self._tenants) - 2)
         """Number of tenants that can still get a series of their own."""
         self._models_max = models_max
@@ -45,11 +50,11 @@ class Labels:
         self.overflow = {"tenant": 0, "model": 0, "series": 0}
         """By kind of name: how often a name got no place, and was counted as `other`."""
 
-    def tenant(self, name: str, *, trusted: bool = True) -> str:
+    def tenant(self, name: str, *, trusted: bool = True, refused: bool = False) -> str:
         """Return the label value of a tenant: its name or, if it has no place, `other`."""
         if name in self._tenants:
             return name
-        if not trusted:
+        if not trusted and not (refused and self._take_refused_place()):
             return OTHER
         if self._free_tenant_places > 0:
             self._free_tenant_places -= 1
@@ -59,13 +64,21 @@ class Labels:
         return OTHER
 
     def fold(
-        self, tenant: str, model: str | None, arm: str | None = None, *, trusted: bool = True
+        self,
+        tenant: str,
+        model: str | None,
+        arm: str | None = None,
+        *,
+        trusted: bool = True,
+        refused: bool = False,
     ) -> tuple[str, str, str]:
         """Return the label values (tenant, model, arm) of an exchange. `tenant`: result of `tenant()`."""
         model = UNKNOWN if model is None else _visible_text(model)
         key = (tenant, model, arm or "")
         if key in self._series:
             return key
+        if refused and not trusted and model != UNKNOWN:
+            trusted = model in self._models or self._take_refused_place()
         if not trusted:
             return tenant, model if model == UNKNOWN else OTHER, key[2]
         return self._give_place((tenant, self.model(model), key[2]))
@@ -78,6 +91,10 @@ class Labels:
                 return OTHER
             self._models.add(name)
         return name
+
+    def _take_refused_place(self) -> bool:
+        self._free_refused_places -= 1
+        return self._free_refused_places >= 0
 
     def _give_place(self, key: tuple[str, str, str]) -> tuple[str, str, str]:
         """Give a series a place if the limit allows it. Return the label values under which it is counted."""

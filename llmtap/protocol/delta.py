@@ -181,6 +181,8 @@ class Delta(msgspec.Struct, gc=False):
     """`usage` counts the tokens so far, and was sent with output: it is not the total of the answer."""
     error_type: str | None = None
     error_message: str | None = None
+    error_type_beside_code: str | None = None
+    """The member `type` of an error whose `error_type` is its `code`."""
     tool_call: bool = False
     """The event carries the name or arguments of a call, even if TOOL_CALL is not its primary class."""
     refusal: bool = False

@@ -85,6 +85,8 @@ class Child:
         """Time limit for draining, in seconds, with which a relay was started."""
         self.settings: MeterSetup | None = None
         """Setup of a meter; None if an earlier supervisor started the meter."""
+        self.capture_id = ""
+        """Id of the capture that a meter writes."""
         self._process = process
         """The process, of asyncio or adopted after a hot restart."""
         self._stdin = stdin

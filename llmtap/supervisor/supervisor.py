@@ -169,6 +169,7 @@ class Supervisor:
         ready."""
         self._ports = Ports.take(handover_state.ports)
         self._run = handover_state.run
+        capture_id = self._run.capture_id
         self._run.follow(self._settings)
         self._tap_path = handover_state.tap_path
         for state in handover_state.children:
@@ -179,7 +180,7 @@ class Supervisor:
             elif not state.ready:  # `_restart` has killed the child, because its `ready` line would be lost
                 self._await_end(child, 0.0)
             elif state.kind == "meter":
-                self._meter = child
+                self._meter, child.capture_id = child, capture_id
             else:
                 self._relays[state.index] = child
 
@@ -315,7 +316,7 @@ class Supervisor:
             fd = ports.admin.fileno()
             setup = run.meter_setup(settings, fd, takes_over=takes_over)
             child = self._register(await Child.start("meter", "meter", 0, setup, [fd]))
-            child.settings = setup
+            child.settings, child.capture_id = setup, setup.capture_id
             run.capture_met = True
             return child
 
@@ -442,8 +443,7 @@ class Supervisor:
             self._meter = fresh.meter
             self._meter_keeper = self._run_task(self._keep_meter(fresh.meter))
             if old is not None:
-                # `settings` is None if the previous program started the meter, so its capture is unknown.
-                if old.settings is not None and old.settings.capture_id != self._run.capture_id:
+                if old.capture_id != self._run.capture_id:
                     old.write_line(CAPTURE_END_LINE)
                 old.write_line(HANDOVER_LINE + self._run.state_folder(self._settings).encode())
         relays = self._set_relays(fresh.relays)

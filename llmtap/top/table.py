@@ -186,7 +186,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     yield "smooth goodput -" if rate is None else f"smooth goodput {number(rate, 3)} tok/s ({settings})"
     yield _latency_text("uncertainty", at(summary, "uncertainties"))
     if lost := sum(at(relay, "lost") or 0 for relay in (at(summary, "relays") or {}).values()):
-        yield f"{lost:,} lost (tap_error) as a vantage died: see Tap"
+        yield f"{lost:,} lost (tap_error) when a process of llmtap died: see Tap"
     places = at(summary, "without_dialect") or []
     if places:
         n, largest = sum(place["n"] for place in places), places[0]

@@ -229,14 +229,25 @@ def _tap_lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     uncertain, limit = at(summary, "uncertain", "n"), at(summary, "uncertain", "limit")
     yield "stamps", "uncertain", count_cell(uncertain), f"exchanges above {milliseconds(limit)} ms"
     yield "loops", "lag max", ms_cell(at(summary, "window", "lag_max")), "ms; of any relay in the window"
-    for name, relay in (summary.get("relays") or {}).items():
-        for part, value, about in _relay_lines(relay):
+    relays = summary.get("relays") or {}
+    ended = [name for name, relay in relays.items() if _has_ended(relay)]
+    for name, relay in relays.items():
+        for part, value, about in () if name in ended else _relay_lines(relay):
             yield f"{at(relay, 'vantage') or 'relay'} {name}", part, value, about
+    if ended:
+        measured = sum(relays[name]["measured"] for name in ended)
+        yield "relays", "ended", count_cell(len(ended)), f"not listed; {measured:,} measured exchanges"
     for kind, n in (summary.get("meter_errors") or {}).items():
         yield "meter", f"errors: {kind}", count_cell(n), "exchanges or values not measured"
     for name, value in (summary.get("capture") or {}).items():
         if isinstance(value, int | float | str) and value != "":
             yield "capture", name, Cell(visible_text(value, TEXT_CHARS), str(value)), ""
+
+
+def _has_ended(relay: Mapping[str, Any]) -> bool:
+    """Return whether a relay ended in order, as after a reload: all its exchanges were measured."""
+    is_known = not relay.get("connected") and "opened" in relay
+    return is_known and not relay.get("lost") and not any(relay["dropped"].values())
 
 
 def _relay_lines(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:

@@ -307,6 +307,8 @@ OWN_ERROR = {"error": {"message": "no", "type": "POLICY_violation"}}
     [
         (OWN_ERROR, "http_status+type"),
         ({"error": {"message": "no", "code": "policy_violation", "type": "x"}}, "http_status+type"),
+        ({"error": {"message": "no", "code": "x", "type": "policy_violation"}}, "http_status+type"),
+        ({"error": {"message": "no", "code": 422, "type": "policy_violation"}}, "http_status+type"),
         ({"error": {"message": "no", "type": "another"}}, None),
         # The guardrails that llmtap knows keep their own sign.
         ({"error": {"message": "no", "code": "content_filter"}}, "http_status+code"),

@@ -117,6 +117,21 @@ def test_an_arm_whose_chunks_arrive_together_has_a_caution() -> None:
     assert set(out["cautions"][0]["metrics"]) <= set(METRICS)
 
 
+def test_gaps_of_an_arm_whose_chunks_arrive_together_are_no_findings() -> None:
+    """TBC, ITL and TPOT differ in both cases."""
+    for together, found in ((False, {"tpot", "tbc", "itl"}), (True, set())):
+        view = viewed()
+        for i in range(400):
+            gap_ms = 20 - 10 * (i % 2) + i % 7
+            x = streamed(*range(100, 100 + 8 * gap_ms, gap_ms))
+            if i % 2 and together:
+                x.reads = 2
+            ended(view, x, "ab"[i % 2], str(i))
+        out = results_of(view)
+        assert {one["metric"] for one in out["findings"]} & {"tpot", "tbc", "itl"} == found
+        assert out["differences"]["b"]["tpot"]["mean"]["different"]
+
+
 def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
     view = viewed()
     r = random.Random(2)

@@ -1,5 +1,6 @@
 """The arms of a capture, compared as those of a running experiment."""
 
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -139,3 +140,27 @@ def test_units_that_change_their_arm_are_warned_of() -> None:
             x.arm, x.route = "guarded", "body x"
     (warning,) = result(exchanges)["warnings"]
     assert warning.startswith("10 units are in more than one arm")
+
+
+def test_shares_that_change_over_time_are_warned_of() -> None:
+    """A ramp with a request as the unit: 2 %, 10 % and 50 %, each for a minute. No unit comes again."""
+
+    def ramp(*percents: int) -> list[Exchange]:
+        exchanges = recorded(1_800)
+        for i, x in enumerate(exchanges):
+            is_changed = i * 0x9E3779B9 % 2**32 < percents[i // 600] * 2**32 // 100
+            x.arm, x.route = ("guarded", "body x") if is_changed else ("plain", None)
+            x.arrival_wall_ns += i * 100_000_000
+        return exchanges
+
+    (warning,) = result(ramp(2, 10, 50))["warnings"]
+    found = re.match(
+        r"guarded has between ([\d.]+)% and ([\d.]+)% of the requests at different times: ", warning
+    )
+    assert found is not None
+    assert [float(share) for share in found.groups()] == pytest.approx([2, 50], abs=1)
+    assert result(ramp(10, 10, 10))["warnings"] == []
+    crowded = ramp(50, 50, 50)
+    for x in crowded[900:1_200]:
+        x.arm, x.route, x.excluded = "plain", None, "no_room"
+    assert result(crowded)["warnings"] == [], "a request without room was not assigned by its share"

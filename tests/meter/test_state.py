@@ -259,6 +259,17 @@ async def test_a_crash_loses_what_came_after_the_last_write_and_is_counted(tmp_p
     assert (await come(tmp_path, clock)).pipeline.crashes == 1, "that one ended as it should"
 
 
+async def test_rates_leave_out_the_time_that_a_crash_lost(tmp_path: Path) -> None:
+    for crash in (False, True):
+        clock = ManualClock(now_ns=1_000 * S)
+        old = await leave(tmp_path / str(crash), clock, crash=crash)
+        seconds = old.summary("1h")["window"]["seconds"]
+        clock.advance(40 * S)
+        new = await come(tmp_path / str(crash), clock)
+        after = new.summary("1h")["window"]["seconds"]
+        assert after == pytest.approx(seconds + (0 if crash else 40), abs=1)
+
+
 async def test_it_is_written_every_minute_and_when_the_experiment_is_switched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,8 +461,8 @@ GOOD_HEAD = b"llmtap state %d\n" % FORMAT
 BROKEN = [
     (b"", "the file is not a state file of llmtap"),
     (b"[relay]\n", "the file is not a state file of llmtap"),
-    (b"llmtap state 0\nxyz", "another version of llmtap wrote the file (format 0, expected 3)"),
-    (b"llmtap state 99\n", "another version of llmtap wrote the file (format 99, expected 3)"),
+    (b"llmtap state 0\nxyz", "another version of llmtap wrote the file (format 0, expected 4)"),
+    (b"llmtap state 99\n", "another version of llmtap wrote the file (format 99, expected 4)"),
     (GOOD_HEAD, "the file is damaged: its checksum is wrong"),
     (GOOD_HEAD + b"x" * 1_000, "the file is damaged: its checksum is wrong"),
 ]
@@ -808,7 +819,7 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
         answers.set()
 
 
-LAYOUT = "9d10164aa71b4c6b"
+LAYOUT = "2a336d664568a961"
 """Digest of the fields of all that a file contains."""
 
 

@@ -15,7 +15,7 @@ from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.tenants import OTHER, Labels, Tenants
+from llmtap.meter.tenants import OTHER, REFUSED_PLACES_MAX, Labels, Tenants
 from llmtap.protocol.http1 import parse_request_head
 
 KEY = "sk-live-51H8secret"
@@ -199,6 +199,22 @@ def test_a_model_takes_a_place_only_with_an_accepted_request() -> None:
     assert labels.fold("default", "real") == ("default", "real", "")
     assert labels.fold("default", "real", trusted=False) == ("default", "real", "")
     assert labels.overflow == {"tenant": 0, "model": 0, "series": 0}
+
+
+def test_requests_that_a_guardrail_refused_give_places_to_a_few_names() -> None:
+    labels = Labels(tenants_max=99, models_max=99, series_max=99)
+    assert labels.tenant("acme", trusted=False, refused=True) == "acme"
+    labels.model("known")
+    assert labels.fold("acme", "known", "guarded", trusted=False, refused=True) == (
+        "acme",
+        "known",
+        "guarded",
+    )
+    names = [f"m-{i}" for i in range(REFUSED_PLACES_MAX)]
+    folded = [labels.fold("acme", name, trusted=False, refused=True)[1] for name in names]
+    assert folded == [*names[:-1], OTHER], "one place has the tenant, and a known model needs none"
+    assert labels.tenant("new", trusted=False, refused=True) == OTHER
+    assert labels.fold("acme", names[0], trusted=False) == ("acme", names[0], "")
 
 
 def test_nobody_takes_the_name_that_stands_for_a_key() -> None:

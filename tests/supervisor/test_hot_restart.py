@@ -101,6 +101,28 @@ async def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exc
     assert "event=restarted" not in log.read_text(), "that is no warning"
 
 
+@pytest.mark.parametrize("change", ["", 'level = "none"'])
+async def test_a_capture_is_closed_if_a_hot_restart_changes_it_or_no_exchange_follows(
+    tmp_path: Path, change: str
+) -> None:
+    kept, config = tmp_path / "kept", tmp_path / "llmtap.toml"
+    config.write_text(f'[capture]\nto = "{kept}"\n')
+    async with upstream() as up, proxy(up, *PATIENT, config=config) as tap:
+        before = tap.relays() + tap.meters()
+        client = await RawClient.connect(tap.listen)
+        await client.get(up.on(answers(b"here")))
+        client.close()
+        await accounted(tap, 1)
+        config.write_text(f'[capture]\nto = "{kept}"\n{change}\n')
+        os.kill(tap.pid, signal.SIGUSR2)
+        await restarted(tap, before)
+        await gone(before)
+        os.kill(tap.pid, signal.SIGTERM)
+        assert await tap.ended() == 0
+    (capture,) = llmtap.read(kept).integrity().captures
+    assert (capture.present, capture.closed) == (1, True)
+
+
 async def test_the_relay_behind_a_gateway_is_replaced_and_keeps_its_port() -> None:
     port = port_free()
     async with upstream() as up:

@@ -78,6 +78,16 @@ def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
     assert "side: server" in mine["missing"]["about"]
 
 
+def test_a_relay_that_ended_in_order_is_only_counted() -> None:
+    documents = some()
+    ended = {"connected": False, "opened": 12, "measured": 12, "lost": 0, "dropped": {}}
+    documents["summary"]["relays"] |= {"r8": ended, "r9": ended | {"dropped": {"meter_lost": 1}}}
+    found = cells(table("tap", documents))
+    assert not any("r8" in key for key in found)
+    assert found["relay r9/state"]["value"] == "GONE"
+    assert found["relays/ended"]["value"] == "1" and "12 measured exchanges" in found["relays/ended"]["about"]
+
+
 def test_exchanges_that_died_with_a_relay_are_shown_with_what_happened_to_them() -> None:
     reason = "the relay died, so the client got an incomplete response or none"
     documents = some()

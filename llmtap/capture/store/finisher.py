@@ -4,7 +4,8 @@
 then, the work can be repeated under the same file name, so a kill at any point stores no row twice. If the
 disk or the object store does not accept files, spools wait, and the first spool is tried again with growing
 pauses. A faulty spool (unreadable, or of a newer llmtap) is reported once and stays where it is. A spool
-without rows becomes a file only if its ledger or its damage shows missing exchanges.
+without rows becomes a file only if its ledger or its damage shows missing exchanges, or if it closes a
+capture that has earlier files.
 
 `LocalFiles` deletes the oldest files of a local folder when the store reaches the limit of the total size.
 """
@@ -67,9 +68,15 @@ class Finisher:
     """The thread that converts closed spools to Parquet files, with its queue and its counts."""
 
     def __init__(
-        self, place: CapturePlace, spool_folder: Path, on_delivered: Callable[[str, int], None]
+        self,
+        place: CapturePlace,
+        spool_folder: Path,
+        on_delivered: Callable[[str, int], None],
+        *,
+        stores_end: bool = False,
     ) -> None:
-        """`on_delivered(name, bytes)` is called for each delivered file."""
+        """`on_delivered(name, bytes)` is called for each delivered file. `stores_end`: make a file of a spool
+        without rows, too, if its ledger closes the capture."""
         self.counts = FinisherCounts()
         self.ledger = CaptureLedger()
         """Ledger of the newest file of this capture; files of recovered spools can be of another capture."""
@@ -79,6 +86,8 @@ class Finisher:
         self._folder = place.folder or spool_folder
         self._on_delivered = on_delivered
         """Function that is called with the name and size of each delivered file."""
+        self._stores_end = stores_end
+        """Whether a spool without rows becomes a file, too, if its ledger closes the capture."""
         self._queue: deque[ClosedSpool] = deque()
         """Closed spools, the oldest first."""
         self._faulty_spools: list[ClosedSpool] = []
@@ -210,7 +219,7 @@ class Finisher:
         file = None
         contents = read_spool(spool.path)
         name = f"{spool.path.stem}.parquet"
-        if contents.rows or _shows_losses(contents):
+        if contents.rows or _shows_losses(contents) or (self._stores_end and contents.ledger.closed):
             if spool.parquet_path is None or not spool.parquet_path.exists():
                 spool.parquet_path = self._make_file(contents, name)
             size = spool.parquet_path.stat().st_size

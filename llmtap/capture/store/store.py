@@ -131,8 +131,11 @@ class Store:
     One thread calls `append`, `tick` and `rotate`. Any thread can use `state`, `ledger` and `problem`.
     """
 
-    def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
-        """Raises ConfigError for an invalid place. Does not touch the disk."""
+    def __init__(
+        self, options: CaptureOptions, info: CaptureInfo, clock: Clock, *, continues: bool = False
+    ) -> None:
+        """Raises ConfigError for an invalid place. Does not touch the disk. `continues`: whether another
+        store has made files of this capture, so that its end must be stored even if no rows follow."""
         assert options.to is not None
         self.problem: str | None = None
         """Reason why rows cannot be written now: `disk_full`, `folder` or `total_bytes`; None if they can."""
@@ -146,7 +149,7 @@ class Store:
         self._capture = info.capture
         self._files = LocalFiles(self._place.folder, parquet.capture_tag(info.capture))
         """Files in the local folder, to delete the oldest at the limit."""
-        self._finisher = Finisher(self._place, self._folder, self._files.add)
+        self._finisher = Finisher(self._place, self._folder, self._files.add, stores_end=continues)
         """Thread that makes files of closed spools."""
         self._lock_fd: int | None = None
         """Descriptor of the lock file of the folder; None: the store is not open."""

@@ -144,7 +144,7 @@ _OBJECTS: Final = {
         event count: Index of the event with the sign.
         category* text?
         late* flag: Tokens had been sent to the client before.
-        tokens_before* count""",
+        tokens_before* count: Number of these tokens; of chunks if their tokens are not known.""",
     "ServerTime": """A duration that the server reported about its own work.
         name where text
         ms number

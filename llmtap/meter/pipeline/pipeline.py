@@ -217,8 +217,8 @@ class ExchangePipeline:
             self.on_error(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
         self.reading_limits.update(limit.value for limit in x.reading_limits)
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
-        trusted = _is_accepted(x)
-        x.tenant = self.labels.tenant(x.tenant, trusted=trusted)
+        trusted, refused = _is_accepted(x), x.outcome is Outcome.REFUSED
+        x.tenant = self.labels.tenant(x.tenant, trusted=trusted, refused=refused)
         if x.call is not None:
             if x.endpoint != "mcp" and x.side != BACK:
                 self.windows.count_opened(-1)  # subtract a call that was counted before its body showed it
@@ -227,7 +227,7 @@ class ExchangePipeline:
             if self.recorder is not None:
                 self.recorder.leave_out("mcp")
             return
-        tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm, trusted=trusted)
+        tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm, trusted=trusted, refused=refused)
         is_back = x.side == BACK
         met = None if is_back else self.slos.judge(x, m, slo, tenant)
         key = SeriesKey(

@@ -122,7 +122,7 @@ class Recorder:
         self._info = info
         self._salt = salt
         """Secret key of all hashes of the capture, so that a text cannot be guessed from its hash."""
-        self._store = Store(options, info, clock)
+        self._store = Store(options, info, clock, continues=waits and not after)
         self._hasher: BlockHasher | None = None
         if options.level != "none":
             size = info.block_size

@@ -313,8 +313,12 @@ class _SavedWindows(Struct, array_like=True):
     """Monotonic time since which `terms` apply."""
     judged_ns: dict[str, int]
     """By text of objectives: monotonic time since which they apply."""
+    gaps: list[tuple[int, int]]
+    """Begin and end of each time whose exchanges are unknown."""
 
 
+_GAPS_MAX: Final = 100
+"""Maximum number of gaps that are kept; the oldest ones are forgotten."""
 _encode: Final = msgpack.Encoder().encode
 _decode: Final = msgpack.Decoder(_SavedWindows).decode
 
@@ -361,6 +365,9 @@ class Windows:
         """Monotonic time since which the sums of `_JUDGED_SUMS` are counted. New `terms` reset them."""
         self._judged_ns = {objectives.text: self._terms_ns for objectives in self._objectives.values()}
         """By text of the objectives: monotonic time since which goodput is counted."""
+        self._own_begin_ns = self._slices.begin_ns
+        self._gaps: list[tuple[int, int]] = []
+        """Begin and end of each time whose exchanges are unknown, because a meter was killed."""
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -412,10 +419,10 @@ class Windows:
             for tile in self._slices.window(level, now_ns):
                 total.add_sums(tile)
             start_ns = self._slices.window_start_ns(level, now_ns)
-            judged_s = (now_ns - max(start_ns, self._terms_ns)) / NS_PER_S
+            judged_s = self._measured_s(max(start_ns, self._terms_ns), now_ns)
             n = total.sums
             rates[name] = Rates(
-                (now_ns - start_ns) / NS_PER_S,
+                self._measured_s(start_ns, now_ns),
                 n["n"],
                 n["uncertain"],
                 total.lag_ns,
@@ -443,10 +450,10 @@ class Windows:
             name=window,
             start=self._date_text(start_ns),
             end=self._date_text(now_ns),
-            seconds=(now_ns - start_ns) / NS_PER_S,
+            seconds=self._measured_s(start_ns, now_ns),
             tiles=[*tiles[:-1], open_],
             judged_seconds={
-                text: (now_ns - since_ns) / NS_PER_S
+                text: self._measured_s(since_ns, now_ns)
                 for text, since_ns in self._judged_ns.items()
                 if since_ns > start_ns
             },
@@ -456,8 +463,9 @@ class Windows:
         """Return a thread-safe function that packs the windows, so that another meter can continue them."""
         terms, begin_ns = self._objective_terms, self._slices.begin_ns
         since = self._terms_ns, dict(self._judged_ns)
+        gaps = self._gaps
         slices = self._slices.export(self._clock.mono_ns())
-        return lambda: _encode(_SavedWindows(terms, begin_ns, list(map(_pack_slice, slices)), *since))
+        return lambda: _encode(_SavedWindows(terms, begin_ns, list(map(_pack_slice, slices)), *since, gaps))
 
     def clear(self) -> None:
         self._slices.clear()
@@ -488,11 +496,18 @@ class Windows:
                 tile.parts[key] = _merged_parts([part, tile.parts[key]]) if key in tile.parts else part
             return tile
 
+        gaps = [(begin_ns + shift_ns, end_ns + shift_ns) for begin_ns, end_ns in saved.gaps]
+        self._gaps = _without_overlaps([*self._gaps, *gaps])
         self._slices.open_data(self._clock.mono_ns())
         slices = [(one.start_ns + shift_ns, one.level, tile_of(one)) for one in saved.slices]
         self._slices.absorb(saved.begin_ns + shift_ns, slices)
         changed = "goodput of changed objectives, and goodput rates ([slo] or the reader of [meter] changed)"
         return [] if same_terms else [changed]
+
+    def on_crash(self, saved_ns: int) -> None:
+        """Leave out of the rates the time between the last save of a killed meter and the begin of this one:
+        exchanges went on, and nothing is known of them."""
+        self._gaps = _without_overlaps([*self._gaps, (saved_ns, self._own_begin_ns)])
 
     def _tidy(self, pieces: int) -> None:
         """Merge old slices, at most `pieces` of them at once."""
@@ -500,9 +515,24 @@ class Windows:
             if not self._slices.tidy():
                 break
 
+    def _measured_s(self, start_ns: int, end_ns: int) -> float:
+        """Return the seconds between two times, without the gaps."""
+        unknown_ns = sum(max(0, min(end, end_ns) - max(begin, start_ns)) for begin, end in self._gaps)
+        return (end_ns - start_ns - unknown_ns) / NS_PER_S
+
     def _date_text(self, mono_ns: int) -> str:
         seconds = self._wall_anchor.to_wall_ns(mono_ns) / NS_PER_S
         return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _without_overlaps(gaps: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the gaps in order, without their common parts and without empty ones."""
+    found: list[tuple[int, int]] = []
+    for begin_ns, end_ns in sorted(gaps):
+        begin_ns = max(begin_ns, found[-1][1]) if found else begin_ns
+        if begin_ns < end_ns:
+            found.append((begin_ns, end_ns))
+    return found[-_GAPS_MAX:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,6 +543,7 @@ class FrozenWindow:
     start: str
     end: str
     seconds: float
+    """Length of the window, without times whose exchanges are unknown."""
     tiles: Sequence[_Tile]
     """Data of the slices, the oldest first."""
     judged_seconds: Mapping[str, float]

@@ -312,7 +312,7 @@ def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, 
     delta.done = done
     delta.verdict = delta.verdict or filter_verdict
     if failed:
-        delta.error_type, delta.error_message = openai_shapes.read_error(error)
+        openai_shapes.add_error(delta, error)
     if status:
         delta.finish_reason = f"{status}:{reason}" if reason and status == "incomplete" else status
     return delta

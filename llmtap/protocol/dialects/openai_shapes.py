@@ -202,6 +202,17 @@ def read_error(error: Any) -> tuple[str, str | None]:
     return name, message if isinstance(message, str) else None
 
 
+def add_error(delta: Delta, error: Any) -> None:
+    """Add an error to `delta`: its type and message, and its member `type` if a `code` takes precedence."""
+    delta.error_type, delta.error_message = read_error(error)
+    if isinstance(error, list) and error:
+        error = error[0]
+    if isinstance(error, dict) and error.get("code") == delta.error_type:
+        kind = error.get("type")
+        if isinstance(kind, str) and kind not in ("", "error", delta.error_type):
+            delta.error_type_beside_code = kind
+
+
 class RunningCount:
     """Counts the tokens of each event as the growth of a running `usage`. A usage is a running count if the
     first chunk with a choice has it without a finish reason, and if it counts the first text (the totals of
@@ -410,7 +421,7 @@ class Findings(msgspec.Struct, gc=False):
     def add_error(self, error: Any, verdict: Verdict | None = None) -> None:
         """Add a failure. `verdict`: verdict of the guardrail that caused the failure, if any."""
         self._class_mask |= 1 << EventClass.ERROR
-        self.delta.error_type, self.delta.error_message = read_error(error)
+        add_error(self.delta, error)
         self.add_verdict(verdict)
 
     def add_timings(self, timings: Any, predicted: RunningCount) -> None:

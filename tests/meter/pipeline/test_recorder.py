@@ -27,11 +27,17 @@ EVENT = b'data: {"model":"m","choices":[{"index":0,"delta":{"content":"fine"},"f
 
 
 def recording(
-    folder: Path, *, encode: Any = None, waits: bool = False, salt: bytes = bytes(32), **options: Any
+    folder: Path,
+    *,
+    encode: Any = None,
+    waits: bool = False,
+    after: int = 0,
+    salt: bytes = bytes(32),
+    **options: Any,
 ) -> Recorder:
     chosen = CaptureOptions(to=str(folder), **options)
     info = CaptureInfo(capture="c", level=chosen.level, block_size=16, block_unit="bytes")
-    return Recorder(chosen, SystemClock(), info, salt=salt, encode=encode, waits=waits)
+    return Recorder(chosen, SystemClock(), info, salt=salt, after=after, encode=encode, waits=waits)
 
 
 def play(
@@ -268,6 +274,22 @@ def test_two_recorders_of_one_capture_of_which_one_gives_way(
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.present, capture.missing, capture.meters, capture.closed) == (4, 0, 2, True)
     assert not aside.exists()
+
+
+@pytest.mark.parametrize(("waits", "after", "closed"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_a_recorder_that_continues_a_capture_stores_its_end_without_rows(
+    tmp_path: Path, waits: bool, after: int, closed: bool
+) -> None:
+    old, new = recording(tmp_path), recording(tmp_path, waits=waits, after=after)
+    old.start()
+    play(old, 1, relay="r.0.1")
+    old.note_relay("r.0.1", 1, {}, 0)
+    old.close(10)
+    new.start()
+    new.note_relay("r.0.2", 0, {}, 0)
+    new.close(10, whole=True)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert capture.closed is closed
 
 
 def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(

@@ -272,6 +272,37 @@ def judged(windows: Windows, slo: str, objectives: Objectives) -> None:
     windows.on_end(x, m, SeriesKey("t", "m", "", slo), objectives.meets(m, x))
 
 
+def test_rates_leave_out_the_time_that_a_killed_meter_had_not_saved() -> None:
+    """One exchange a second. The state is 10 s old when the meter is killed. The next begins 2 s later."""
+    clock = ManualClock()
+    objectives = Objectives.parse("ttft:1s")
+
+    def of_seconds(windows: Windows, seconds: int) -> None:
+        for _ in range(seconds):
+            clock.advance(S)
+            judged(windows, "gold", objectives)
+
+    old = Windows(clock, {"gold": objectives}, terms="1")
+    of_seconds(old, 20)
+    packed, saved_ns = old.export()(), clock.mono_ns()
+    of_seconds(old, 10)
+    clock.advance(2 * S)
+    new = Windows(clock, {"gold": objectives}, terms="1")
+    new.absorb(packed, 0, Labels(9, 9, 9))
+    new.on_crash(saved_ns)
+    of_seconds(new, 8)
+    newest = Windows(clock, {"gold": objectives}, terms="1")
+    newest.absorb(new.export()(), 0, Labels(9, 9, 9))
+    for windows in (new, newest):
+        out: Any = windows.freeze("1m").to_dict(BY)
+        assert (out["n"], out["window"]["seconds"]) == (28, 28.0)
+        assert out["load"]["achieved_rps"] == out["goodput"]["requests_per_second"] == 1.0
+        rates = windows.rates()["1m"]
+        assert (rates.seconds, rates.goodput_rps) == (28.0, 1.0)
+    clock.advance(2 * MINUTE)
+    assert newest.rates()["1m"].seconds == pytest.approx(60, abs=5), "the gap has left the window"
+
+
 def test_after_a_change_of_objectives_goodput_is_a_rate_of_the_time_since_then() -> None:
     """One good exchange a second of each class; after 30 s a reload changes the objectives of one class."""
     clock = ManualClock()

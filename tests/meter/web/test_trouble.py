@@ -291,6 +291,27 @@ async def test_exchanges_that_died_with_a_relay_are_told_with_what_their_clients
         assert page.problems == []
 
 
+async def test_a_process_that_ended_in_order_is_not_listed_and_one_that_died_is() -> None:
+    tally = a_tally()
+    now_ns = tally.clock.mono_ns()
+    for name, unsettled in (("ended", 0), ("died", 2)):
+        epoch = tally.relays.join(msgspec.structs.replace(HELLO, relay=name))
+        tally.relays.update(
+            name, relay_status(opened=12, measured=12 - unsettled, unsettled=unsettled), now_ns
+        )
+        tally.relays.leave(name, epoch, unsettled, now_ns - 6 * S)
+
+    async with dashboard(tally) as (page, url):
+        await page.open(f"{url}#tap")
+        await reads(page, "Not listed: processes that have ended (1), with 12 measured exchanges.")
+        rows = await page.look(
+            "[...document.querySelectorAll('main tbody th, main tbody td:first-child')]"
+            ".map((cell) => cell.textContent)"
+        )
+        assert "died" in rows and "ended" not in rows
+        assert page.problems == []
+
+
 async def test_a_control_that_is_not_clean_has_a_banner() -> None:
     tally = a_tally()
     tally.experiments.on_assignment("control", "f" * 16, False, own_headers=True)

@@ -69,7 +69,7 @@ export class Chunking {
   render() {
     const s = this.summary;
     if (!s) return;
-    const words = `No exchange has ended in this window (${s.window.name}). Send a request through llmtap:`;
+    const words = `No exchange has ended in this window (${s.window.name}). Select a longer window, or send a request:`;
     refill(this.empty, s.n ? null : sendOne(words, this.app.live));
     setText(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderTotals(s, basis(s.n, s.window));

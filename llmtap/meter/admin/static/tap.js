@@ -72,10 +72,11 @@ export class Tap {
       ? bad.map((words) => el("p", { class: "banner bad" }, words))
       : passed(relays));
     this.renderCards(s);
-    this.relays.update(relays);
+    const ended = relays.filter(({ relay }) => hasEnded(relay));
+    this.relays.update(relays.filter(({ relay }) => !hasEnded(relay)));
     setText(this.dropped, (lost.length
       ? `Not measured, by reason: ${named(lost)}.`
-      : "No exchange was dropped since the start.") + skippedIn(s));
+      : "No exchange was dropped since the start.") + skippedIn(s) + endedProcesses(ended));
     setText(this.watched, packets(relays));
     const errors = ranked(s.meter_errors);
     setText(this.errors, errors.length
@@ -105,6 +106,17 @@ export class Tap {
       card("Inaccurate", count(s.uncertain.n),
         `exchanges whose times may be wrong by more than ${seconds(s.uncertain.limit)}${included}`, rests));
   }
+}
+
+/** Returns whether a process ended in order, as after a reload: all its exchanges were measured. */
+function hasEnded({ connected, lost, dropped, opened }) {
+  return !connected && opened !== undefined && !lost && !Object.values(dropped).some(Boolean);
+}
+
+function endedProcesses(ended) {
+  if (!ended.length) return "";
+  const measured = ended.reduce((sum, { relay }) => sum + relay.measured, 0);
+  return ` Not listed: processes that have ended (${count(ended.length)}), with ${count(measured)} measured exchanges.`;
 }
 
 /** Returns whether a vantage forwards the traffic; `llmtap watch` only reads packets. */

@@ -432,7 +432,7 @@ class TableReader(shapes.ObjectReader):
         delta.finish_reason, delta.verdict = reason, delta.verdict or verdict
         delta.done = EventClass.DONE in beside
         if findings.error is not None:
-            delta.error_type, delta.error_message = openai_shapes.read_error(findings.error)
+            openai_shapes.add_error(delta, findings.error)
             if reason is not None and isinstance(findings.error, str):
                 delta.error_type = reason
         elif EventClass.ERROR in beside:
