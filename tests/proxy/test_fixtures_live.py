@@ -116,7 +116,7 @@ async def play_all() -> dict[str, Result]:
             x,
             arrival_ns,
             live.get(name),
-            round(summary["uncertainty"] * 1e9),
+            round(summary["window"]["lag_max"] * 1e9),
         )
     return results
 
@@ -169,6 +169,17 @@ def test_times_are_as_good_as_the_kernels_stamps(results: dict[str, Result]) -> 
             t_ns = result.arrival_ns + round(told["t"] * 1e9)
             outside_ns.append(max(first_ns - t_ns, t_ns - last_ns, 0))
     assert typical(outside_ns, results) <= CLOCKS_NS
+
+
+def test_nearly_all_times_are_within_their_uncertainty(results: dict[str, Result]) -> None:
+    offs = [
+        off_ns(
+            result, told["t"], *result.played.window(result.recorded, e.get("read_min", e["read"]), e["read"])
+        )
+        for result in results.values()
+        for e, told in zip(result.recorded.expect["events"], result.exchange["events"], strict=False)
+    ]
+    assert sum(off != 0 for off in offs) <= len(offs) / 100, [off for off in offs if off]
 
 
 def test_submit_is_not_after_the_upstream_had_it(results: dict[str, Result]) -> None:
@@ -234,14 +245,13 @@ def check_events(result: Result, wrong: Complaints) -> None:
         check_time(result, f"event {e['i']}", told["t"], first, last, wrong)
 
 
-def check_time(
-    result: Result, what: str, t: float | None, first_ns: int, last_ns: int, wrong: Complaints
-) -> None:
-    """`t` (seconds since arrival) lies between these moments, as exactly as the exchange claims."""
-    if t is None:
-        wrong.append(f"{what}: has no time")
-        return
-    slack_ns = round(result.exchange["uncertainty"] * 1e9) + CLOCKS_NS
+def slack_of(result: Result) -> int:
+    return round(result.exchange["uncertainty"] * 1e9) + CLOCKS_NS
+
+
+def off_ns(result: Result, t: float, first_ns: int, last_ns: int) -> int:
+    """How far `t` (seconds since arrival) is outside these moments, beyond what the exchange claims."""
+    slack_ns = slack_of(result)
     together_ns = max(TOGETHER_NS, result.stall_ns)
     last_ns = max(after for before, after in result.played.sent if before <= last_ns + together_ns)
     if "late_ok" in result.recorded.expect:
@@ -249,9 +259,24 @@ def check_time(
     if "early_ok" in result.recorded.expect:
         first_ns = result.played.sent[0][0]
     t_ns = result.arrival_ns + round(t * 1e9)
-    if not first_ns - slack_ns <= t_ns <= last_ns + slack_ns:
-        off_ms = (t_ns - (first_ns if t_ns < first_ns else last_ns)) / 1e6
-        wrong.append(f"{what}: {off_ms:+.3f} ms off, with an uncertainty of {slack_ns / 1e6:.3f} ms")
+    return min(0, t_ns - first_ns + slack_ns) or max(0, t_ns - last_ns - slack_ns)
+
+
+def check_time(
+    result: Result, what: str, t: float | None, first_ns: int, last_ns: int, wrong: Complaints
+) -> None:
+    """`t` lies between these moments, as exactly as the exchange claims.
+
+    Where the relay waited for a CPU, the kernel's own thread that stamps packets possibly did so, too.
+    `test_nearly_all_times_are_within_their_uncertainty` counts such times.
+    """
+    if t is None:
+        wrong.append(f"{what}: has no time")
+        return
+    late_ns = result.stall_ns if result.stall_ns > BUSY_NS else 0
+    off = off_ns(result, t, first_ns, last_ns)
+    if not 0 <= off <= late_ns:
+        wrong.append(f"{what}: {off / 1e6:+.3f} ms beyond {slack_of(result) / 1e6:.3f} ms")
 
 
 POINTS = (
