@@ -60,9 +60,16 @@ Requests that a browser sends for a page of another origin are refused with 403.
 
 """
 _TYPES: Final = {
-    str: "text", int: "whole number", float: "number", bool: "true or false", Duration: "duration",
-    Bytes: "size", list: "list", tuple: "list", dict: "table",
-}  # fmt: skip
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    Duration: "duration",
+    Bytes: "size",
+    list: "list",
+    tuple: "list",
+    dict: "table",
+}
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -259,12 +266,15 @@ def requirements_table() -> str:
     cases = {True: "test_judge.py", False: "test_requirements.py"}
     rows = [
         [
-            one.id, one.level, plain(one.says), code(f"llmtap/bench/compliance/{module}.py"),
+            one.id,
+            one.level,
+            plain(one.says),
+            code(f"llmtap/bench/compliance/{module}.py"),
             code(f"tests/bench/compliance/{cases[one.subject == COMPARISON]}"),
         ]
         for module in ("preparation", "procedures", "judge")
         for one in import_module(f"llmtap.bench.compliance.{module}").ROWS
-    ]  # fmt: skip
+    ]
     return table(["id", "level", "requirement", "check", "test"], rows)
 
 

@@ -20,8 +20,10 @@ _ROOT: Final = Path(__file__).parents[1]
 _LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?\)")
 _FENCE: Final = re.compile(r"^ *(```|~~~)")
 _REFERENCE: Final = {
-    "#commands": "reference/cli.md", "#options": "reference/options.md", "#admin-api": "reference/api.md",
-}  # fmt: skip
+    "#commands": "reference/cli.md",
+    "#options": "reference/options.md",
+    "#admin-api": "reference/api.md",
+}
 """Sections of docs/reference/README.md, and the generated page that replaces each one in the site."""
 
 

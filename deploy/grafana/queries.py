@@ -32,10 +32,13 @@ WHOSE = (
 
 
 READ = (
-    "llmtap_time_to_first_token_seconds", "llmtap_inter_chunk_seconds", "llmtap_inter_token_seconds",
-    "llmtap_time_per_output_token_seconds", "llmtap_user_idle_seconds",
+    "llmtap_time_to_first_token_seconds",
+    "llmtap_inter_chunk_seconds",
+    "llmtap_inter_token_seconds",
+    "llmtap_time_per_output_token_seconds",
+    "llmtap_user_idle_seconds",
     "llmtap_user_idle_after_first_token_seconds",
-)  # fmt: skip
+)
 """Metrics with a label `reading`: inferred times are not shown among the others."""
 NOT_INFERRED = 'reading!="inferred"'
 

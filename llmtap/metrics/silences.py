@@ -16,8 +16,31 @@ from llmtap.metrics.survival import EndedShare, SurvivalCounts, ended_share, fir
 from llmtap.units import NS_PER_S
 
 _DECADE: Final = (
-    10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24, 27, 30, 33, 36, 40, 45, 50, 55, 60, 66, 73, 80, 90,
-)  # fmt: skip
+    10,
+    11,
+    12,
+    13,
+    14,
+    15,
+    16,
+    18,
+    20,
+    22,
+    24,
+    27,
+    30,
+    33,
+    36,
+    40,
+    45,
+    50,
+    55,
+    60,
+    66,
+    73,
+    80,
+    90,
+)
 """Edges of the cells of the grid within a factor of 10: each is at most 12.5 % above the edge before it.
 Round durations are edges."""
 SILENCE_NS_MIN: Final = 100_000_000

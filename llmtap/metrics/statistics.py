@@ -48,8 +48,15 @@ def percentile(ordered: Sequence[float], p: float) -> float | None:
 
 
 PERCENTILE_RULES: Final = (
-    "linear", "nearest_rank", "hazen", "weibull", "median_unbiased", "lower", "higher", "nearest",
-)  # fmt: skip
+    "linear",
+    "nearest_rank",
+    "hazen",
+    "weibull",
+    "median_unbiased",
+    "lower",
+    "higher",
+    "nearest",
+)
 """Rules of `percentile_by`: types 7, 1, 5, 6 and 8 of Hyndman and Fan, and three more of numpy."""
 
 _ROUNDING: Final = 1e-9
@@ -333,17 +340,29 @@ class ArrivalFigures:
     def to_dict(self) -> dict[str, object]:
         correlation = self.autocorrelation
         return {
-            "n": self.n, "span": self.span_ns / 1e9, "rate_rps": self.rate_rps,
-            "gap_mean": _seconds(self.gap_mean_ns), "gap_min": _seconds(self.gap_min_ns),
-            "gap_cv": self.gap_cv, "ties": self.ties,
-            "ks": None if self.ks is None else {
-                "distance": self.ks, "limit_95": self.ks_limit, "rate_rps": self.ks_rate_rps,
+            "n": self.n,
+            "span": self.span_ns / 1e9,
+            "rate_rps": self.rate_rps,
+            "gap_mean": _seconds(self.gap_mean_ns),
+            "gap_min": _seconds(self.gap_min_ns),
+            "gap_cv": self.gap_cv,
+            "ties": self.ties,
+            "ks": None
+            if self.ks is None
+            else {
+                "distance": self.ks,
+                "limit_95": self.ks_limit,
+                "rate_rps": self.ks_rate_rps,
                 "rate_from": "the gaps' mean" if self.ks_own_mean else "what was asked",
             },
-            "autocorrelation": None if correlation is None else {
-                "value": correlation.value, "lag": correlation.lag, "limit_95": correlation.limit,
+            "autocorrelation": None
+            if correlation is None
+            else {
+                "value": correlation.value,
+                "lag": correlation.lag,
+                "limit_95": correlation.limit,
             },
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,10 +467,14 @@ def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Pun
             assert value is not None
             figures[name] = value
     return Punctuality(
-        planned=len(planned_ns), sent=len(late), planned_rps=planned_rps, achieved_rps=achieved_rps,
+        planned=len(planned_ns),
+        sent=len(late),
+        planned_rps=planned_rps,
+        achieved_rps=achieved_rps,
         ratio=achieved_rps / planned_rps if planned_rps and achieved_rps else None,
-        late_ns=figures, early=sum(ns < 0 for ns in late),
-    )  # fmt: skip
+        late_ns=figures,
+        early=sum(ns < 0 for ns in late),
+    )
 
 
 def rate_rps(n: int, span_ns: int) -> float | None:

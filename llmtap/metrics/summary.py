@@ -39,8 +39,15 @@ from llmtap.metrics.refusals import is_refused, label_key, labels_document
 from llmtap.metrics.statistics import summarise_ns
 
 NO_TOKEN_REASONS: Final = (
-    "refusal", "guardrail", "error", "client_error", "cancelled", "rejected", "empty", "only_metadata",
-)  # fmt: skip
+    "refusal",
+    "guardrail",
+    "error",
+    "client_error",
+    "cancelled",
+    "rejected",
+    "empty",
+    "only_metadata",
+)
 """Reasons that `no_token_reason` can return, in the order of reports."""
 
 
@@ -168,9 +175,17 @@ _TPOT_TO_END: Final = "tpot_to_end"
 TPOT_DIFFERENCE_MIN: Final = 0.01
 """`tpot_to_end` is also reported if its mean exceeds the mean of `tpot` by more than this share."""
 _COUNTERS: Final = (
-    "_counts", "_itl_policies", "_itl_samples", "_labels", "_no_token", "_outcomes", "_readings",
-    "_refusals", "_token_sources", "_tokens",
-)  # fmt: skip
+    "_counts",
+    "_itl_policies",
+    "_itl_samples",
+    "_labels",
+    "_no_token",
+    "_outcomes",
+    "_readings",
+    "_refusals",
+    "_token_sources",
+    "_tokens",
+)
 
 
 class _Packed(Struct, array_like=True):
@@ -216,10 +231,24 @@ class Summary:
     """
 
     __slots__ = (
-        *_COUNTERS, "_added_latency", "_burst_hold_max_ns", "_chunk_tokens", "_clock_differences",
-        "_inferred_metrics", "_metrics", "_reader", "_readers", "_uncertainty_ns", "_without_dialect",
-        "benefit", "benefit_eq4", "goodput", "n", "objectives", "opened",
-    )  # fmt: skip
+        *_COUNTERS,
+        "_added_latency",
+        "_burst_hold_max_ns",
+        "_chunk_tokens",
+        "_clock_differences",
+        "_inferred_metrics",
+        "_metrics",
+        "_reader",
+        "_readers",
+        "_uncertainty_ns",
+        "_without_dialect",
+        "benefit",
+        "benefit_eq4",
+        "goodput",
+        "n",
+        "objectives",
+        "opened",
+    )
 
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
         self.objectives = objectives

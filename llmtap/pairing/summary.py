@@ -338,7 +338,10 @@ def _charts(all_figures: Sequence[MeasuredPair]) -> list[Mapping[str, object]]:
         return []
     return [
         {
-            "title": "Delay from the back to the front", "kind": "cdf", "x_title": "delay, ms",
-            "y_title": "share of tokens", "series": series,
+            "title": "Delay from the back to the front",
+            "kind": "cdf",
+            "x_title": "delay, ms",
+            "y_title": "share of tokens",
+            "series": series,
         }
-    ]  # fmt: skip
+    ]

@@ -281,8 +281,10 @@ def _main_tiles(report: _Json) -> Iterator[Tile]:
 
 
 BOUNDARIES: Final = {
-    "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
-}  # fmt: skip
+    "model engine": "Model Engine",
+    "application gateway": "Gateway",
+    "compound system": "Compound",
+}
 """Names in reports for the boundary of the system under test, by its name in a bench file."""
 NOT_DECLARED: Final = "not declared"
 

@@ -21,9 +21,11 @@ from llmtap.units import format_bytes
 
 _GROUPS_SHOWN: Final = 20
 _GROUP_COLUMNS: Final = (
-    ("TTFT p50", "ttft", "p50"), ("TTFT p99", "ttft", "p99"), ("TBC p99", "tbc", "p99"),
+    ("TTFT p50", "ttft", "p50"),
+    ("TTFT p99", "ttft", "p99"),
+    ("TBC p99", "tbc", "p99"),
     ("E2E p50", "e2e", "p50"),
-)  # fmt: skip
+)
 _NAME_CHARS: Final = 40
 _MISSING_SHARE_MAX: Final = 0.01
 """Share of missing exchanges above which figures are possibly biased: the missing exchanges can be of one

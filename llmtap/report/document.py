@@ -329,9 +329,18 @@ class FigureBlock:
 
 
 Block = (
-    Note | ItemList | Table | TableGroup | TermTable | Tiles | VerdictBox | DetailsBlock | Preformatted
-    | Compliance | FigureBlock
-)  # fmt: skip
+    Note
+    | ItemList
+    | Table
+    | TableGroup
+    | TermTable
+    | Tiles
+    | VerdictBox
+    | DetailsBlock
+    | Preformatted
+    | Compliance
+    | FigureBlock
+)
 
 
 @dataclass(frozen=True, slots=True)

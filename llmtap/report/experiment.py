@@ -29,12 +29,19 @@ from llmtap.report.values import (
 
 _COUNTS: Final = {"tokens_per_chunk": "tokens per chunk", "output_tokens": "output tokens"}
 _SHARES: Final = {
-    "refused": "share refused", "failed": "share failed", "cancelled": "share cancelled",
-    "false_positives": "share of false positives", "false_negatives": "share of false negatives",
-}  # fmt: skip
+    "refused": "share refused",
+    "failed": "share failed",
+    "cancelled": "share cancelled",
+    "false_positives": "share of false positives",
+    "false_negatives": "share of false negatives",
+}
 _TITLES: Final = {
-    **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
-}  # fmt: skip
+    **METRIC_TITLES,
+    "ttft_any": "TTFT of any token",
+    "user_idle": "user idle latency",
+    **_COUNTS,
+    **_SHARES,
+}
 _WHOLE_MS_MIN: Final = 9.5
 """Smallest difference in ms that is shown without decimals."""
 _Json = Mapping[str, Any]

@@ -70,8 +70,14 @@ _FINDINGS_IN_SHARES: Final = frozenset(
     }
 )
 _FIGURES: Final = {
-    "mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max",
-}  # fmt: skip
+    "mean": "mean",
+    "p50": "p50",
+    "p90": "p90",
+    "p95": "p95",
+    "p99": "p99",
+    "p999": "p99.9",
+    "max": "max",
+}
 _TERMINAL_FIGURES: Final = {name: name for name in ("mean", "p50", "p90", "p99", "max")}
 _FROM_SCHEDULE: Final = ("ttft", "e2e", "user_idle")
 """Metrics that are also measured from the scheduled time."""
@@ -79,8 +85,17 @@ _TURN_HEADS: Final = ("turn", "n", "TTFT p50", "TTFT p99", "E2E p50", "E2E p99")
 _SHARES: Final = tuple(metric.name for metric in shown_on(Surface.REPORT) if metric.unit is not Unit.SECONDS)
 _PHASES: Final = {"connect": "connect", "send": "send", "wait": "wait", "receive": "receive"}
 _PAIR_HEADS: Final = (
-    "", "pairs", "then p50", "now p50", "then p95", "now p95", "diff p5", "p50", "p95", "slower",
-)  # fmt: skip
+    "",
+    "pairs",
+    "then p50",
+    "now p50",
+    "then p95",
+    "now p95",
+    "diff p5",
+    "p50",
+    "p95",
+    "slower",
+)
 _PAIRS: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
 _PAIRS_ABOUT: Final = (
     "Each row that was sent beside what it was when it was captured, seen from where that was done; a"
@@ -88,8 +103,10 @@ _PAIRS_ABOUT: Final = (
     " both. Nothing is tested here: rows of one load are not independent."
 )
 _BASIS_TERMS: Final[Mapping[str, Sequence[str]]] = {
-    "figures-table": ("ITL", "tokens", "smooth goodput", "sender"), "baseline": ("warm-up",), "outcomes": (),
-}  # fmt: skip
+    "figures-table": ("ITL", "tokens", "smooth goodput", "sender"),
+    "baseline": ("warm-up",),
+    "outcomes": (),
+}
 """By section of the page: the terms of its caption, in addition to the terms that every caption has."""
 _Json = Mapping[str, Any]
 

@@ -40,22 +40,49 @@ _LOG_AXIS_RATIO: Final = 20
 """An axis is logarithmic from this ratio of the largest value to the median: on a linear axis, all common
 values would be at the left end."""
 _DISTRIBUTIONS: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...], tuple[str, ...]], ...]] = (
-    ("first-token", "Time to first token",
-     ("To the first content. From submit it is the server's time; from schedule it is what a user waits, whom"
-      " neither a slow sender nor a slow server keeps from asking. Where the two part, the sender was late."),
-     (("TTFT from submit", "submit", "ttft"), ("TTFT from schedule", "schedule", "ttft")), ()),
-    ("between-tokens", "Time between tokens",
-     ("TBC is each gap between chunks that carry output; 0 means that two came in one read. ITL is each gap"
-      " between tokens, by the option named."),
-     (("TBC", "submit", "tbc"), ("ITL", "submit", "itl")), ("ITL", "tokens")),
-    ("end-to-end", "End to end latency", "To the last byte, of answers that ended well.",
-     (("E2E from submit", "submit", "e2e"), ("E2E from schedule", "schedule", "e2e")), ()),
-    ("user-idle", "User idle latency", "How long a reader waits with nothing to read, in an answer.",
-     (("User idle", "submit", "user_idle"),), ("smooth goodput", "tokens")),
-    ("lateness", "Dispatch lateness",
-     "How long after its time a request left: the sender's own error, and not the server's.",
-     (("Dispatch lateness", "", "dispatch_lateness"),), ("sender",)),
-)  # fmt: skip
+    (
+        "first-token",
+        "Time to first token",
+        (
+            "To the first content. From submit, it is the server's time. From schedule, it is the wait of a"
+            " user, who asks at the scheduled time even if sender or server are slow. If the two differ, the"
+            " sender was late."
+        ),
+        (("TTFT from submit", "submit", "ttft"), ("TTFT from schedule", "schedule", "ttft")),
+        (),
+    ),
+    (
+        "between-tokens",
+        "Time between tokens",
+        (
+            "TBC is each gap between chunks that carry output; 0: two chunks came in one read. ITL is each"
+            " gap between tokens, by the named option."
+        ),
+        (("TBC", "submit", "tbc"), ("ITL", "submit", "itl")),
+        ("ITL", "tokens"),
+    ),
+    (
+        "end-to-end",
+        "End to end latency",
+        "To the last byte, of answers that ended well.",
+        (("E2E from submit", "submit", "e2e"), ("E2E from schedule", "schedule", "e2e")),
+        (),
+    ),
+    (
+        "user-idle",
+        "User idle latency",
+        "How long a reader waits with nothing to read, in an answer.",
+        (("User idle", "submit", "user_idle"),),
+        ("smooth goodput", "tokens"),
+    ),
+    (
+        "lateness",
+        "Dispatch lateness",
+        "How long after its time a request left: the sender's own error, and not the server's.",
+        (("Dispatch lateness", "", "dispatch_lateness"),),
+        ("sender",),
+    ),
+)
 """Sections: key, heading and text; title, group and metric of each curve; terms to add to the caption."""
 _Json = Mapping[str, Any]
 
@@ -131,12 +158,15 @@ _HEADINGS: Final = {
     "gpu": ("GPUs over time", "Of this host, whoever used them."),
 }
 _FORMS: Final[dict[tuple[str, bool], tuple[str, str, float]]] = {
-    ("cpus", False): ("CPUs busy", "CPUs", 1), ("share", False): ("Shares", "share", 1),
-    ("bytes", False): ("Memory, GiB", "GiB", 2**-30), ("celsius", False): ("Temperature, °C", "°C", 1),
-    ("watts", False): ("Power, W", "W", 1), ("requests", False): ("Requests", "requests", 1),
+    ("cpus", False): ("CPUs busy", "CPUs", 1),
+    ("share", False): ("Shares", "share", 1),
+    ("bytes", False): ("Memory, GiB", "GiB", 2**-30),
+    ("celsius", False): ("Temperature, °C", "°C", 1),
+    ("watts", False): ("Power, W", "W", 1),
+    ("requests", False): ("Requests", "requests", 1),
     ("requests", True): ("Requests per second", "per second", 1),
     ("tokens", True): ("Tokens per second", "per second", 1),
-}  # fmt: skip
+}
 """Title and unit of a panel, and the factor of its values, by the unit of a series and whether the series is
 a counter."""
 

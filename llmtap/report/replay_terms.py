@@ -27,10 +27,15 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
     plan, load, sender = result["plan"], result["load"], result["sender"]
     body, uncertainty = plan["body"], result["uncertainty"]
     rows = [
-        ("sent to", _joined_parts(
-            plan["target"], body["endpoint"], body["model"] and f"model {body['model']}",
-            f"connections {plan['connections']}",
-        )),
+        (
+            "sent to",
+            _joined_parts(
+                plan["target"],
+                body["endpoint"],
+                body["model"] and f"model {body['model']}",
+                f"connections {plan['connections']}",
+            ),
+        ),
         ("requests", _requests_text(load, plan.get("conversations"))),
         ("retries", _retries_text(load["retries"])),
         ("arrivals", _arrivals_text(plan)),
@@ -53,7 +58,7 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
         ("uncertainty", uncertainty and f"{milliseconds(uncertainty)} ms, stamps by {sender['clock']}"),
         ("our own error", selftest_text(result.get("selftest"))),
         ("capture", at(result, "capture", "to") and "{rows:,} exchanges in {to}".format(**result["capture"])),
-    ]  # fmt: skip
+    ]
     return [(term, text) for term, text in rows if text]
 
 

@@ -117,41 +117,90 @@ def _time_quantities(title: str, metric: str, *shares: str) -> tuple[Quantity, .
 
 
 _CHARTS: Final = (
-    SweepChart("throughput", "Throughput", "What was completed in a second.",
-        (Quantity("Completed requests", "req/s", ("throughput_rps",), shows_offered_load=True),
-         Quantity("Tokens", "tokens/s", ("throughput_tps",)))),
-    SweepChart("goodput", "Goodput and smooth goodput",
+    SweepChart(
+        "throughput",
+        "Throughput",
+        "What was completed in a second.",
+        (
+            Quantity("Completed requests", "req/s", ("throughput_rps",), shows_offered_load=True),
+            Quantity("Tokens", "tokens/s", ("throughput_tps",)),
+        ),
+    ),
+    SweepChart(
+        "goodput",
+        "Goodput and smooth goodput",
         "Goodput counts requests that met every objective, and nothing of the others. Smooth goodput is"
         " the sum of every answer's benefit: its tokens, less what its reader waited.",
-        (Quantity("Goodput", "req/s", ("goodput", "requests_per_second"), ("goodput", "counted"), True),
-         Quantity("Smooth goodput", "tokens/s", ("smooth_goodput", "tokens_per_second"),
-                  ("smooth_goodput", "n")))),
+        (
+            Quantity("Goodput", "req/s", ("goodput", "requests_per_second"), ("goodput", "counted"), True),
+            Quantity(
+                "Smooth goodput", "tokens/s", ("smooth_goodput", "tokens_per_second"), ("smooth_goodput", "n")
+            ),
+        ),
+    ),
     SweepChart("first-token", "Time to first token", "", _time_quantities("TTFT", "ttft", "p50", "p99")),
-    SweepChart("between-tokens", "Time between tokens",
+    SweepChart(
+        "between-tokens",
+        "Time between tokens",
         "ITL is each time between two tokens of an answer, TPOT an answer's mean.",
-        (*_time_quantities("ITL", "itl", "p99"), *_time_quantities("TPOT", "tpot", "p50", "p99"))),
-    SweepChart("user-idle", "User idle latency", "How long a reader waits with nothing to read.",
-        (*_time_quantities("User idle", "user_idle", "p50", "p99"),
-         *_time_quantities("User idle, d_i = V i,", "user_idle_eq4", "p99"))),
-    SweepChart("end-to-end", "End to end latency", "From arrival to completion, of completed requests.",
-        _time_quantities("E2E", "e2e", "p50", "p99")),
-    SweepChart("violations", "Requests outside their bounds", "",
-        (Quantity("Outside the request SLA", "share", ("request_sla_violation",)),
-         Quantity("Outside the token SLA", "share", ("token_sla_violation",)),
-         Quantity("SLO attainment", "share", ("goodput", "attainment"), ("goodput", "counted")))),
-    SweepChart("use", "Utilisation and batches",
+        (*_time_quantities("ITL", "itl", "p99"), *_time_quantities("TPOT", "tpot", "p50", "p99")),
+    ),
+    SweepChart(
+        "user-idle",
+        "User idle latency",
+        "How long a reader waits with nothing to read.",
+        (
+            *_time_quantities("User idle", "user_idle", "p50", "p99"),
+            *_time_quantities("User idle, d_i = V i,", "user_idle_eq4", "p99"),
+        ),
+    ),
+    SweepChart(
+        "end-to-end",
+        "End to end latency",
+        "From arrival to completion, of completed requests.",
+        _time_quantities("E2E", "e2e", "p50", "p99"),
+    ),
+    SweepChart(
+        "violations",
+        "Requests outside their bounds",
+        "",
+        (
+            Quantity("Outside the request SLA", "share", ("request_sla_violation",)),
+            Quantity("Outside the token SLA", "share", ("token_sla_violation",)),
+            Quantity("SLO attainment", "share", ("goodput", "attainment"), ("goodput", "counted")),
+        ),
+    ),
+    SweepChart(
+        "use",
+        "Utilisation and batches",
         "Share of time that servers were busy; requests in a batch, on average.",
-        (Quantity("Utilisation", "share", ("utilization",)),
-         Quantity("Batch size, mean", "", ("batch_mean",), ("batches",)))),
-    SweepChart("queueing", "Queueing", "From arrival until a server took the request up.",
-        _time_quantities("Queueing", "queueing", "p50", "p99")),
-    SweepChart("memory", "Memory", "Requests thrown out of a full KV memory; blocks of prompts found in it.",
-        (Quantity("Preempted requests", "share", ("engine", "preempted_share")),
-         Quantity("Prefix hits", "share", ("engine", "prefix_hit_rate"), ("engine", "prefix_queries")))),
-    SweepChart("capacity", "Capacity",
+        (
+            Quantity("Utilisation", "share", ("utilization",)),
+            Quantity("Batch size, mean", "", ("batch_mean",), ("batches",)),
+        ),
+    ),
+    SweepChart(
+        "queueing",
+        "Queueing",
+        "From arrival until a server took the request up.",
+        _time_quantities("Queueing", "queueing", "p50", "p99"),
+    ),
+    SweepChart(
+        "memory",
+        "Memory",
+        "Requests thrown out of a full KV memory; blocks of prompts found in it.",
+        (
+            Quantity("Preempted requests", "share", ("engine", "preempted_share")),
+            Quantity("Prefix hits", "share", ("engine", "prefix_hit_rate"), ("engine", "prefix_queries")),
+        ),
+    ),
+    SweepChart(
+        "capacity",
+        "Capacity",
         "The highest rate at which no more than the allowed share of requests is late.",
-        (Quantity("Capacity", "req/s", ("capacity", "rps")),)),
-)  # fmt: skip
+        (Quantity("Capacity", "req/s", ("capacity", "rps")),),
+    ),
+)
 
 
 def sweep_html(

@@ -154,9 +154,18 @@ def is_words(column: Iterable[str]) -> bool:
     )
 
 
-TIMES: Final = frozenset((
-    "eps", "token_sla", "request_sla", "swap_token", "attention", "output_delay", "ttft", "tbt",
-))  # fmt: skip
+TIMES: Final = frozenset(
+    (
+        "eps",
+        "token_sla",
+        "request_sla",
+        "swap_token",
+        "attention",
+        "output_delay",
+        "ttft",
+        "tbt",
+    )
+)
 """Names of simulator options whose values are in seconds."""
 _UNITS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 

@@ -51,15 +51,18 @@ def sparkline(timeline: Sequence[Any], cells: int, since: float, until: float) -
 
 
 _STREAM_COLUMNS: Final = (
-    text_column("tenant", "\ntenant", "tenant"), text_column("model", "\nmodel", "model"),
-    column_of("age", "age\ns", number_cell, "age"), column_of("ttft", "TTFT\nms", ms_cell, "ttft"),
+    text_column("tenant", "\ntenant", "tenant"),
+    text_column("model", "\nmodel", "model"),
+    column_of("age", "age\ns", number_cell, "age"),
+    column_of("ttft", "TTFT\nms", ms_cell, "ttft"),
     column_of("events", "\nevents", count_cell, "events"),
     column_of("tokens", "\ntokens", count_cell, "tokens"),
     column_of("silent", "silent\nms", ms_cell, "since_last"),
     Column("timeline", "\ntokens over time", _sparkline_cell, is_number=False),
     text_column("arm", "\narm", "arm"),
-    text_column("dialect", "\ndialect", "dialect"), text_column("id", "\nid", "id"),
-)  # fmt: skip
+    text_column("dialect", "\ndialect", "dialect"),
+    text_column("id", "\nid", "id"),
+)
 
 
 def streams_table(answer: Mapping[str, Any]) -> ViewTable:

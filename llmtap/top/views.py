@@ -141,16 +141,22 @@ def _token_time_column(key: str, title: str) -> Column:
 
 
 _EXCHANGE_COLUMNS: Final = (
-    Column("arrival", "\narrival", _arrival_cell, False), text_column("tenant", "\ntenant", "tenant"),
-    text_column("model", "\nmodel", "model"), text_column("outcome", "\noutcome", "outcome"),
-    _token_time_column("ttft", "TTFT\nms"), _token_time_column("tpot", "TPOT\nms"),
+    Column("arrival", "\narrival", _arrival_cell, False),
+    text_column("tenant", "\ntenant", "tenant"),
+    text_column("model", "\nmodel", "model"),
+    text_column("outcome", "\noutcome", "outcome"),
+    _token_time_column("ttft", "TTFT\nms"),
+    _token_time_column("tpot", "TPOT\nms"),
     column_of("idle", "idle\nms", ms_cell, "metrics", "user_idle"),
     column_of("e2e", "E2E\nms", ms_cell, "metrics", "e2e"),
     column_of("tokens", "\ntokens", count_cell, "tokens", "output"),
-    column_of("status", "\nstatus", count_cell, "status"), text_column("path", "\npath", "path"),
-    text_column("arm", "\narm", "arm"), text_column("refusal", "\nrefused by", "refusal", "kind"),
-    text_column("finish", "\nfinish", "finish_reason"), text_column("id", "\nid", "id", chars=48),
-)  # fmt: skip
+    column_of("status", "\nstatus", count_cell, "status"),
+    text_column("path", "\npath", "path"),
+    text_column("arm", "\narm", "arm"),
+    text_column("refusal", "\nrefused by", "refusal", "kind"),
+    text_column("finish", "\nfinish", "finish_reason"),
+    text_column("id", "\nid", "id", chars=48),
+)
 
 
 def _exchanges_table(documents: Documents) -> ViewTable:
@@ -164,7 +170,8 @@ def _kinds_cell(part: Any) -> Cell:
 
 
 _REFUSAL_COLUMNS: Final = (
-    text_column("name", "\ntenant", "name"), column_of("n", "\nn", count_cell, "n"),
+    text_column("name", "\ntenant", "name"),
+    column_of("n", "\nn", count_cell, "n"),
     column_of("refused", "re-\nfused", count_cell, "refusals", "n"),
     column_of("share", "\nshare", share_cell, "refusals", "share"),
     Column("kinds", "\nby whom", _kinds_cell, is_number=False),
@@ -174,7 +181,7 @@ _REFUSAL_COLUMNS: Final = (
     column_of("bursts", "\nbursts", count_cell, "chunking", "bursts", "n"),
     column_of("held", "held\nms", ms_cell, "chunking", "bursts", "hold_max"),
     _percentile_column("tbc_p99", "TBC\np99", "tbc", "p99"),
-)  # fmt: skip
+)
 
 
 def _refusals_table(documents: Documents) -> ViewTable:
@@ -197,20 +204,24 @@ def _tap_cell_of(index: int) -> Callable[[Line], Cell]:
 
 
 _TAP_COLUMNS: Final = (
-    Column("of", "\nof", _tap_cell_of(0), False), Column("what", "\nwhat", _tap_cell_of(1), False),
-    Column("value", "\nvalue", lambda line: line[2]), Column("about", "\nabout", _tap_cell_of(3), False),
-)  # fmt: skip
+    Column("of", "\nof", _tap_cell_of(0), False),
+    Column("what", "\nwhat", _tap_cell_of(1), False),
+    Column("value", "\nvalue", lambda line: line[2]),
+    Column("about", "\nabout", _tap_cell_of(3), False),
+)
 _POINTS: Final = {
     "request": "request: last byte read to last byte written",
     "first_chunk": "response: first read to its write",
     "chunk": "response: each read to its write",
 }
 _COUNTS: Final = {
-    "opened": "exchanges started", "measured": "acknowledged by the meter",
+    "opened": "exchanges started",
+    "measured": "acknowledged by the meter",
     "unsettled": "running, or not acknowledged yet",
-    "connections": "open client connections", "streams": "responses in progress",
+    "connections": "open client connections",
+    "streams": "responses in progress",
     "refused": "rejected connections",
-}  # fmt: skip
+}
 
 
 def _tap_table(documents: Documents) -> ViewTable:
@@ -287,7 +298,8 @@ def _relay_lines(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
 
 
 _ALARM_COLUMNS: Final = (
-    text_column("class", "\nclass", "class"), text_column("state", "\nstate", "state", chars=40),
+    text_column("class", "\nclass", "class"),
+    text_column("state", "\nstate", "state", chars=40),
     text_column("severity", "\nseverity", "severity"),
     column_of("limit", "\nlimit", number_cell, "burn_rate"),
     text_column("long", "burn rate,\nlong window", "long_rate", chars=40),
@@ -297,7 +309,7 @@ _ALARM_COLUMNS: Final = (
     column_of("own_faults", "own faults,\nlong window", count_cell, "own_faults"),
     text_column("objectives", "\nobjectives", "objectives", chars=TEXT_CHARS),
     column_of("target", "\ntarget", share_cell, "target"),
-)  # fmt: skip
+)
 
 
 def _slo_table(documents: Documents) -> ViewTable:
@@ -373,12 +385,15 @@ def reader_ns_per_token(summary: Mapping[str, Any]) -> int:
 
 
 _EVENT_COLUMNS: Final = (
-    column_of("i", "\n#", count_cell, "i"), column_of("t", "since\nsubmit ms", ms_cell, "since"),
-    column_of("gap", "gap\nms", ms_cell, "gap"), text_column("class", "\nclass", "class"),
+    column_of("i", "\n#", count_cell, "i"),
+    column_of("t", "since\nsubmit ms", ms_cell, "since"),
+    column_of("gap", "gap\nms", ms_cell, "gap"),
+    text_column("class", "\nclass", "class"),
     Column("tokens", "\ntokens", lambda event: event["tokens"]),
-    column_of("bytes", "\nbytes", count_cell, "bytes"), column_of("due", "needed\nat ms", ms_cell, "due"),
+    column_of("bytes", "\nbytes", count_cell, "bytes"),
+    column_of("due", "needed\nat ms", ms_cell, "due"),
     Column("reader", "\nreader", lambda event: text_cell(event["reader"]), is_number=False),
-)  # fmt: skip
+)
 
 
 def event_table(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:

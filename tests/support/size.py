@@ -64,10 +64,15 @@ def _read(name: str, path: Path, *, is_package: bool) -> Module:
         imports[for_types].add(one)
     classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
     return Module(
-        name, path, text.count("\n"), _code_lines(text, tree), ast.get_docstring(tree) or "",
-        tuple(one for one in classes if not one.startswith("_")), frozenset(imports[False]),
+        name,
+        path,
+        text.count("\n"),
+        _code_lines(text, tree),
+        ast.get_docstring(tree) or "",
+        tuple(one for one in classes if not one.startswith("_")),
+        frozenset(imports[False]),
         frozenset(imports[True]),
-    )  # fmt: skip
+    )
 
 
 def _code_lines(text: str, tree: ast.Module) -> int:

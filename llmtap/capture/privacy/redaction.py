@@ -169,15 +169,49 @@ class _JsonRedactor:
         return text
 
 
-_SECRET_NAMES: Final = frozenset({
-    "apikey", "authorization", "proxyauthorization", "auth", "password", "passwd", "pwd", "passphrase",
-    "token", "secret", "credential", "credentials", "cookie", "cookies", "setcookie", "bearer", "jwt",
-})  # fmt: skip
+_SECRET_NAMES: Final = frozenset(
+    {
+        "apikey",
+        "authorization",
+        "proxyauthorization",
+        "auth",
+        "password",
+        "passwd",
+        "pwd",
+        "passphrase",
+        "token",
+        "secret",
+        "credential",
+        "credentials",
+        "cookie",
+        "cookies",
+        "setcookie",
+        "bearer",
+        "jwt",
+    }
+)
 _SECRET_ENDS: Final = (
-    "apikey", "accesskey", "secretkey", "privatekey", "password", "passphrase", "secret", "credentials",
-    "accesstoken", "refreshtoken", "idtoken", "authtoken", "sessiontoken", "bearertoken", "securitytoken",
-    "secretaccesskey", "authorization", "subscriptionkey", "signingkey", "encryptionkey",
-)  # fmt: skip
+    "apikey",
+    "accesskey",
+    "secretkey",
+    "privatekey",
+    "password",
+    "passphrase",
+    "secret",
+    "credentials",
+    "accesstoken",
+    "refreshtoken",
+    "idtoken",
+    "authtoken",
+    "sessiontoken",
+    "bearertoken",
+    "securitytoken",
+    "secretaccesskey",
+    "authorization",
+    "subscriptionkey",
+    "signingkey",
+    "encryptionkey",
+)
 _SCHEMA_WORDS: Final = frozenset({"type", "description", "title", "format", "minLength", "maxLength", "$ref"})
 
 

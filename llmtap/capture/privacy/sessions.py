@@ -256,7 +256,7 @@ class Sessions:
         "_salt",
         "_session_fields",
         "_session_headers",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

@@ -98,9 +98,13 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
             self.on_success(call.result().partial_success)
         else:
             can_repeat = code in (
-                status.CANCELLED, status.DEADLINE_EXCEEDED, status.ABORTED, status.OUT_OF_RANGE,
-                status.UNAVAILABLE, status.DATA_LOSS,
-            )  # fmt: skip
+                status.CANCELLED,
+                status.DEADLINE_EXCEEDED,
+                status.ABORTED,
+                status.OUT_OF_RANGE,
+                status.UNAVAILABLE,
+                status.DATA_LOSS,
+            )
             self.on_failure("again" if can_repeat else "refused", f"{code.name}: {call.details()}")
         return call
 
@@ -217,9 +221,14 @@ class _MetricDelivery:
     """Exports the totals of the metrics at regular intervals, and once more at the end."""
 
     def __init__(
-        self, sdk_exporter: Any, receiver: _Receiver, totals: Totals,
-        origin: tuple[Resource, InstrumentationScope], clock: Clock, closing: Event,
-    ) -> None:  # fmt: skip
+        self,
+        sdk_exporter: Any,
+        receiver: _Receiver,
+        totals: Totals,
+        origin: tuple[Resource, InstrumentationScope],
+        clock: Clock,
+        closing: Event,
+    ) -> None:
         self.failures = 0
         """Number of deliveries that failed."""
         self.sdk_exporter = sdk_exporter
@@ -399,10 +408,13 @@ def _resource_attributes(version: str, reader: Benefit) -> Resource:
     if str(configured.attributes[SERVICE_NAME]).startswith("unknown_service"):
         configured = configured.merge(Resource({SERVICE_NAME: "llmtap"}))
     own = {
-        SERVICE_VERSION: version, "host.name": socket.gethostname(),
-        "llmtap.reader.tokens_per_second": f"{reader.speed:g}", "llmtap.reader.due": reader.due_text,
-        "llmtap.smooth_goodput.alpha": f"{reader.alpha:g}", "llmtap.smooth_goodput.idle_cost": reader.f,
-    }  # fmt: skip
+        SERVICE_VERSION: version,
+        "host.name": socket.gethostname(),
+        "llmtap.reader.tokens_per_second": f"{reader.speed:g}",
+        "llmtap.reader.due": reader.due_text,
+        "llmtap.smooth_goodput.alpha": f"{reader.alpha:g}",
+        "llmtap.smooth_goodput.idle_cost": reader.f,
+    }
     return Resource(own).merge(configured)
 
 

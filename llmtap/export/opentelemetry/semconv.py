@@ -136,14 +136,16 @@ _SERVER_MEASURES: Final = {
         "Generative AI server request duration such as time-to-last byte or last output token.",
     ),
     "server_first_token": _time_measures(
-        "gen_ai.server.time_to_first_token", "Time to generate first token for successful responses.",
+        "gen_ai.server.time_to_first_token",
+        "Time to generate first token for successful responses.",
         _FIRST_TOKEN,
     ),
     "server_per_token": _time_measures(
         "gen_ai.server.time_per_output_token",
-        "Time per output token generated after the first token for successful responses.", _PER_TOKEN,
+        "Time per output token generated after the first token for successful responses.",
+        _PER_TOKEN,
     ),
-}  # fmt: skip
+}
 """Measures of the model server, which are equal in all versions. llmtap measures the durations outside of the
 server, so they include the network."""
 
@@ -230,8 +232,17 @@ VERSIONS: Final[Mapping[str, Semconv]] = {
 
 _OPERATIONS: Final = {
     **dict.fromkeys(
-        ("chat.completions", "responses", "messages", "realtime", "ollama.chat", "cohere.chat",
-         "lmstudio.chat", "bedrock.converse", "bedrock.invoke"),
+        (
+            "chat.completions",
+            "responses",
+            "messages",
+            "realtime",
+            "ollama.chat",
+            "cohere.chat",
+            "lmstudio.chat",
+            "bedrock.converse",
+            "bedrock.invoke",
+        ),
         "chat",
     ),
     **dict.fromkeys(
@@ -240,7 +251,7 @@ _OPERATIONS: Final = {
     ),
     "embeddings": "embeddings",
     "gemini.generate": "generate_content",
-}  # fmt: skip
+}
 _PROVIDERS_OF_HOSTS: Final = (
     (".openai.azure.com", "azure.ai.openai"),
     (".services.ai.azure.com", "azure.ai.inference"),

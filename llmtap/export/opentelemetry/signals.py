@@ -127,8 +127,16 @@ def chunk_times_ns(log: EventLog) -> list[int]:
 def _end_ns(x: Exchange) -> int:
     """Return the latest known time of the exchange."""
     t = x.timeline
-    points = (t.arrival_ns, t.request_end_ns, t.submit_ns, t.head_ns, t.first_byte_ns, t.response_end_ns,
-              t.delivered_ns, t.events.t_ns[-1] if len(t.events) else None)  # fmt: skip
+    points = (
+        t.arrival_ns,
+        t.request_end_ns,
+        t.submit_ns,
+        t.head_ns,
+        t.first_byte_ns,
+        t.response_end_ns,
+        t.delivered_ns,
+        t.events.t_ns[-1] if len(t.events) else None,
+    )
     return max(point for point in points if point is not None)
 
 
@@ -145,9 +153,10 @@ def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
     """Return the number of input tokens written to a cache (fields of Anthropic, Converse, OpenRouter)."""
     details = usage.get("prompt_tokens_details")
     for source, name in (
-        (usage, "cache_creation_input_tokens"), (usage, "cacheWriteInputTokens"),
+        (usage, "cache_creation_input_tokens"),
+        (usage, "cacheWriteInputTokens"),
         (details, "cache_write_tokens"),
-    ):  # fmt: skip
+    ):
         count = source.get(name) if isinstance(source, Mapping) else None
         if isinstance(count, int) and count >= 0:
             return count
@@ -251,30 +260,43 @@ def _attributes(
 ) -> "list[tuple[str, Value | None]]":
     host, port = server or (None, None)
     out: list[tuple[str, Value | None]] = [
-        (semconv.HTTP_METHOD, x.method[:TEXT_MAX] or None), (semconv.URL_PATH, x.path[:TEXT_MAX] or None),
-        (semconv.HTTP_STATUS, x.status), (semconv.SERVER_ADDRESS, host), (semconv.SERVER_PORT, port),
-        (semconv.ERROR_TYPE, common.error_type), (semconv.EXCHANGE_ID, x.id),
-        (semconv.OUTCOME, x.outcome.value), (semconv.TENANT, x.tenant[:TEXT_MAX]), (semconv.ARM, x.arm),
-        (semconv.REQUEST_ID, x.request_id), (semconv.UNCERTAINTY, x.uncertainty_ns / 1e9),
-        (semconv.SIDE, x.side), (semconv.PAIR_ROLE, None if x.pair is None else x.pair.role or None),
-    ]  # fmt: skip
+        (semconv.HTTP_METHOD, x.method[:TEXT_MAX] or None),
+        (semconv.URL_PATH, x.path[:TEXT_MAX] or None),
+        (semconv.HTTP_STATUS, x.status),
+        (semconv.SERVER_ADDRESS, host),
+        (semconv.SERVER_PORT, port),
+        (semconv.ERROR_TYPE, common.error_type),
+        (semconv.EXCHANGE_ID, x.id),
+        (semconv.OUTCOME, x.outcome.value),
+        (semconv.TENANT, x.tenant[:TEXT_MAX]),
+        (semconv.ARM, x.arm),
+        (semconv.REQUEST_ID, x.request_id),
+        (semconv.UNCERTAINTY, x.uncertainty_ns / 1e9),
+        (semconv.SIDE, x.side),
+        (semconv.PAIR_ROLE, None if x.pair is None else x.pair.role or None),
+    ]
     if common.operation is None:
         return out
     kind = None if x.refusal is None else x.refusal.get("kind")
     tokens = x.tokens
     out += [
-        (names.operation, common.operation), (names.provider, common.provider),
-        (names.request_model, common.model), (names.response_model, common.response_model),
+        (names.operation, common.operation),
+        (names.provider, common.provider),
+        (names.request_model, common.model),
+        (names.response_model, common.response_model),
         (names.request_stream, True if x.stream else None),
         (names.finish_reasons, None if x.finish_reason is None else [x.finish_reason[:TEXT_MAX]]),
         (names.first_chunk, None if common.first_chunk_ns is None else common.first_chunk_ns / 1e9),
-        (names.input_tokens, tokens.input), (names.output_tokens, common.output_tokens),
-        (names.cached_tokens, tokens.cached), (names.cache_write_tokens, common.cache_write_tokens),
+        (names.input_tokens, tokens.input),
+        (names.output_tokens, common.output_tokens),
+        (names.cached_tokens, tokens.cached),
+        (names.cache_write_tokens, common.cache_write_tokens),
         (names.reasoning_tokens, tokens.reasoning),
-        (semconv.DIALECT, x.dialect), (semconv.READING, x.reading.value),
+        (semconv.DIALECT, x.dialect),
+        (semconv.READING, x.reading.value),
         (semconv.REFUSAL_KIND, None if kind is None else str(kind)),
         (semconv.TOKEN_SOURCE, tokens.source.value),
-    ]  # fmt: skip
+    ]
     return out
 
 
@@ -310,9 +332,15 @@ class MetricRecorder:
 
     def __init__(self, names: semconv.Semconv, series_max: int, *, exponential: bool = False) -> None:
         self.names: Final = (
-            names.operation, names.provider, names.request_model, names.response_model,
-            semconv.TENANT, semconv.ARM, semconv.ERROR_TYPE, semconv.OUTCOME,
-        )  # fmt: skip
+            names.operation,
+            names.provider,
+            names.request_model,
+            names.response_model,
+            semconv.TENANT,
+            semconv.ARM,
+            semconv.ERROR_TYPE,
+            semconv.OUTCOME,
+        )
         self.measures: list[semconv.Measure] = []
         self._indexes_of: dict[str, tuple[int, ...]] = {}
         """For each quantity, the indexes of its measures in `measures`."""
@@ -342,8 +370,13 @@ class MetricRecorder:
     def _record(self, x: Exchange, m: Measured, common: CommonValues) -> None:
         add = self._add
         base = (
-            common.operation, common.provider, common.model, common.response_model, x.tenant[:TEXT_MAX], x.arm
-        )  # fmt: skip
+            common.operation,
+            common.provider,
+            common.model,
+            common.response_model,
+            x.tenant[:TEXT_MAX],
+            x.arm,
+        )
         key = (*base, None, None)
         add("exchanges", (*base, common.error_type, x.outcome.value), (1,))
         if common.operation is None:
@@ -358,16 +391,20 @@ class MetricRecorder:
         else:
             add("duration", duration_key, (common.duration_ns,))
             for name, n in (
-                ("input", tokens.input), ("output", common.output_tokens), ("cached", tokens.cached),
-                ("cache_write", common.cache_write_tokens), ("reasoning", tokens.reasoning),
-            ):  # fmt: skip
+                ("input", tokens.input),
+                ("output", common.output_tokens),
+                ("cached", tokens.cached),
+                ("cache_write", common.cache_write_tokens),
+                ("reasoning", tokens.reasoning),
+            ):
                 add(f"{name}_tokens", key, (n,))
         if not x.stream or x.reading is Reading.INFERRED:
             return  # Do not mix exact times with times of tokens that were inferred from an unknown dialect.
         for quantity, ns in (
-            ("first_chunk", common.first_chunk_ns), ("server_first_token", common.server_first_token_ns),
+            ("first_chunk", common.first_chunk_ns),
+            ("server_first_token", common.server_first_token_ns),
             ("server_per_token", common.server_per_token_ns),
-        ):  # fmt: skip
+        ):
             add(quantity, key, (ns,))
         for metric, value in zip(_OWN_METRICS, _own_values(m), strict=True):
             add(metric.name, key, value if metric.pooled else (None if value is None else round(value),))
@@ -472,9 +509,17 @@ def _sdk_point(point: Point, now_ns: int) -> Any:
         scale, offset, dense = cell.dense_counts(EXPONENTIAL_MAX)
         positive, negative = sdk.Buckets(offset, dense), sdk.Buckets(0, [])
         return sdk.ExponentialHistogramDataPoint(
-            attributes, *period, cell.value_count, cell.value_sum / instrument.scale, scale, cell.zero_count,
-            positive, negative, flags=0, **NO_EXTREMES,
-        )  # fmt: skip
+            attributes,
+            *period,
+            cell.value_count,
+            cell.value_sum / instrument.scale,
+            scale,
+            cell.zero_count,
+            positive,
+            negative,
+            flags=0,
+            **NO_EXTREMES,
+        )
     counts, total = cell.read()
     if not instrument.edges:
         return sdk.NumberDataPoint(attributes, *period, total)

@@ -55,9 +55,18 @@ class _Subscriber:
     """One client of `/api/v1/live`, with what is to be sent to it."""
 
     __slots__ = (
-        "is_closed", "missed_count", "missed_total", "query", "queue", "start_s", "task", "wake_event",
-        "wants_exchanges", "wants_summaries", "weight_bytes",
-    )  # fmt: skip
+        "is_closed",
+        "missed_count",
+        "missed_total",
+        "query",
+        "queue",
+        "start_s",
+        "task",
+        "wake_event",
+        "wants_exchanges",
+        "wants_summaries",
+        "weight_bytes",
+    )
 
     def __init__(self, query: recent_api.Query, *, summaries: bool, exchanges: bool) -> None:
         self.query = query

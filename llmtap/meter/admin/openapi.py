@@ -53,11 +53,13 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
 _FILTER_SCHEMAS: Final[dict[Callable[[str, str], object], Schema]] = {
-    recent_api.read_text: TEXT, recent_api.read_count: COUNT, recent_api.read_flag: FLAG,
+    recent_api.read_text: TEXT,
+    recent_api.read_count: COUNT,
+    recent_api.read_flag: FLAG,
     recent_api.read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
     recent_api.read_side: {"type": "string", "enum": [FRONT, BACK]},
     recent_api.read_reading: {"type": "string", "enum": [r.value for r in Reading]},
-}  # fmt: skip
+}
 _FILTERS: Final = tuple(
     Parameter(name, f"only exchanges with this {name}", _FILTER_SCHEMAS[read])
     for name, read in recent_api.FILTERS.items()
@@ -72,33 +74,52 @@ _BAD_QUERY: Final = {400: "Invalid query parameter, named by `field`."}
 
 ROUTES: Final = (
     ApiRoute(
-        path="/", name="dashboard", text="The dashboard, a page that uses this API.",
-        answers={"text/html": TEXT}, is_public=True,
+        path="/",
+        name="dashboard",
+        text="The dashboard, a page that uses this API.",
+        answers={"text/html": TEXT},
+        is_public=True,
     ),
     ApiRoute(
-        path="/assets/{name}", name="asset", text="A file of the page.",
-        answers=dict.fromkeys(("image/svg+xml", "text/css", "text/javascript"), TEXT), is_public=True,
+        path="/assets/{name}",
+        name="asset",
+        text="A file of the page.",
+        answers=dict.fromkeys(("image/svg+xml", "text/css", "text/javascript"), TEXT),
+        is_public=True,
         path_parameters=(Parameter("name", "the file"),),
         errors={404: "There is no such file."},
     ),
     ApiRoute(
-        path="/healthz", name="health", text="The process runs and its loop turns.",
-        answers={"text/plain": TEXT}, is_public=True,
+        path="/healthz",
+        name="health",
+        text="The process runs and its loop turns.",
+        answers={"text/plain": TEXT},
+        is_public=True,
     ),
     ApiRoute(
-        path="/readyz", name="readiness", text="A relay is connected and has reported lately.",
-        answers={"text/plain": TEXT}, is_public=True,
+        path="/readyz",
+        name="readiness",
+        text="A relay is connected and has reported lately.",
+        answers={"text/plain": TEXT},
+        is_public=True,
         errors={503: "No relay reports to the meter, or its upstream is not reachable."},
     ),
     ApiRoute(
-        path="/metrics", name="metrics", text="The Prometheus exposition, as Accept asks for it.",
+        path="/metrics",
+        name="metrics",
+        text="The Prometheus exposition, as Accept asks for it.",
         answers={
-            "text/plain": TEXT, "application/openmetrics-text": TEXT, "application/vnd.google.protobuf": TEXT,
+            "text/plain": TEXT,
+            "application/openmetrics-text": TEXT,
+            "application/vnd.google.protobuf": TEXT,
         },
     ),
     ApiRoute(
-        path="/api/v1/summary", name="summary", text="All metrics of a window.",
-        answers={JSON: reference("Summary")}, errors=_BAD_QUERY,
+        path="/api/v1/summary",
+        name="summary",
+        text="All metrics of a window.",
+        answers={JSON: reference("Summary")},
+        errors=_BAD_QUERY,
         query_parameters=(
             Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}),
             Parameter("by", f"some of {', '.join(BY)}; all where not given; or none"),
@@ -106,36 +127,47 @@ ROUTES: Final = (
         ),
     ),
     ApiRoute(
-        path="/api/v1/histograms", name="histograms",
+        path="/api/v1/histograms",
+        name="histograms",
         text="The latencies of each tenant, model, arm and class in HdrHistogram's V2 encoding.",
-        answers={JSON: reference("Histograms")}, errors=_BAD_QUERY,
+        answers={JSON: reference("Histograms")},
+        errors=_BAD_QUERY,
         query_parameters=(
-            Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}), _CERTAIN,
+            Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}),
+            _CERTAIN,
         ),
     ),
     ApiRoute(
-        path="/api/v1/history", name="history",
+        path="/api/v1/history",
+        name="history",
         text="Key figures of all traffic in steps, for charts: of the last hour, or of the last 24 hours.",
-        answers={JSON: reference("History")}, errors=_BAD_QUERY,
+        answers={JSON: reference("History")},
+        errors=_BAD_QUERY,
         query_parameters=(
             Parameter(
-                "step", "length of a step",
+                "step",
+                "length of a step",
                 {**TEXT, "enum": [*STEPS], "default": next(iter(STEPS))},
             ),
         ),
     ),
     ApiRoute(
-        path="/api/v1/exchanges", name="exchanges",
+        path="/api/v1/exchanges",
+        name="exchanges",
         text=(
             "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"
             f" {recent_api.PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
         ),
-        answers={JSON: reference("Exchanges")}, errors=_BAD_QUERY,
+        answers={JSON: reference("Exchanges")},
+        errors=_BAD_QUERY,
         query_parameters=(
             Parameter(
-                "limit", "maximum number of exchanges",
+                "limit",
+                "maximum number of exchanges",
                 {
-                    **COUNT, "minimum": 1, "maximum": recent_api.LIMIT_MAX,
+                    **COUNT,
+                    "minimum": 1,
+                    "maximum": recent_api.LIMIT_MAX,
                     "default": recent_api.LIMIT_DEFAULT,
                 },
             ),
@@ -147,16 +179,19 @@ ROUTES: Final = (
         ),
     ),
     ApiRoute(
-        path="/api/v1/first_token", name="firstToken",
+        path="/api/v1/first_token",
+        name="firstToken",
         text=(
             "The parts of the wait of an exchange for its first token, and which of them is unusual beside"
             " the streams of the last hour."
         ),
-        answers={JSON: reference("FirstTokenAnswer")}, errors=_BAD_QUERY,
+        answers={JSON: reference("FirstTokenAnswer")},
+        errors=_BAD_QUERY,
         query_parameters=(Parameter("id", "the id of the exchange"),),
     ),
     ApiRoute(
-        path="/api/v1/pairs", name="pairs",
+        path="/api/v1/pairs",
+        name="pairs",
         text=(
             "What a gateway does between the relays on both sides: counts since the meter's start, and the"
             " figures of the recent pairs."
@@ -165,13 +200,16 @@ ROUTES: Final = (
         errors={**_BAD_QUERY, 404: "No exchanges are paired: `pair.upstream` is not set."},
         query_parameters=(
             Parameter(
-                "limit", "maximum number of single pairs, the newest first",
+                "limit",
+                "maximum number of single pairs, the newest first",
                 {**COUNT, "minimum": 1, "maximum": PAIRS_MAX, "default": PAIRS_DEFAULT},
             ),
         ),
     ),
     ApiRoute(
-        path="/api/v1/capture/flush", method="post", name="flushCapture",
+        path="/api/v1/capture/flush",
+        method="post",
+        name="flushCapture",
         text=(
             "Makes Parquet files of the exchanges captured so far. Answers with the state of the capture;"
             " where `waiting` or `files_waiting` is not 0, the place does not take files now."
@@ -180,13 +218,19 @@ ROUTES: Final = (
         errors={409: "Nothing is captured.", 415: "The body is a form."},
     ),
     ApiRoute(
-        path="/api/v1/streams", name="streams", text="The running exchanges, newest first.",
-        answers={JSON: reference("Streams")}, errors=_BAD_QUERY,
+        path="/api/v1/streams",
+        name="streams",
+        text="The running exchanges, newest first.",
+        answers={JSON: reference("Streams")},
+        errors=_BAD_QUERY,
         query_parameters=(
             Parameter(
-                "limit", "maximum number of streams",
+                "limit",
+                "maximum number of streams",
                 {
-                    **COUNT, "minimum": 1, "maximum": recent_api.STREAMS_MAX,
+                    **COUNT,
+                    "minimum": 1,
+                    "maximum": recent_api.STREAMS_MAX,
                     "default": recent_api.STREAMS_DEFAULT,
                 },
             ),
@@ -197,24 +241,30 @@ ROUTES: Final = (
         ),
     ),
     ApiRoute(
-        path="/api/v1/silences", name="silences",
+        path="/api/v1/silences",
+        name="silences",
         text=(
             "Streams without a token for `meter.silence_threshold` or longer, the longest silence first, and"
             " how many streams went on after such silences."
         ),
-        answers={JSON: reference("Silences")}, errors=_BAD_QUERY,
+        answers={JSON: reference("Silences")},
+        errors=_BAD_QUERY,
         query_parameters=(
             Parameter(
-                "limit", "maximum number of streams",
+                "limit",
+                "maximum number of streams",
                 {
-                    **COUNT, "minimum": 1, "maximum": silences_api.STREAMS_MAX,
+                    **COUNT,
+                    "minimum": 1,
+                    "maximum": silences_api.STREAMS_MAX,
                     "default": silences_api.STREAMS_DEFAULT,
                 },
             ),
         ),
     ),
     ApiRoute(
-        path="/api/v1/live", name="live",
+        path="/api/v1/live",
+        name="live",
         text=(
             "Server-sent events: `exchange` (an Exchange) for each that ends and matches, `summary` (a"
             " LiveSummary of all traffic) every second, `missed` (a Missed) when the subscriber was too slow."
@@ -231,15 +281,23 @@ ROUTES: Final = (
         ),
     ),
     ApiRoute(
-        path="/api/v1/experiment", name="experiment", text="State and results of the configured experiment.",
+        path="/api/v1/experiment",
+        name="experiment",
+        text="State and results of the configured experiment.",
         answers={JSON: reference("Experiment")},
     ),
     ApiRoute(
-        path="/api/v1/experiment", method="post", name="switchExperiment",
+        path="/api/v1/experiment",
+        method="post",
+        name="switchExperiment",
         text="Switches the experiment on or off; answers as GET does.",
         answers={JSON: reference("Experiment")},
-        body={"type": "object", "properties": {"enabled": FLAG}, "required": ["enabled"],
-              "additionalProperties": False},
+        body={
+            "type": "object",
+            "properties": {"enabled": FLAG},
+            "required": ["enabled"],
+            "additionalProperties": False,
+        },
         errors={
             400: "The body is invalid.",
             409: "No experiment is configured, or it has ended.",
@@ -250,7 +308,7 @@ ROUTES: Final = (
     ApiRoute(
         path="/api/v1/openapi.json", name="openapi", text="This document.", answers={JSON: {"type": "object"}}
     ),
-)  # fmt: skip
+)
 
 
 def openapi_document(*, token: bool = False) -> dict[str, Any]:

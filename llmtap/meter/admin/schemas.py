@@ -27,7 +27,10 @@ TEXT: Final[Schema] = {"type": "string"}
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 FLAG: Final[Schema] = {"type": "boolean"}
 _TYPES: Final[dict[str, Schema]] = {
-    "text": TEXT, "count": COUNT, "flag": FLAG, "number": {"type": "number"},
+    "text": TEXT,
+    "count": COUNT,
+    "flag": FLAG,
+    "number": {"type": "number"},
     "date": {"type": "string", "format": "date-time"},
     "sample": {"anyOf": [{"type": "number"}, {"type": "null"}]},
     "any": {"type": "object", "additionalProperties": True},
@@ -38,9 +41,12 @@ _TYPES: Final[dict[str, Schema]] = {
     "class": {"type": "string", "enum": [c.name.lower() for c in EventClass]},
     "silence": {"type": "string", "enum": [kind.value for kind in SilenceKind]},
     "point": {
-        "type": "array", "prefixItems": [{"type": "number"}, COUNT], "minItems": 2, "maxItems": 2,
+        "type": "array",
+        "prefixItems": [{"type": "number"}, COUNT],
+        "minItems": 2,
+        "maxItems": 2,
     },
-}  # fmt: skip
+}
 _COUNT_TYPES: Final = {int: "count", dict[str, int]: "map:count", dict[str, bool]: "map:flag"}
 
 

@@ -172,8 +172,11 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
 
 INDEX: Final = "index.html"
 _TYPE_BY_SUFFIX: Final = {
-    ".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml",
-}  # fmt: skip
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 _PAGE_FILES: Final = {part.name: part for part in (files("llmtap.meter.admin") / "static").iterdir()} | {
     name: files("llmtap.report") / name for name in ("plot.css", "plot.js")
 }

@@ -26,9 +26,11 @@ from llmtap.metrics.silences import SilenceKind
 from llmtap.version import __version__
 
 _UPSTREAM_METRICS: Final = {
-    "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
-    "upstream_kv_cache_usage_ratio": "kv_use", "upstream_output_tokens": "generation_tokens",
-}  # fmt: skip
+    "upstream_running_requests": "running",
+    "upstream_waiting_requests": "waiting",
+    "upstream_kv_cache_usage_ratio": "kv_use",
+    "upstream_output_tokens": "generation_tokens",
+}
 _NO_SILENT_STREAMS: Final = {(kind.value, DEFAULT): 0 for kind in SilenceKind}
 """Samples with 0 while no stream is silent: without any sample, a dashboard would show "No data"."""
 PAIRS_DEFAULT: Final = 20

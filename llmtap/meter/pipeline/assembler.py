@@ -26,13 +26,34 @@ from llmtap.net.lag import make_lag_meter
 
 # Kinds of frames as plain ints: comparing with an IntEnum's member takes ten times as long, for every frame.
 _K: Final = FrameKind
-_OPEN, _REQUEST_DATA, _REQUEST_END, _SUBMIT, _RESPONSE_HEAD, _RESPONSE_DATA, _RESPONSE_END = map(int, (
-    _K.OPEN, _K.REQUEST_DATA, _K.REQUEST_END, _K.SUBMIT, _K.RESPONSE_HEAD, _K.RESPONSE_DATA, _K.RESPONSE_END
-))  # fmt: skip
-_UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _ARM, _ANCHOR, _HELD = map(int, (
-    _K.UPGRADED, _K.TUNNEL_UP, _K.TUNNEL_DOWN, _K.CLOSE, _K.DROP, _K.STATUS, _K.ANSWER, _K.SENT, _K.ARM,
-    _K.ANCHOR, _K.HELD,
-))  # fmt: skip
+_OPEN, _REQUEST_DATA, _REQUEST_END, _SUBMIT, _RESPONSE_HEAD, _RESPONSE_DATA, _RESPONSE_END = map(
+    int,
+    (
+        _K.OPEN,
+        _K.REQUEST_DATA,
+        _K.REQUEST_END,
+        _K.SUBMIT,
+        _K.RESPONSE_HEAD,
+        _K.RESPONSE_DATA,
+        _K.RESPONSE_END,
+    ),
+)
+_UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _ARM, _ANCHOR, _HELD = map(
+    int,
+    (
+        _K.UPGRADED,
+        _K.TUNNEL_UP,
+        _K.TUNNEL_DOWN,
+        _K.CLOSE,
+        _K.DROP,
+        _K.STATUS,
+        _K.ANSWER,
+        _K.SENT,
+        _K.ARM,
+        _K.ANCHOR,
+        _K.HELD,
+    ),
+)
 _RESPONSE_AT_ONCE: Final = int(_K.RESPONSE_AT_ONCE)
 _BODY: Final = (_RESPONSE_DATA, _RESPONSE_AT_ONCE)
 _LAST: Final = (_CLOSE, _DROP)

@@ -32,8 +32,14 @@ class HistoryStep(NamedTuple):
 STEPS: Final = {"10s": HistoryStep(10 * NS_PER_S, 360), "5m": HistoryStep(300 * NS_PER_S, 288)}
 """Steps by name, the shortest first. Each length is a multiple of the previous one, so steps can be added."""
 FIGURES: Final = (
-    "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "achieved_rps", "goodput_rps", "smooth_goodput_tps",
-)  # fmt: skip
+    "ttft_p50",
+    "ttft_p99",
+    "itl_p50",
+    "itl_p99",
+    "achieved_rps",
+    "goodput_rps",
+    "smooth_goodput_tps",
+)
 """Figures of a point. Latencies are in seconds, `_rps` in exchanges per second (that ended, or that met their
 objectives), `_tps` in tokens per second."""
 _PERCENTILES: Final = (0.5, 0.99)

@@ -170,11 +170,19 @@ class ExchangePipeline:
         """Return the Observer of a new exchange; `head`: head of its request as received."""
         on_request = None if self.recorder is None else self.recorder.observe_request
         observer = Observer(
-            relay, seq, arrival_ns, arrival_wall_ns, head, clock,
-            self.tenants.identify, self._refusal_signs, self._count_tokens,
-            on_request if self.pairs is None else self._observe_paired, self._body_budget,
+            relay,
+            seq,
+            arrival_ns,
+            arrival_wall_ns,
+            head,
+            clock,
+            self.tenants.identify,
+            self._refusal_signs,
+            self._count_tokens,
+            on_request if self.pairs is None else self._observe_paired,
+            self._body_budget,
             dialects=self._dialects,
-        )  # fmt: skip
+        )
         x = observer.exchange
         if self.pairs is not None:
             x.side = self.relays.side(relay)
@@ -231,9 +239,14 @@ class ExchangePipeline:
         is_back = x.side == BACK
         met = None if is_back else self.slos.judge(x, m, slo, tenant)
         key = SeriesKey(
-            tenant, model, arm, "" if slo is None else slo.name, x.uncertain, x.reading.word,
+            tenant,
+            model,
+            arm,
+            "" if slo is None else slo.name,
+            x.uncertain,
+            x.reading.word,
             x.service_tier or "",
-        )  # fmt: skip
+        )
         for sink in self.sinks if is_back else (*self.front_sinks, *self.sinks):
             try:
                 sink.on_end(x, m, key, met)
@@ -301,9 +314,15 @@ class _ExchangeLog:
         if self._log.isEnabledFor(logging.INFO):
             self._log.info(
                 "event=exchange id=%s tenant=%r model=%r path=%r status=%s outcome=%s ttft_ms=%s e2e_ms=%s",
-                x.id, x.tenant, x.model, x.path, x.status, x.outcome.value,
-                _ms_text(m.ttft_ns if x.stream else None), _ms_text(m.e2e_ns),
-            )  # fmt: skip
+                x.id,
+                x.tenant,
+                x.model,
+                x.path,
+                x.status,
+                x.outcome.value,
+                _ms_text(m.ttft_ns if x.stream else None),
+                _ms_text(m.e2e_ns),
+            )
 
 
 def _ms_text(ns: int | None) -> str:

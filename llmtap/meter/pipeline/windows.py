@@ -249,8 +249,12 @@ WHOLE_TIME: Final = "all"
 
 
 _LABEL_FIELDS: Final = {
-    "model": "model", "arm": "arm", "class": "slo", "reading": "reading", "service_tier": "service_tier",
-}  # fmt: skip
+    "model": "model",
+    "arm": "arm",
+    "class": "slo",
+    "reading": "reading",
+    "service_tier": "service_tier",
+}
 """Labels with few values (all except the tenant), with their fields of SeriesKey."""
 BY: Final = ("tenant", *_LABEL_FIELDS)
 """Labels by which a summary can be split (`by=`)."""

@@ -98,9 +98,17 @@ class _Call:
     """Wrapper of the writer's methods during one response; reports the request and the response."""
 
     __slots__ = (
-        "_connection_task", "_enable_compression", "_exchange", "_is_compressed", "_request",
-        "_request_end_ns", "_write", "_write_eof", "_write_headers", "_writer",
-    )  # fmt: skip
+        "_connection_task",
+        "_enable_compression",
+        "_exchange",
+        "_is_compressed",
+        "_request",
+        "_request_end_ns",
+        "_write",
+        "_write_eof",
+        "_write_headers",
+        "_writer",
+    )
 
     def __init__(self, exchange: AppExchange, request: web.Request) -> None:
         writer: Any = request.writer

@@ -223,10 +223,23 @@ class AppExchange:
     """
 
     __slots__ = (
-        "_emitter", "_has_no_body", "_head", "_is_submitted", "_method", "_request_bytes", "_response_bytes",
-        "_tap", "arrival_ns", "has_begun", "is_over", "own_ns", "paused_ns", "request_over", "seq",
+        "_emitter",
+        "_has_no_body",
+        "_head",
+        "_is_submitted",
+        "_method",
+        "_request_bytes",
+        "_response_bytes",
+        "_tap",
+        "arrival_ns",
+        "has_begun",
+        "is_over",
+        "own_ns",
+        "paused_ns",
+        "request_over",
+        "seq",
         "status",
-    )  # fmt: skip
+    )
 
     def __init__(self, emitter: Emitter, method: str, head: bytes, arrival_ns: int) -> None:
         self._emitter = emitter

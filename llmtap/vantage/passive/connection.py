@@ -84,9 +84,18 @@ class Connection:
     """One TCP connection. `client` and `server` are the byte streams that these two sides send."""
 
     __slots__ = (
-        "_conversation", "_counts", "_is_unchecked", "_uncounted_kind", "client", "clock_steps", "ignored",
-        "last_ns", "over", "ring_lost", "server",
-    )  # fmt: skip
+        "_conversation",
+        "_counts",
+        "_is_unchecked",
+        "_uncounted_kind",
+        "client",
+        "clock_steps",
+        "ignored",
+        "last_ns",
+        "over",
+        "ring_lost",
+        "server",
+    )
 
     def __init__(self, sink: FrameSink, counts: WatchCounts, early: EarlyBytes, kind: str) -> None:
         self.client = TcpDirection(early, is_up=True)

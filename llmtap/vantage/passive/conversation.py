@@ -63,9 +63,17 @@ class _Exchange:
     """A request on the connection, until its answer is complete."""
 
     __slots__ = (
-        "began_ns", "error_ns", "interims", "method", "paused_ns", "request_bytes", "response_bytes", "seq",
-        "status", "tapped",
-    )  # fmt: skip
+        "began_ns",
+        "error_ns",
+        "interims",
+        "method",
+        "paused_ns",
+        "request_bytes",
+        "response_bytes",
+        "seq",
+        "status",
+        "tapped",
+    )
 
     def __init__(self, method: bytes, began_ns: int) -> None:
         self.method = method

@@ -146,9 +146,16 @@ class TcpDirection:
     """
 
     __slots__ = (
-        "_early", "_early_bytes", "_early_segments", "_position", "hole_ns", "is_up", "last_payload",
-        "next_seq", "peer",
-    )  # fmt: skip
+        "_early",
+        "_early_bytes",
+        "_early_segments",
+        "_position",
+        "hole_ns",
+        "is_up",
+        "last_payload",
+        "next_seq",
+        "peer",
+    )
 
     def __init__(self, early: EarlyBytes, *, is_up: bool) -> None:
         self.is_up = is_up

@@ -44,10 +44,22 @@ class ClientConnection:
     """One client connection with its state. It is the handler of the client's stream."""
 
     __slots__ = (
-        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_empty_line_skipped", "_flow",
-        "_has_served", "_lingered_bytes", "_on_closed", "_state", "_stream", "_wait_start_ns", "address",
+        "_ahead_ns",
+        "_ahead_paused",
+        "_arrival_ns",
+        "_buffer",
+        "_context",
+        "_empty_line_skipped",
+        "_flow",
+        "_has_served",
+        "_lingered_bytes",
+        "_on_closed",
+        "_state",
+        "_stream",
+        "_wait_start_ns",
+        "address",
         "is_11",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, context: RelayContext, address: bytes, on_closed: Callable[["ClientConnection"], None]

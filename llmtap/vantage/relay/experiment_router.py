@@ -61,9 +61,18 @@ class Assignment:
     """Assignment of one request to an arm."""
 
     __slots__ = (
-        "_client_set_field", "_held_bytes", "_lost_memory", "_plan", "_router", "_unit", "arm_data",
-        "excluded", "head", "holds_body", "on_memory_lost",
-    )  # fmt: skip
+        "_client_set_field",
+        "_held_bytes",
+        "_lost_memory",
+        "_plan",
+        "_router",
+        "_unit",
+        "arm_data",
+        "excluded",
+        "head",
+        "holds_body",
+        "on_memory_lost",
+    )
 
     def __init__(self, router: "ExperimentRouter", head: RequestHead) -> None:
         self._router = router

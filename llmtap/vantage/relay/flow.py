@@ -62,10 +62,31 @@ class Flow(FlowState):
     """One exchange between client and upstream. It is the handler of the upstream's stream."""
 
     __slots__ = (
-        "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part", "_interims",
-        "_keep_client", "_keep_upstream", "_method", "_outcome", "_paused_since_ns", "_scanner", "_stream",
-        "_tap", "_tunnel", "arrival_ns", "finishing", "over", "paused_ns", "reads_on", "status", "upload",
-    )  # fmt: skip
+        "_acked_bytes",
+        "_answered",
+        "_client",
+        "_context",
+        "_dechunker",
+        "_error",
+        "_head_part",
+        "_interims",
+        "_keep_client",
+        "_keep_upstream",
+        "_method",
+        "_outcome",
+        "_paused_since_ns",
+        "_scanner",
+        "_stream",
+        "_tap",
+        "_tunnel",
+        "arrival_ns",
+        "finishing",
+        "over",
+        "paused_ns",
+        "reads_on",
+        "status",
+        "upload",
+    )
 
     def __init__(self, context: RelayContext, client: ExchangeClient, stream: Stream) -> None:
         super().__init__()

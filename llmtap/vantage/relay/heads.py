@@ -18,9 +18,15 @@ from llmtap.vantage.relay.options import RelayOptions
 
 _PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
 _KINDS: Final = {
-    b"connection": _HOP, b"keep-alive": _HOP, b"proxy-connection": _HOP, b"http2-settings": _HOP,
-    b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST, LABEL_FIELD: _HOP,
-}  # fmt: skip
+    b"connection": _HOP,
+    b"keep-alive": _HOP,
+    b"proxy-connection": _HOP,
+    b"http2-settings": _HOP,
+    b"upgrade": _UPGRADE,
+    b"te": _TE,
+    b"host": _HOST,
+    LABEL_FIELD: _HOP,
+}
 _write_head = None if compiled is None else compiled.write_head
 """Compiled function that writes heads without special cases. If it is None, Python writes all heads."""
 _CLOSE_END: Final = b"Connection: close\r\n\r\n"
@@ -28,10 +34,17 @@ _PLAIN_CONNECTIONS: Final = ((), KEEP_ALIVE)
 """Values of Connection that name no field, so that no other field must be removed."""
 
 _REASONS: Final = {
-    200: b"OK", 400: b"Bad Request", 405: b"Method Not Allowed", 408: b"Request Timeout",
-    431: b"Request Header Fields Too Large", 501: b"Not Implemented", 502: b"Bad Gateway",
-    503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
-}  # fmt: skip
+    200: b"OK",
+    400: b"Bad Request",
+    405: b"Method Not Allowed",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    501: b"Not Implemented",
+    502: b"Bad Gateway",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+    505: b"HTTP Version Not Supported",
+}
 
 
 def target_of(head: RequestHead) -> bytes:
