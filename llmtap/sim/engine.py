@@ -278,7 +278,7 @@ class RunRecord:
     """Number of runs, by the number of their requests."""
     batches: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Number of whole batches, by queue and batch size."""
-    longest_outputs: Counter[tuple[int, int]] = field(default_factory=Counter)
+    longest_output_tokens: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Sum, over these batches, of the tokens of the longest answer; by queue and batch size."""
     finished: int = 0
     """Number of requests that were served to the end."""
@@ -333,7 +333,7 @@ class _Recorder:
             requests, size = work.members, len(work.members)
             outputs, key = self._outputs, (work.queue, size)
             record.batches[key] += 1
-            record.longest_outputs[key] += max([outputs[request] for request in requests])
+            record.longest_output_tokens[key] += max([outputs[request] for request in requests])
         else:
             assert isinstance(work, Iteration)
             requests = [request for request, _ in work.prefill]
