@@ -403,9 +403,9 @@ def run_virtual(
     """Serve all requests in virtual time. The requests must be in the order of their arrivals.
 
     Args:
-        all_first: whether servers wait for the last of several requests that arrive at the same time (open
-            point 18 of the multi-bin paper).
-        gpu_first: whether the end of a run is processed before an arrival at the same time (open point 19).
+        all_first: whether servers wait for the last of several requests that arrive at the same time (point
+            18 of `ModelOptions`).
+        gpu_first: whether the end of a run is processed before an arrival at the same time (point 19).
         watch: listener for the end of each request.
         record: record to fill, if `watch` reads it during the run; None: a new record.
         progress: function that is called from time to time with the number of arrivals.
