@@ -95,7 +95,8 @@ def install_hint(name: str) -> str:
 
 
 class PeerProtocolError(LlmtapError):
-    """A client or server violated HTTP. `status`: status code of the error response if the client did."""
+    """A client or server violated HTTP. `status`: status code of a relay's error response to the client,
+    502 if the server is at fault."""
 
     def __init__(self, problem: str, status: int = 400) -> None:
         super().__init__(problem)

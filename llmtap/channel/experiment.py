@@ -458,8 +458,8 @@ class Assigner:
         self._seed = blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES, key=secret)
         """Start of the hash input, so that each experiment assigns units anew."""
         total = sum(weights)
-        # Upper bounds of the arms on the scale of 64 bits, half the digest. The last arm has no bound: it
-        # gets all values above the other bounds, so that rounding leaves no gap.
+        # Only the first 64 bits of the digest are used as the unit's hash, so the bounds have this scale. The
+        # last arm has no bound: it gets all hashes above the other bounds, so that rounding leaves no gap.
         self._upper_bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
         """For each arm: hash below which a unit belongs to it or to an arm before it."""
 

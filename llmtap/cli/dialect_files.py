@@ -89,7 +89,7 @@ def write_fixture(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         problem = f"cannot create the folder {folder}: {exc.strerror}"
-        raise ConfigError("--out", problem, "choose a folder that you may write to") from None
+        raise ConfigError("--out", problem, "use --out with a folder that you may write to") from None
     body, description = folder / f"{name}.sse", folder / f"{name}.json"
     is_same = known is not None and known.name == name
     for place in () if is_same else (body, description):
@@ -103,6 +103,6 @@ def write_fixture(
             body.write_bytes(saved.body)
     except OSError as exc:
         problem = f"cannot write {body}: {exc.strerror}"
-        raise ConfigError("--fixture", problem, "choose a folder that you may write to with --out") from None
+        raise ConfigError("--fixture", problem, "use --out with a folder that you may write to") from None
     write_output("--fixture", description, json.dumps(msgspec.to_builtins(made), indent=1))
     print(f"llmtap: wrote {description}" + ("" if is_same else f" and {body}"), file=sys.stderr)

@@ -68,7 +68,7 @@ class ProgressLines:
         if self._is_due() or not (progress.left or progress.under_way):
             self._print(progress_text(progress, planned) + remaining_text + self._end_text())
 
-    def on_writing(self, done: int, of: int) -> None:
+    def on_writing_capture(self, done: int, of: int) -> None:
         pass
 
     def on_comparing(self, done: int, of: int | None) -> None:
@@ -190,7 +190,7 @@ class ProgressBar(ProgressLines):
         text = progress_text(progress, None) + self._remaining_text(progress, planned) + self._end_text()
         self._show("sending", progress.ended, planned, text)
 
-    def on_writing(self, done: int, of: int) -> None:
+    def on_writing_capture(self, done: int, of: int) -> None:
         self._show("writing", done, of)
 
     def on_comparing(self, done: int, of: int | None) -> None:

@@ -349,7 +349,8 @@ class SeveralValues(TyperCommand):
         # Also a wrong value, such as `ttft_p50:-5`, so that the error is about the value.
         "--fail-if-worse": r"[a-z][\w.]*:[-+\w.%]*|[-+]?[\d.]+%?|all",
     }
-    """By option: pattern of its words after the first. A word that does not match is an argument."""
+    """By option that takes several values: pattern of the values after the first (`16` in `--pp 8 16`). A
+    word that does not match is an argument of the command."""
     bare_values: ClassVar[Mapping[str, str]] = {"--fail-if-worse": "all"}
     """By option: the value that it has if it is given without a value."""
 

@@ -356,8 +356,8 @@ class Observer:
                     self._lines_left -= piece.count(b"\n") + piece.count(b"\r")
                     if self._lines_left < 0:
                         raise PeerProtocolError(
-                            f"the body decodes to more than {LINES_PER_BYTE} lines per byte received:"
-                            " llmtap does not measure such an answer"
+                            f"the body decodes to more than {LINES_PER_BYTE} lines per byte received,"
+                            " so llmtap does not measure the answer, to limit its own CPU time"
                         )
                 fed_bytes += len(piece)
                 deltas = self._feed(answer, piece, t_ns)

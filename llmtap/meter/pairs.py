@@ -89,7 +89,7 @@ class PairBook:
     """Pairs since the meter's start, and the figures of the recent ones.
 
     Args:
-        turns: lets the relays and the event loop run between the steps of a search.
+        turns: lets the relays and the event loop run between the steps of a search or clean-up.
         on_error: called with kind and exception if an error occurs; it concerns one exchange or search only.
     """
 
@@ -107,8 +107,8 @@ class PairBook:
         """Exchanges under way."""
         self._cpu_yield = turns
         self._on_error = on_error
-        self._search_steps: Iterator[None] | None = None
-        """Remaining steps of the present search; None: there is no search now."""
+        self._work_steps: Iterator[None] | None = None
+        """Remaining steps of the present search or clean-up; None: no work is under way."""
         self._searched_until_ns: int | None = None
         """Time up to which the relays had reported all events at the latest search; None before the first."""
         self.sinks: list[ExchangeSink] = []
@@ -155,19 +155,19 @@ class PairBook:
 
     def advance(self) -> None:
         """Pair the exchanges that can be paired now; called at each report of a relay. Never raises."""
-        if self._search_steps is not None:
-            return  # a search is under way, which the event loop continues
+        if self._work_steps is not None:
+            return  # a search or a clean-up is under way, which the event loop continues
         known_ns, before_ns = self._relays.known_ns(), self._searched_until_ns
         if known_ns is None or (before_ns is not None and abs(known_ns - before_ns) < PERIOD_NS):
-            self._search_steps = self._clean_up()
+            self._work_steps = self._clean_up()
         else:
             self._searched_until_ns = known_ns
-            self._search_steps = self._search(known_ns)
+            self._work_steps = self._search(known_ns)
         self._continue()
 
     def close(self) -> None:
         """Pair all remaining exchanges at the end of the meter, when none is under way. Never raises."""
-        work, self._search_steps = self._search_steps, None
+        work, self._work_steps = self._work_steps, None
         try:
             for _ in chain(work or (), self._settle(self._matcher.close())):
                 self._cpu_yield.pause()
@@ -175,19 +175,19 @@ class PairBook:
             self._on_error(ERROR, error)
 
     def _continue(self, *, begins_round: bool = False) -> None:
-        """Continue the search until the event loop must run, which then calls this again in its next round.
-        `begins_round`: whether this call is the first work of a round."""
+        """Continue the search or clean-up until the event loop must run, which calls this again in its next
+        round. `begins_round`: whether this call is the first work of a round."""
         if begins_round:
             self._cpu_yield.begin_turn()
         try:
-            for _ in self._search_steps or ():
+            for _ in self._work_steps or ():
                 self._cpu_yield.pause()
                 if self._cpu_yield.loop_is_due and (loop := _running_loop()) is not None:
                     loop.call_soon(partial(self._continue, begins_round=True))
                     return
-        except Exception as error:  # give up this search only; the next report of a relay begins another
+        except Exception as error:  # give up only this work; the next report of a relay begins new work
             self._on_error(ERROR, error)
-        self._search_steps = None
+        self._work_steps = None
 
     def _clean_up(self) -> Iterator[None]:
         """Pass to the sinks the exchanges that the matcher gave up. Forget the data of discarded ones."""

@@ -245,7 +245,8 @@ async def _run(
         # Close the admin port, because the successor answers all requests from now on.
         closing = loop.create_task(runner.cleanup())
         if recorder is not None:
-            recorder.give_way()  # do this before the state is written: the successor waits for the folder
+            # Release the capture folder first: the successor waits for it, and writing the state takes time.
+            recorder.give_way()
         if state is not None:
             await state.hand_over(ending.successor)
     elif ending.is_orphaned:

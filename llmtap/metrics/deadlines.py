@@ -37,9 +37,11 @@ def user_idle_ns(
 ) -> int | None:
     """Return the total time in ns, from `origin_ns` on, in which the reader has nothing to read.
 
-    It is the maximum over all tokens i of (t_i - origin - V (i - 1)), where V is `reader_ns_per_token`; with
-    `clamped`, at least 0. `tokens`: number of tokens in each chunk, or one number for all chunks. None
-    without an origin or without output. Source: smooth goodput paper, eq. 4 and 6.
+    It is the maximum over all tokens i of (t_i - origin - V (i - 1 + g)), where V is `reader_ns_per_token`
+    and g is `grace_tokens`. A reader who has waited reads all later tokens later, so the largest delay
+    includes all earlier waits. Negative, without `clamped`: each token came at least this time too early.
+    `tokens`: number of tokens in each chunk, or one number for all chunks. None without an origin or without
+    output. Source: smooth goodput paper, eq. 4 and 6.
     """
     if origin_ns is None or not times_ns:
         return None

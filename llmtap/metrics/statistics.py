@@ -209,8 +209,8 @@ arm, the smaller weight shows this after few units: with it, the prior of two eq
 def _mixture_variance(alpha: float) -> float:
     """Return rho^2, the variance of the mixture, for which the interval is narrowest at TIGHTEST_AT units.
 
-    Its unit is the variance of one observation. Source: Waudby-Smith et al., closed form below the equation
-    of rho(t*).
+    It is a multiple of the variance of one observation. Source: Waudby-Smith et al., closed form below the
+    equation of rho(t*).
     """
     a = -2 * log(alpha)
     return (a + log(a + 1)) / TIGHTEST_AT
@@ -268,7 +268,7 @@ def count_range(n: float, share: float, alpha: float) -> Interval:
     limit, expected = log(1 / alpha), n * share
 
     def end_towards(extreme: float) -> float:
-        """Return the end of the interval on the side of an extreme share."""
+        """Return the end of the range on the side of `extreme`, the smallest or the largest count."""
         inside, outside = expected, extreme
         if multinomial_e_log((extreme, n - extreme), (share, 1 - share)) <= limit:
             return extreme

@@ -44,7 +44,7 @@ struct llmtap_forwarder {
     struct llmtap_loan *returned_first, *returned_last;
     struct llmtap_rows frames;
     struct llmtap_lags lags;
-    int64_t probe_due_ns; /* 0: no probe is set */
+    int64_t probe_due_ns; /* next expiry of the timer by which the thread measures its lag; 0: the timer is off */
     int wants_first;      /* whether to notify the caller of the next frame */
     int notified;
     int stopped;
@@ -172,7 +172,7 @@ static void give_back(struct llmtap_forwarder *f, struct llmtap_loan *loan, enum
     if (wakes) notify(f->notify_fd);
 }
 
-/* Return a loan with a copy of the bytes from `from` to `to` of the buffer. */
+/* Give a loan back to the event loop, with a copy of the bytes [from, to) of the buffer, which were not sent. */
 static void give_back_bytes(
     struct llmtap_forwarder *f, struct llmtap_loan *loan, enum llmtap_reason reason, size_t from, size_t to
 ) {

@@ -34,7 +34,7 @@ struct llmtap_head {
     struct llmtap_field fields[LLMTAP_FIELDS_MAX];
 };
 
-/* Return 1 and fill `head` if [data, data + len) is one plain head, its empty line included; else 0. */
+/* Return 1 and fill `head` if [data, data + len) is one head, with its empty line, and plain (see the top); else 0. */
 int llmtap_plain_request(const unsigned char *data, size_t len, struct llmtap_head *head);
 int llmtap_plain_response(const unsigned char *data, size_t len, struct llmtap_head *head);
 

@@ -24,7 +24,8 @@ struct llmtap_loose {
     int64_t offset;
 };
 
-/* The fixed parts of an event, as `Repetition` names them. */
+/* Parts of a repeated event around its text, named as in `Repetition` (protocol/repetition.py). `opening` and `closing`
+ * are equal in each event; the values `ahead` of the text and `beyond` it (the last first) can differ. */
 struct llmtap_event {
     struct llmtap_bytes opening, closing;
     struct llmtap_loose ahead[LLMTAP_LOOSE_MAX], beyond[LLMTAP_LOOSE_MAX];

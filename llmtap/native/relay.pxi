@@ -280,14 +280,16 @@ cdef class Passage:
     """
 
     cdef FlowState flow
-    cdef Reader client  # reader of the client's stream
+    cdef Reader client  # reader of the client's side: gives the stream and the descriptor that the answer is sent to
     cdef object scanner
     cdef FrameRows rows
     cdef int framing
     cdef int64_t epoch  # value of `rows.epoch` when the tap last confirmed that it measures the exchange
     cdef int64_t left  # remaining bytes of the body (BY_LENGTH) or chunk; -1: Python has to read the next bytes
     cdef Forwarder forwarder  # None: there is no thread, or the thread cannot take this body
-    cdef int64_t reads_left, reads_next  # plain reads until the body is lent, and until it is lent once more
+    # reads_left: plain reads to forward here until the body is lent to the thread; reads_next: value of reads_left
+    # at the latest attempt to lend, which increases with each attempt.
+    cdef int64_t reads_left, reads_next
 
     def __cinit__(
         self, FlowState flow not None, Reader client not None, int framing, scanner, FrameRows rows not None,

@@ -141,7 +141,7 @@ class Pool:
         """Connections that are being opened."""
         self.server_name = server_name or origin.host
         """Host name that the upstream's certificate must have."""
-        self._host = origin.host
+        self.host = origin.host
         self._port = origin.port
         self._connect_ns = connect_ns
         """Longest time to open a connection."""
@@ -254,12 +254,12 @@ class Pool:
         error: OSError | None = None
         try:
             infos = await self.loop.getaddrinfo(
-                self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+                self.host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )
         except OSError as exc:
             error = exc
         except ValueError as exc:  # UnicodeError, because the host name cannot be encoded
-            error = OSError(str(exc))
+            error = OSError(f"the host name {self.host!r} is invalid: {exc}")
         else:
             self._addresses = [(family, address) for family, _, _, _, address in infos]
             self.resolved_ns = mono_ns()
@@ -289,7 +289,7 @@ class Attempt:
     def __init__(self, pool: Pool, waiter: Waiter) -> None:
         self._pool = pool
         self._sock: socket.socket | None = None
-        self._addresses: list[Address] = []  # addresses that have not been tried
+        self._addresses: list[Address] = []
         """Addresses that are not tried yet."""
         self._tls_task: asyncio.Task[None] | None = None
         self.waiter = waiter
@@ -302,7 +302,7 @@ class Attempt:
             return  # the attempt was cancelled during the look-up
         if error is None:
             self._addresses = list(addresses)
-            self._try_next_address(OSError("the host name of the URL has no IP address: check the URL"))
+            self._try_next_address(OSError(f"the host {self._pool.host!r} has no IP address: check the URL"))
         else:
             self.fail(error)
 

@@ -422,12 +422,11 @@ class PlainStream:
             pass  # The peer has closed already; the reader will report it.
 
     def peer_left(self) -> bool:
-        """Return whether the peer has closed its side, even if bytes are unread: for a stream that is
-        paused."""
+        """Return whether the peer has closed its side, even if bytes are unread: for a paused stream."""
         return has_left(self._sock)
 
     def look_again(self) -> None:
-        """Watch a socket that was reset again.
+        """Watch the socket again if the peer has closed or reset the connection.
 
         libuv stops watching at the first error event: if bytes and a reset come in the same turn, the one
         callback reads the bytes, and the reset would never be noticed.

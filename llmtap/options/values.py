@@ -42,12 +42,15 @@ _WORDS: Final = re.compile(r"[^\[\]{}()\"'\\|]*")
 """Matches a list that is split at commas: it has no brackets and quotes, unlike most regular expressions."""
 _HINT_NAMES_MAX: Final = 12
 """Maximum number of known names that a hint lists if none of them is similar to the wrong name."""
+_LIST_CHARS_MAX: Final = 200
+"""Maximum length of the list of known options in an error of `read_options`."""
 
 
 def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
     """Return a struct of options with values from texts; `noun` is the word for an option in messages.
 
-    Raises ValueError, which names the wrong option, and for an unknown option also a similar one.
+    Raises ValueError, which names the wrong option, and for an unknown option also a similar one, or all
+    known ones if their names are short enough for one message.
     """
     known = {option.name: option for option in options_of(kind)}
     values: dict[str, Any] = {}
@@ -55,7 +58,9 @@ def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
         name = word.replace("-", "_")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            all_names = ", ".join(known)
+            listed = f"; expected one of {all_names}" if len(all_names) <= _LIST_CHARS_MAX else ""
+            meant = f"; did you mean {near[0]}?" if near else listed
             raise ValueError(f"no {noun} is called {name!r}{meant}")
         try:
             values[name] = read_text(known[name].kind, text)

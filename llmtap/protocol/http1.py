@@ -410,9 +410,12 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
             # Upgrade and Upgrade, else this error.
             what = "status 101 without the fields Connection: Upgrade and Upgrade (RFC 9110 7.8)"
         raise PeerProtocolError(f"malformed response head: {what}", 502) from None
+    if not fields.is_complete:
+        raise PeerProtocolError("the response head is incomplete: it must end with an empty line", 502)
     is_11 = raw.startswith(b"HTTP/1.1 ")
-    if not fields.is_complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
-        raise PeerProtocolError("expected a complete response head of HTTP/1.1 or HTTP/1.0", 502)
+    if not is_11 and not raw.startswith(b"HTTP/1.0 "):
+        got = raw[: raw.find(b" ")].decode("latin-1")
+        raise PeerProtocolError(f"expected a response of HTTP/1.1 or HTTP/1.0, got {got!r}", 502)
     headers = fields.headers
     status = int(raw[9:12])  # llhttp accepts only three digits here.
     if status < 100:  # RFC 9110 15: a status code is 100 or above

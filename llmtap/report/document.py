@@ -212,6 +212,7 @@ class Look(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name of a colour in the page's style sheet."""
     dash: str = "solid"
     symbol: str = ""
+    """Symbol of the points of the line, one of SYMBOLS; empty: none."""
     bar: bool = False
     hatch: str = ""
     """Pattern of bars, as Plotly names it; empty: none."""

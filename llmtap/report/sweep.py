@@ -593,7 +593,8 @@ def _distinct_values(values: Iterable[Any]) -> list[Any]:
 
 def _ms_column(title: str, *path: str) -> _Column:
     def text(result: Result) -> str:
-        # Quantiles over requests have no `marks` in the JSON: compute the marks from the number of requests.
+        # `marks` names the percentiles that need more requests than the run has. It is missing in the JSON of
+        # quantiles over requests, so compute it here.
         return figure_text({"marks": marks(result["n"]), **(at(result, *path[:-1]) or {})}, path[-1])
 
     return _Column(title, text, path, -1)

@@ -278,7 +278,7 @@ class RunRecord:
     """Number of runs, by the number of their requests."""
     batches: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Number of whole batches, by queue and batch size."""
-    longest_outputs: Counter[tuple[int, int]] = field(default_factory=Counter)
+    longest_output_tokens: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Sum, over these batches, of the tokens of the longest answer; by queue and batch size."""
     finished: int = 0
     """Number of requests that were served to the end."""
@@ -333,7 +333,7 @@ class _Recorder:
             requests, size = work.members, len(work.members)
             outputs, key = self._outputs, (work.queue, size)
             record.batches[key] += 1
-            record.longest_outputs[key] += max([outputs[request] for request in requests])
+            record.longest_output_tokens[key] += max([outputs[request] for request in requests])
         else:
             assert isinstance(work, Iteration)
             requests = [request for request, _ in work.prefill]
@@ -403,9 +403,9 @@ def run_virtual(
     """Serve all requests in virtual time. The requests must be in the order of their arrivals.
 
     Args:
-        all_first: whether servers wait for the last of several requests that arrive at the same time (open
-            point 18 of the multi-bin paper).
-        gpu_first: whether the end of a run is processed before an arrival at the same time (open point 19).
+        all_first: whether servers wait for the last of several requests that arrive at the same time (point
+            18 of `ModelOptions`).
+        gpu_first: whether the end of a run is processed before an arrival at the same time (point 19).
         watch: listener for the end of each request.
         record: record to fill, if `watch` reads it during the run; None: a new record.
         progress: function that is called from time to time with the number of arrivals.

@@ -107,7 +107,10 @@ time of another prompt is proportional to its length."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options for open points of the multi-bin paper (`--reading`), most with the number of the point."""
+    """Options for the points that the multi-bin paper leaves open (`--reading`).
+
+    A number at the start of a help text is that of the point; options of one point have the same number.
+    """
 
     eps: Annotated[Duration, opt("1: tolerance around the token SLA")] = Duration(5 * _MS)
     token_sla: Annotated[Duration, opt("2: maximum time between tokens")] = Duration(10 * _MS)
@@ -211,7 +214,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_gb: Annotated[float, opt("memory of the GPU in GB", gt=0)] = 12.0
     model_gb: Annotated[float, opt("memory of the model in GB", ge=0)] = 4.0
     margin_gb: Annotated[
-        float, opt("free memory margin in GB; 8 GB less the margin is the 7 GB limit", ge=0)
+        float,
+        opt(
+            "GB of the KV cache's memory to keep free; with the defaults, 12 - 4 - 1 = 7 GB can be used", ge=0
+        ),
     ] = 1.0
     kv_gb_per_token: Annotated[float, opt("KV cache per token in GB", gt=0)] = 1.875e-4
 

@@ -101,7 +101,7 @@ def convert(
         counts = dict.fromkeys(format.ASPECTS, 0)
         batches = rows.batches
         if write_format.name != read_format.name:
-            # Another tool's trace has each request once: leave out rows behind a gateway, which repeat it.
+            # Other tools expect each request once, so leave out the rows that were captured behind a gateway.
             batches = (batch.filter(pc.invert(back_rows_mask(batch))) for batch in batches)
         redacted = _RedactedBatches(_count_batches(batches, report, counts), redact)
         try:

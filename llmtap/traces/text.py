@@ -67,7 +67,8 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
     fits = value.is_finite() and (not value or value.adjusted() + places <= 19)
     ns = round(value.scaleb(places)) if fits else 1 << 63
     if ns >= 1 << 63:
-        raise FormatError(f"line {line}: {field}: expected a finite number below 2^63 ns")
+        got = clip_value(str(number))
+        raise FormatError(f"line {line}: {field}: expected a finite number below 2^63 ns, got {got}")
     if ns < 0:
         raise FormatError(f"line {line}: {field}: expected 0 or more, got {clip_value(str(number))}")
     return ns

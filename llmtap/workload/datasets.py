@@ -296,7 +296,7 @@ def read_the_stack(path: Path, place: str) -> DataSet:
             try:
                 record = _decode(line)
             except (ValueError, RecursionError) as exc:
-                raise FormatError(f"line {number}: {exc}") from None
+                raise FormatError(f"line {number}: {exc}; expected an object with a text `content`") from None
             total += 1
             language = (record.language or record.lang or "").lower()
             language = _LANGUAGE_BY_SUFFIX.get(language, language)

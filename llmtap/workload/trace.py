@@ -80,7 +80,9 @@ class Trace:
         first = bisect_left(arrivals, begin_ns)
         end = len(arrivals) if for_ns is None else bisect_left(arrivals, begin_ns + for_ns)
         if first >= end:
-            raise ValueError(f"no row arrives in this part; the trace is {format_ns(self.span_ns)} long")
+            end_text = "the end" if for_ns is None else format_ns(from_ns + for_ns)
+            part, span_text = f"from {format_ns(from_ns)} to {end_text}", format_ns(self.span_ns)
+            raise ValueError(f"no row arrives {part}; the trace is {span_text} long")
         return self._select_rows(range(first, end))
 
     def sample_conversations(self, share: float, seed: int) -> "Trace":

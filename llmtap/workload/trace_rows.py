@@ -109,9 +109,12 @@ class TraceTurns:
         """By session: arrival of its latest row, and end of the answer to this row, in ns."""
         self._undated_rows = 0
         """Number of rows without an arrival time."""
-        self._orphans = self._overlaps = self._unknown_ends = 0
-        """Number of turns whose previous turn is not in the trace, that began before the previous answer's
-        end, and whose previous answer has no known end."""
+        self._orphans = 0
+        """Number of turns whose previous turn is not in the trace."""
+        self._overlaps = 0
+        """Number of turns that began before the end of the previous answer."""
+        self._unknown_ends = 0
+        """Number of turns whose previous answer has no known end."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         rows = [batch.column(name).to_pylist() for name in LINK_COLUMNS]
@@ -295,9 +298,14 @@ class TraceRows:
         """Whether to use the lengths of the rows instead of their bodies: for formats of other tools."""
         self._missing_counts = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
         """By column: number of rows left out because they have no value."""
-        self._uncounted_rows = self._untimed_rows = self._other_requests = self._unanswered_rows = 0
-        """Number of rows without token counts, without a time, that are no requests to a model, and without
-        an answer."""
+        self._uncounted_rows = 0
+        """Number of rows without token counts."""
+        self._untimed_rows = 0
+        """Number of rows without a time."""
+        self._other_requests = 0
+        """Number of rows that are not requests to a model."""
+        self._unanswered_rows = 0
+        """Number of rows without an answer."""
         self.unsendable: Counter[str] = Counter()
         """Number of rows whose bodies cannot be sent, by reason."""
         self._prompt_estimate, self._answer_estimate = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)

@@ -59,6 +59,14 @@ def test_what_is_not_set_is_as_it_was_and_dashes_are_underscores() -> None:
     ("name", "text", "problem"),
     [
         ("wiat", "2s", "no option is called 'wiat'; did you mean wait?"),
+        (
+            "?",
+            "2s",
+            (
+                "no option is called '?'; expected one of "
+                "wait, delay, mode, on, count, least, share, edges, pause, size"
+            ),
+        ),
         ("wait", "soon", "wait: expected a duration such as 30, 0.5 or '500ms', got 'soon'"),
         ("mode", "quick", "mode: expected one of fast, slow, got 'quick'"),
         ("on", "maybe", "on: expected true or false, got 'maybe'"),

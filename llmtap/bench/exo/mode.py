@@ -138,7 +138,7 @@ class Prompts:
     def __init__(self, counter: TokenCounter, *, is_shared: bool, seed: int) -> None:
         """`is_shared`: all requests of a length have the same prompt; otherwise each request has its own."""
         self.is_shared = is_shared
-        """Whether the requests of a batch share one prompt."""
+        """Whether all requests of a length have the same prompt."""
         self._counter = counter
         self._numbers = NumberedBytes(seed)
         """Texts by which prompts differ, so that none is in the server's cache."""
@@ -214,7 +214,7 @@ class ExoBench:
         self._placement: asyncio.Task[PlacedInstance] | None = None
         """Task that places the model on exo's nodes; `stop` cancels it."""
         self._sent_pp: set[int] = set()
-        """Prompt lengths that were sent already: the server has such a shared prompt in its cache."""
+        """Prompt lengths of earlier batches: the server can have a shared prompt of this length cached."""
         self.stopped = False
         """Whether a signal stopped the benchmark."""
 

@@ -435,8 +435,8 @@ class ExoCluster:
             if state == "DownloadCompleted":
                 return True
             if state == "DownloadFailed":
-                reason = download.get("errorMessage")
-                raise LlmtapError(f"exo: the download to node {node} failed: {reason}; see its log")
+                reason = download.get("errorMessage") or "no reason given"
+                raise LlmtapError(f"exo: the download to node {node} failed: {reason}; see the node's log")
         return False
 
     async def _wait_until_ready(self, instance_id: str, runners: Sequence[str]) -> None:
@@ -444,13 +444,14 @@ class ExoCluster:
         while True:
             instance = await self._request("GET", f"/state/instances/{instance_id}")
             if instance is None and has_existed:
-                raise LlmtapError(f"exo: the instance {instance_id} was deleted too early: run llmtap again")
+                what = f"the instance {instance_id} was deleted before it was ready"
+                raise LlmtapError(f"exo: {what}: run llmtap again")
             has_existed = instance is not None
             states = [await self._request("GET", f"/state/runners/{runner}") or {} for runner in runners]
             for state in states:
                 if "RunnerFailed" in state:
-                    message = state["RunnerFailed"].get("errorMessage")
-                    raise LlmtapError(f"exo: a runner of {instance_id} failed: {message}; see its log")
+                    reason = state["RunnerFailed"].get("errorMessage") or "no reason given"
+                    raise LlmtapError(f"exo: a runner of {instance_id} failed: {reason}; see exo's log")
             if has_existed and all("RunnerReady" in state for state in states):
                 return
             await asyncio.sleep(POLL_S)
@@ -464,7 +465,7 @@ class ExoCluster:
                 if response.status == 404:
                     return None
                 if response.status >= 400:
-                    raise LlmtapError(f"exo: {method} {url} returned status {response.status}: see its log")
+                    raise LlmtapError(f"exo: {method} {url} returned status {response.status}: see exo's log")
                 return msgspec.json.decode(raw) if raw else None
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
             raise LlmtapError(f"exo: {method} {url} failed: {failure_text(exc)}; does exo run?") from None

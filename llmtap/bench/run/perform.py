@@ -177,7 +177,7 @@ class Bench:
             except ConfigError as exc:
                 not_ready[test.name] = exc
             if not self.again:
-                _refuse_other_setup(session.folder, test_setup(test, params, session))
+                _refuse_other_setup(session.folder, setup_document(test, params, session))
         if len(not_ready) == len(tests):
             raise next(iter(not_ready.values()))
         command, log = self.file.sut.start, path / SERVER_LOG
@@ -239,7 +239,7 @@ class Bench:
                 if run == 1:
                     if self.again and test.name in errors:
                         self._remove_results(test)
-                    session.folder.write_json(TEST_SETUP_FILE, test_setup(test, params, session))
+                    session.folder.write_json(TEST_SETUP_FILE, setup_document(test, params, session))
                 run_text = f", run {run} of {self.runs}" if self.runs > 1 else ""
                 rest_text = f", then {len(queue) - i:,} more" if i < len(queue) else ""
                 title = f"{test.name} ({test.section} {test.title}){run_text}{rest_text}"
@@ -429,8 +429,8 @@ def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:
     return (*test.arms, *test.arms_any)
 
 
-def test_setup(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> Mapping[str, Any]:
-    """Return the parameters of a test's runs as JSON, without secrets.
+def setup_document(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> Mapping[str, Any]:
+    """Return the settings of a test's runs as JSON, without secrets, to refuse results of other settings.
 
     `hidden` is a digest of target and arms with their secrets, so that a change of a secret is detected.
     """

@@ -78,7 +78,7 @@ class ProgressListener(Protocol):
         """`planned`: number of requests of the load; None if only its duration is known."""
         ...
 
-    def on_writing(self, done: int, of: int) -> None:
+    def on_writing_capture(self, done: int, of: int) -> None:
         """Receive how many of the exchanges are written to a capture."""
         ...
 
@@ -404,7 +404,9 @@ class Replay:
     async def _run_warmup(
         self, prepared: PreparedBodies | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
-        """Run the warm-up. `prepared`: bodies of the plan, sent if the plan has no prompts to reorder."""
+        """Run the warm-up: it sends the prompts of the plan with their words in reverse order, so that the
+        server's cache has none of the measured prompts. `prepared`: bodies of the plan, for a cold start,
+        which sends nothing."""
         self.stage = ReplayStage.SENDING
         if self._is_stopped:
             raise ReplayStopped("a signal stopped the replay before anything was sent: run the command again")
@@ -475,7 +477,7 @@ class Replay:
             writer.add(x)
             rows += 1
             if rows % 500 == 0:
-                self.listener.on_writing(rows, of)
+                self.listener.on_writing_capture(rows, of)
         writer.close()
         return rows
 

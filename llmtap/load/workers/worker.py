@@ -158,12 +158,12 @@ async def _open_connections(
 ) -> int | None:
     """Open connections, report that this process is ready, and return the run's start; None if cancelled."""
     opening = asyncio.ensure_future(sender.open(connections))
-    await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((opening, commands.start_ns), return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
         opening.cancel()  # This also cancels the attempts to connect.
         return None
     _write_frame(reports_fd, frame(WorkerReady(opening.result())), wait=True)
-    return await commands.start
+    return await commands.start_ns
 
 
 async def _report_progress(reports_fd: int, progress: Callable[[], Progress], deferred: DeferredWork) -> None:
@@ -191,7 +191,7 @@ class _Commands:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._unread_bytes = b""
-        self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.start_ns: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         """Start time of the run; None if the run was cancelled before its start."""
         self.run: LoadRun | None = None
         """Load that the commands control; None before `go`."""
@@ -209,15 +209,15 @@ class _Commands:
             word, _, rest = line.decode().partition(" ")
             if word != "go":
                 self._run_command(word, rest)
-            elif not self.start.done():
-                self.start.set_result(int(rest))
+            elif not self.start_ns.done():
+                self.start_ns.set_result(int(rest))
 
     def _run_command(self, word: str, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
         if self.run is not None:
             self.run.stop(reason, drain_ns=CUT_DRAIN_NS if word == "cut" else None)
-        elif not self.start.done():
-            self.start.set_result(None)
+        elif not self.start_ns.done():
+            self.start_ns.set_result(None)
 
 
 class _ExchangeStore:

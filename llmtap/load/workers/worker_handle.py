@@ -80,7 +80,7 @@ class WorkerScript(msgspec.Struct, array_like=True):
     paths: list[str] = []
     """Path of each row, "" for the path of the endpoint; the list is empty if all rows have this path."""
     labels: list[str | None] = []
-    """Label of each row; empty without labels."""
+    """Label of each row (`exchange/label.py`); None: it has none. The list is empty if no row has a label."""
 
 
 class WorkerReady(msgspec.Struct, tag=True):
@@ -319,7 +319,8 @@ class LocalMember:
             self._proc = spawn_worker(setup, packed, setup.bodies_fd, spill_fd)
         except OSError as exc:
             raise LlmtapError(
-                f"cannot start a sending process: {exc.strerror}; use fewer --processes"
+                f"cannot start a sending process: {exc.strerror}; use fewer --processes, or raise the user's"
+                " limits of processes, open files and memory (ulimit)"
             ) from None
         loop = asyncio.get_running_loop()
         output = self._output = asyncio.StreamReader(limit=_READ_BYTES)

@@ -349,7 +349,7 @@ class DialectChooser:
             return self._inferred
         for event in events:
             self._inferred.examine(event)
-        is_last_chance = self._inferred.first_waiting <= self._released_count
+        is_last_chance = self._inferred.first_unjudged <= self._released_count
         if whole or is_last_chance or self.kept_bytes > BYTES_KEPT_MAX:
             self._inferred.judge()
         return self._inferred if self._inferred.knows_output or not whole else None

@@ -194,7 +194,7 @@ def read_error(error: Any) -> tuple[str, str | None]:
         return "error", error
     if not isinstance(error, dict):
         return "error", None
-    # SGLang puts the type of the error in `err_type`. The member `type` is then that of the finish reason.
+    # Prefer `err_type`: SGLang puts the type of the error there, and the type of the finish reason in `type`.
     code, kind, message = error.get("code"), error.get("err_type") or error.get("type"), error.get("message")
     name = next((v for v in (code, kind) if isinstance(v, str) and v), None)
     if name is None:

@@ -151,9 +151,9 @@ class InferredReader(TableReader):
         self._structure.outputs()
 
     @property
-    def first_waiting(self) -> int:
-        """Number of the first examined event with a text that is not judged yet."""
-        return self._structure.first_waiting()
+    def first_unjudged(self) -> int:
+        """As `Structure.first_unjudged`."""
+        return self._structure.first_unjudged()
 
     @property
     def first_output(self) -> int:

@@ -100,7 +100,7 @@ class Place:
     holds_output: bool | None = None
     """Whether the texts are output of the model; None while this is not decided."""
     judged: tuple[int, bool, bool] = (0, False, False)
-    """What the place was judged by: the number of its texts, and the signs of a model in the stream."""
+    """Basis of the latest judgement: number of the place's texts, and signs of a model in the stream."""
     points: int = 0
     """Sum of the signs that the place holds output."""
     event_class: EventClass = EventClass.CONTENT
@@ -149,7 +149,7 @@ class Structure:
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
         """Name of the member at the top whose value names the kind of an event; None if unknown."""
         self.values_left = values_max
-        """How many values may still be read, for a limit on CPU time."""
+        """Number of values that can still be read; the limit bounds the CPU time."""
         self._has_reached_limit = False
         """Whether further places were ignored because of a limit."""
         self.kinds: dict[tuple[Any, ...], Kind] = {}
@@ -217,8 +217,9 @@ class Structure:
         values = () if self.values_left else (ReadingLimit.STRUCTURE_VALUES,)
         return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._has_reached_limit else ())
 
-    def first_waiting(self) -> int:
-        """Return the number of the first event with a text whose place was never judged."""
+    def first_unjudged(self) -> int:
+        """Return the index of the first event with a text whose place was never judged; without such a text,
+        the number of events."""
         waiting = (place.indexes[0] for place in self.places.values() if place.texts and not place.judged[0])
         return min(waiting, default=self.event_count)
 

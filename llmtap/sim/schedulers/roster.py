@@ -213,7 +213,7 @@ class Roster:
         """`ranks`: order of the waiting requests, as for `WaitingQueue`."""
         serving = setup.serving
         self._requests = requests
-        self._model = setup.iterations
+        self._iteration_model = setup.iterations
         self._seats_max = serving.seqs_max
         """Largest number of requests that run at a time."""
         self._uses_swap = serving.preemption == "swap"
@@ -361,7 +361,9 @@ class Roster:
             return None
         size = len(decode)
         tokens = sum([n for _, n in prefill]) if prefill else 0
-        duration_ns = self._model.duration_ns(tokens, size, self._context_tokens - size if size else 0)
+        duration_ns = self._iteration_model.duration_ns(
+            tokens, size, self._context_tokens - size if size else 0
+        )
         duration_ns += self._swap_ns + self._attention_time_ns(prefill)
         self._swap_ns = 0
         return Iteration(duration_ns, prefill, decode)
@@ -372,7 +374,7 @@ class Roster:
         Before the prompts are processed, all running requests make `steps` tokens. The times are exact unless
         a request leaves, is given up as late, or is swapped in.
         """
-        duration_ns = self._model.duration_ns
+        duration_ns = self._iteration_model.duration_ns
         size, context, total_ns = len(self.running), self._context_tokens, self._swap_ns
         for step in range(self._step + 1, self._step + steps + 1):
             if not size:

@@ -285,10 +285,10 @@ class PlannedSource:
         the schedule started at `begin_ns`. It really starts `wait_ns` later, after the input filter."""
         self._delivery = delivery
         self._made_ns = made_ns
-        """For each choice: times at which its tokens were made, for the truth."""
+        """For each choice: times at which its tokens were made (`Truth.made_ns`)."""
         self._begin_ns = begin_ns + wait_ns
         self._wait_ns = wait_ns
-        """Time that the request waited for a free server."""
+        """Time that the input filter takes."""
         self._times = [times for times, _ in plans]
         """For each choice: iterator over the times of its tokens, from the begin."""
         self._tokens_left = [tokens for _, tokens in plans]
@@ -328,7 +328,7 @@ class EngineSource:
         """Engine that makes the tokens."""
         self._delivery = delivery
         self._made_ns = made_ns
-        """For each choice: times at which its tokens were made, for the truth."""
+        """For each choice: times at which its tokens were made (`Truth.made_ns`)."""
         self.tickets: Sequence[Ticket] = ()
         """Tickets of the answer's choices."""
         self.given_up = False

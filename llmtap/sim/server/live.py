@@ -8,10 +8,10 @@ called later, and a request arrives when the server accepted it. So the times of
 times at which requests arrive and clients leave, and the virtual driver computes the same times for the same
 arrivals. Only the sending of tokens can be late.
 
-This module reads no clock: the caller passes the time, and the function `alarm` requests a call of `advance`
-at a given time. All events are processed in order of their times. Since a server runs for days, ended
-requests are removed (`ServedRequests`). Their numbers are not reused, since schedulers serve equal requests
-in the order of their numbers."""
+This module reads no clock: the caller passes the time, and the function `wake_at` requests a call of
+`advance` at a given time. All events are processed in order of their times. Since a server runs for days,
+ended requests are removed (`ServedRequests`). Their numbers are not reused, since schedulers serve equal
+requests in the order of their numbers."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -111,20 +111,20 @@ class LiveEngine:
     def __init__(
         self,
         build: Callable[[Requests], Scheduler],
-        alarm: Callable[[int], None],
+        wake_at: Callable[[int], None],
         *,
         servers: int = 1,
         predictor: str = "perfect",
         seed: int = 0,
         block_tokens: int = 0,
     ) -> None:
-        """`build`: makes the scheduler. `alarm`: requests a later call of `advance`. `block_tokens`:
+        """`build`: makes the scheduler. `wake_at`: requests a later call of `advance`. `block_tokens`:
         number of tokens in the blocks of tickets; 0: no prefix cache."""
         self._served_requests = ServedRequests(block_tokens)
         # The cast is correct: schedulers only index the columns, and dicts can be indexed as well.
         self._scheduler = build(cast(Requests, self._served_requests))
         self._engine = Engine(self._scheduler, servers)
-        self._alarm = alarm
+        self._wake_at = wake_at
         """Function that requests a call of `advance` at a time."""
         self._predict = PREDICTORS[predictor]
         """Predictor of the output lengths, for schedulers that need them."""
@@ -165,7 +165,7 @@ class LiveEngine:
             heappush(self._arrivals, (arrival_ns, next(self._order), ticket))
         self.next_ns = min(self.next_ns, arrival_ns)
         if now_ns < self.next_ns:
-            self._alarm(self.next_ns)
+            self._wake_at(self.next_ns)
         else:
             self.advance(now_ns)
 
@@ -209,7 +209,7 @@ class LiveEngine:
             self._arrivals[0][0] if self._arrivals else NEVER,
             self._runs[0][0] + 1 if self._runs else NEVER,
         )
-        self._alarm(self.next_ns)
+        self._wake_at(self.next_ns)
 
     def _handle_arrival(self) -> None:
         """Give the next arriving request to the scheduler."""
@@ -310,11 +310,11 @@ class LiveEngine:
             self._ended_requests.setdefault(max(self._runs)[1], []).append(number)
 
 
-def make_live_engine(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:
+def make_live_engine(options: EngineOptions, seed: int, wake_at: Callable[[int], None]) -> LiveEngine:
     build, setup = SCHEDULERS[options.scheduler].build, options.setup
     return LiveEngine(
         lambda requests: build(requests, setup),
-        alarm,
+        wake_at,
         servers=options.servers,
         predictor=setup.readings.predictor,
         seed=seed,

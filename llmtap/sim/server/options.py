@@ -204,7 +204,8 @@ class EngineOptions:
 
     @property
     def tokens_max(self) -> int | None:
-        """Maximum number of tokens of a prompt and its answer (the KV memory); None for whole batches."""
+        """Maximum number of tokens of a prompt and its answer: the whole blocks of the KV memory. None if the
+        scheduler serves whole batches."""
         serving = self.setup.serving
         return serving.kv_tokens // serving.block * serving.block if self.iterates else None
 

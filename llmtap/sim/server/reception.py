@@ -163,8 +163,8 @@ class Reception:
         self._live_engine: LiveEngine | None = None
         """Simulated engine; None: answers have planned times."""
         if engine is not None:
-            alarm = Waker(self.pacer, self._advance).call_at
-            self._live_engine = make_live_engine(engine, options.seed, alarm)
+            wake_at = Waker(self.pacer, self._advance).call_at
+            self._live_engine = make_live_engine(engine, options.seed, wake_at)
         self.truths = TruthLog(self.clock, truth_file)
         """Log of the exact times, with which tests compare measured times."""
         self._count = 0

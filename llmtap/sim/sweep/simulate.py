@@ -262,7 +262,7 @@ class SimulationResult:
             n = sum(batches.values())
             return BatchOutputs(
                 n,
-                sum(record.longest_outputs[key] for key in batches) / n if n else None,
+                sum(record.longest_output_tokens[key] for key in batches) / n if n else None,
                 sum(expected[size] * k for (_, size), k in batches.items()) / n if n else None,
             )
 

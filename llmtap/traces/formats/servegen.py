@@ -60,6 +60,7 @@ class _Request(Struct):
 
     timestamp: Number
     data: _Data
+    """Numbers of tokens of the request."""
     request_id: int | None = None
 
 

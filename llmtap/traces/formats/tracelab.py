@@ -88,7 +88,8 @@ class _Round(Struct):
     current_input_chars: Any = None
 
 
-def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
+def _read_rounds(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
+    """Read the rounds of a `tracelab` file as rows."""
     timeless = endless = with_tools = count = 0
     for one, number in json_rows(stream, _Round, notes, bytes_max=BODY_BYTES_MAX):
         arrival_ns, end_ns = _arrival_and_end_ns(one.timing_events, number)
@@ -177,7 +178,8 @@ _COLUMNS: Final = (
 )
 
 
-def _replay_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+def _read_replay_table(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    """Read the rounds of a `tracelab-replay` table as batches of rows."""
     waits_ns: dict[str, int] = {}  # Wait after the latest round of each session.
     turns: dict[str, int] = {}  # Turn of the latest round of each session.
     number = 0
@@ -227,7 +229,7 @@ FORMATS: Final = (
         remarks={"first token": "the log has the times of complete blocks"},
         sniff=_is_rounds,
         info={"arrivals": "wall"},
-        rows=_round_rows,
+        rows=_read_rounds,
     ),
     TraceFormat(
         name="tracelab-replay",
@@ -235,6 +237,6 @@ FORMATS: Final = (
         extensions=(".csv",),
         aspects=_HOLDS | {"think time"},
         sniff=lambda head, name: {c.name for c in _COLUMNS if c.required} <= csv_header(head),
-        batches=_replay_batches,
+        batches=_read_replay_table,
     ),
 )

@@ -297,6 +297,7 @@ class ConnectionTable:
         (neither)."""
         self._sink = sink
         self._ports = frozenset(port.to_bytes(2) for port in ports)
+        """Ports of the servers to watch, each as two bytes in network order; empty: all."""
         self._hosts = hosts
         """Addresses of the servers to watch; empty: all."""
         self._local = local

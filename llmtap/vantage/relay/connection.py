@@ -73,6 +73,7 @@ class ClientConnection:
         """State, by which the next bytes from the client are handled: HEAD, BODY and so on."""
         self._flow: Flow | None = None
         self._buffer = b""
+        """Bytes that are not processed yet: part of a head, or of a request that the client sent ahead."""
         self._arrival_ns = 0  # time of the first byte of the head that is being read
         self._wait_start_ns = 0  # start of the present wait: for a request, or in the state LINGER
         self._lingered_bytes = 0

@@ -20,7 +20,8 @@ from llmtap.vantage.relay.tunnel import Tunnel
 from llmtap.vantage.relay.upload import ExchangeClient, RelayContext, Upload
 
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which the relay checks whether the event loop still watches the stream."""
+"""Time without a byte after which the relay checks for a reset: if a reset comes together with bytes, the
+event loop stops watching the socket and does not report the reset (`PlainStream.look_again`)."""
 READ_ON_NS: Final = 2_000_000_000
 """Time that a client has to send the rest of a request that has already been answered."""
 # Module constants, since a lookup in the class would cost time at every read.
@@ -96,7 +97,8 @@ class Flow(FlowState):
         self._tap = context.tap
         self.upload = Upload(context, self, client, stream)
         self._scanner: http1.BodyScanner | None = None
-        self._dechunker: http1.ChunkedScanner | None = None  # removes chunks for an HTTP/1.0 client
+        self._dechunker: http1.ChunkedScanner | None = None
+        """Decodes the chunked coding for an HTTP/1.0 client; None: the coding is not removed."""
         self._head_part = b""
         """First bytes of the answer's head, whose rest has not arrived."""
         self._interims = 0

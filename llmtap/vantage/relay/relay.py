@@ -470,8 +470,9 @@ async def _run(setup: RelaySetup) -> int:
     stopping = loop.create_task(stop.wait())
     await asyncio.wait((stopping, relay.failure), return_when=asyncio.FIRST_COMPLETED)
     if relay.failure.done():
-        # End without a drain: without time limits, a stalled stream might never end, and the supervisor
-        # starts another relay only after this process. New connections wait in the kernel meanwhile.
+        # Do not drain: a task on which all connections depend has failed. If it is the one that enforces the
+        # time limits, a stalled stream might never end, and the supervisor starts another relay only after
+        # this process has ended. New connections wait in the kernel meanwhile.
         return 1
     await relay.drain()
     return 0

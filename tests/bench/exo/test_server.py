@@ -316,7 +316,7 @@ def test_an_instance_that_fails_is_removed_and_the_reason_told() -> None:
 
     async def measured() -> None:
         async with served(cluster):
-            with pytest.raises(LlmtapError, match=r"a runner of .* failed: no memory; see its log"):
+            with pytest.raises(LlmtapError, match=r"a runner of .* failed: no memory; see exo's log"):
                 await bench(cluster.url, ExoGrid(pp=[60], tg=[9]), model="m/one", placement=WISH)
 
     play(measured(), LIMIT_S)

@@ -160,7 +160,8 @@ class DialectTable(_Table, frozen=True, kw_only=True):
 
 
 def decode_table(raw: Mapping[str, Any], name: str | None = None) -> DialectTable:
-    """Return the table in decoded TOML; `name` is its default name. Raises ConfigError with all mistakes."""
+    """Convert decoded TOML to a DialectTable; `name`: its name if the TOML has none. Raises ConfigError with
+    all mistakes."""
     raw = raw if name is None else {"name": name, **raw}
     try:
         return msgspec.convert(raw, DialectTable)
