@@ -164,9 +164,7 @@ class Interventions:
         self.needs_text = False
         folded = opening.casefold()
         for regex, words in self._patterns:
-            if not any(word in folded for word in words):
-                continue
-            m = regex.search(opening)
+            m = regex.search(opening) if _has_a_word(folded, words) else None
             if m is not None:
                 phrase = m["phrase"] if "phrase" in regex.groupindex else None
                 self._refusal_phrase = phrase or regex.pattern[:_PATTERN_CHARS_MAX]
@@ -281,6 +279,14 @@ class Interventions:
             "detail": detail,
             "confidence": verdict.confidence,
         }
+
+
+def _has_a_word(text: str, words: tuple[str, ...]) -> bool:
+    # A loop is faster than `any` with a generator, which takes as long as the search that it saves.
+    for word in words:  # noqa: SIM110
+        if word in text:
+            return True
+    return False
 
 
 def _guardrail_json(signal: _Signal) -> dict[str, object]:

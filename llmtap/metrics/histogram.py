@@ -74,7 +74,7 @@ class Histogram:
         if n <= _VALUES_MAX:
             self.record_many(repeat(value, n))
         else:
-            self._add(_buckets([value]), (n,), n, n * value, value, value)
+            self._add((_bucket(value),), (n,), n, n * value, value, value)
 
     def record_many(self, values: Iterable[int]) -> None:
         """Record several values, much faster than by a call of `record` for each."""
@@ -189,12 +189,12 @@ class Histogram:
     def count(self, value: int) -> int:
         """Return the number of values in the bucket of `value`; exact if it is a whole number below 1,024."""
         self.fold()
-        return self._make_counts()[_BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED]
+        return self._make_counts()[_bucket(value)]
 
     def count_above(self, value: float) -> int:
         """Return the number of values in higher buckets than the bucket of `value`, for a `value` >= 0."""
         self.fold()
-        edge = _BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED
+        edge = _bucket(value)
         return sum(n for index, n in self._make_counts().items() if index > edge)
 
     def percentile(self, p: float) -> float | None:
@@ -237,6 +237,12 @@ def _count_by_bucket(values: list[int], counts: Counter[int]) -> tuple[int, int,
         counts.update(_buckets(values))
         figures = sum(values), min(values), max(values)
     return figures
+
+
+def _bucket(value: float) -> int:
+    """Return the index of the bucket of a value."""
+    index: int = _BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED
+    return index
 
 
 def _buckets(values: list[int]) -> Sequence[int]:

@@ -99,9 +99,11 @@ def phases_ns(x: Exchange) -> tuple[int | None, ...]:
     for end_ns in (t.head_ns, t.first_byte_ns, t.first_token_ns, t.first_content_ns):
         if end_ns is None:
             out.append(None)
+        elif end_ns > at_ns:
+            out.append(end_ns - at_ns)
+            at_ns = end_ns
         else:
-            out.append(max(0, end_ns - at_ns))
-            at_ns = max(at_ns, end_ns)
+            out.append(0)
     return tuple(out)
 
 
