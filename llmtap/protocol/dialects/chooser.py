@@ -125,10 +125,16 @@ class _Candidate:
         strong = delta.output or ended or delta.finish_reason is not None
         self.strong_events += strong
         self.output_events += delta.output or delta.verdict is not None
-        if delta.output and delta.text and not any(self.certainty) and len(self.texts) < EVENTS_KEPT_MAX:
+        if delta.output and delta.text and self._can_be_by_chance and len(self.texts) < EVENTS_KEPT_MAX:
             self.texts.append(delta.text[:TEXT_CHARS_MAX])
             self.sequel = compare_texts(self.texts)
         self.evidence += strong or _is_weak_evidence(delta)
+
+    @property
+    def _can_be_by_chance(self) -> bool:
+        """Whether only the shape of the events fits the dialect, and events of another API can have it, too:
+        it can be one common member, such as `response`."""
+        return not (any(self.certainty) or getattr(self.reader, "shape_certain", False))
 
     def forget(self, released: _StoredEvent) -> None:
         """Forget the Delta of the oldest stored event, which is released without a dialect."""

@@ -102,6 +102,8 @@ class OpenAIChat(ChoicesReader):
 
     name = "openai.chat"
     end_certain = True
+    shape_certain = True
+    """No other API has `delta` in `choices`."""
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
     chunk_type = _Chunk
     decode = staticmethod(_decode)

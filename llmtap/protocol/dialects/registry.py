@@ -23,9 +23,10 @@ from llmtap.protocol.sse import SseEvent
 class Reader(Protocol):
     """Reads the events of one answer, and can store values of earlier events. Invalid bytes raise nothing.
 
-    Optional attributes: `names_read` (members that it reads at the top of an event), `answer_id` (id by which
-    a later request can name the answer) and `end_certain` (whether a stream without an end mark or finish
-    reason was cut off).
+    Optional attributes: `names_read` (members that it reads at the top of an event), `running_total` (total
+    that it counts by a running usage), `answer_id` (id by which a later request can name the answer),
+    `shape_certain` (whether no other API has events of this shape) and `end_certain` (whether a stream
+    without an end mark or finish reason was cut off).
     """
 
     @property

@@ -389,3 +389,12 @@ def test_every_event_is_released_once_in_its_order() -> None:
         assert chooser.kept_bytes == 0
         first = next((t_ns for t_ns, delta in told if delta.output), None)
         assert chooser.early_ns is None or (first is None or chooser.early_ns < first)
+
+
+@pytest.mark.parametrize("path", ["/x", "/internal/llm"])
+def test_the_form_of_chat_is_enough_even_if_all_texts_are_equal(path: str) -> None:
+    """A server of tests sends the same word again and again, and names neither API nor model."""
+    chooser = DialectChooser(path)
+    word = {"choices": [{"index": 0, "delta": {"content": "word "}}]}
+    outputs = [r.delta.output for i in range(3) for r in chooser.offer(event(word), 1, i)]
+    assert (outputs, chooser.open, chooser.name) == ([True] * len(outputs), False, "openai.chat")
