@@ -116,7 +116,8 @@ async def play_all() -> dict[str, Result]:
             x,
             arrival_ns,
             live.get(name),
-            round(summary["window"]["lag_max"] * 1e9),
+            # The relay reports its lag twice a second, and the exchanges with shared reads show it, too.
+            round(max(summary["window"]["lag_max"], summary["uncertainty"]) * 1e9),
         )
     return results
 
