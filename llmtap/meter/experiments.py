@@ -77,6 +77,10 @@ RATIO_CHECK_UNITS: Final = 64
 """Number of new units after which the sample ratio is checked again."""
 WORSE_CHECK_EXCHANGES: Final = 64
 """Number of ended exchanges after which `stop_worse` is checked again."""
+OPEN_SHARE_MAX: Final = 0.05
+"""Maximum number of open requests of an arm, as a share of the ended ones, with which shares are judged. A
+refused or failed request ends early, so too many of the first ended requests of a slow arm are refused or
+failed."""
 UNITS_MAX: Final = 100_000
 """Maximum number of units (conversations or tenants) that count for the sample ratio; they take 10 MB."""
 
@@ -127,6 +131,16 @@ class _Arm:
     """By metric: copy of the sample's figure. Only `copy` sets them; otherwise they are in the sample."""
     forgotten_units: int = 0
     """Number of units whose sums are no longer kept separately, because the sample is full."""
+
+    @property
+    def open_requests(self) -> int:
+        """Number of assigned requests that have not ended; 0 in a capture, which has only ended ones."""
+        return max(0, self.assigned_requests - self.outcomes.total() - self.exclusions[NO_ROOM])
+
+    @property
+    def has_few_open(self) -> bool:
+        """Whether so few requests are open that shares of the ended ones are those of all."""
+        return self.open_requests <= OPEN_SHARE_MAX * self.outcomes.total()
 
     def to_saved(self) -> "_SavedArm":
         counts = [getattr(self, name) for name in _COUNTS]
@@ -546,7 +560,11 @@ class Experiments:
             for figure in e.stop_worse:
                 metric, _, quantile = figure.partition(".")
                 arm, control = figures[name][metric], figures[e.control][metric]
-                if metric in (*SHARES, *LABEL_SHARES):
+                is_share = metric in (*SHARES, *LABEL_SHARES)
+                if is_share and not (self._arms[name].has_few_open and self._arms[e.control].has_few_open):
+                    unjudged.append(figure)
+                    continue
+                if is_share:
                     d = share_difference(arm, control, (e.shares[name], e.shares[e.control]), alpha)
                 elif quantile:
                     d = quantile_difference(arm, control, QUANTILES[quantile], alpha)
@@ -637,7 +655,8 @@ class Experiments:
         if self._unjudged_figures:
             text += (
                 f". These figures cannot be judged yet: {', '.join(self._unjudged_figures)} (each needs"
-                f" {FIRST_LOOK} units in each arm; a high percentile needs more)"
+                f" {FIRST_LOOK} units in each arm; a high percentile needs more; a share needs at most"
+                f" {OPEN_SHARE_MAX:.0%} open requests)"
             )
         return f"{text}."
 
@@ -670,11 +689,15 @@ def _experiment_result(
     shares = (*SHARES, *LABEL_SHARES) if labelled else SHARES
     compared = [name for name in TITLES if name in METRICS or name in shares]
     comparisons = len(others) * len(compared)
-    differences = {
-        name: _differences_document(
-            e, arm, control, shares, None if ratio_p is None else (e.shares[name], e.shares[e.control])
-        )
+    # Without the split of the units, shares have no p, so no share becomes a finding.
+    splits = {
+        name: None
+        if ratio_p is None or not (arm.has_few_open and control.has_few_open)
+        else (e.shares[name], e.shares[e.control])
         for name, arm in others.items()
+    }
+    differences = {
+        name: _differences_document(e, arm, control, shares, splits[name]) for name, arm in others.items()
     }
     cautions = list(_cautions(e.control, arms))
     misleading = {(one["arm"], metric) for one in cautions for metric in BURST_SENSITIVE}
@@ -730,8 +753,15 @@ def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, obje
 
 
 def _warnings(e: Experiment, arms: Mapping[str, _Arm]) -> Iterator[str]:
-    """Yield a sentence for each arm with requests that were not sent as the arm is configured."""
+    """Yield a sentence for each arm with requests that were not sent as the arm is configured, and for each
+    with many open requests."""
     for name, arm in arms.items():
+        if not arm.has_few_open and arm.outcomes.total() >= FIRST_LOOK:
+            yield (
+                f"{name}: {arm.open_requests:,} requests are open, and {arm.outcomes.total():,} have ended."
+                " Refused and failed requests end early, so shares are not judged while more than"
+                f" {OPEN_SHARE_MAX:.0%} are open."
+            )
         if arm.own_headers and not e.strip_headers:
             own = {header for one in e.arms if one.name == name for header in one.headers}
             fields = sorted({header for one in e.arms for header in one.headers} - own)

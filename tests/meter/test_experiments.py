@@ -404,6 +404,34 @@ def test_a_worse_arm_ends_the_experiment(
     assert (results_of(view)["stopped"], results_of(view)["state"]) == (None, "running")
 
 
+@pytest.mark.parametrize("share", ["failed", "refused"])
+def test_shares_are_not_judged_while_answers_of_a_slow_arm_are_open(share: str) -> None:
+    """One of ten requests of both arms fails at once; the other answers of arm b come much later."""
+    view = viewed(an_experiment(A, B, stop_worse=[share]))
+    late: list[tuple[Exchange, str]] = []
+    for i in range(1_000):
+        arm, unit = "ab"[i % 2], f"{i * 0x9E3779B97F4A7C15 % 2**64:016x}"
+        view.on_assignment(arm, unit, False)
+        if i % 20 < 2:
+            x = streamed(1, outcome=Outcome.UPSTREAM_ERROR if share == "failed" else Outcome.REFUSED)
+            x.refusal = None if share == "failed" else {"kind": "guardrail", "confidence": "high"}
+            ended(view, x, arm, unit)
+        elif arm == "a":
+            ended(view, streamed(100, 140), arm, unit)
+        else:
+            late.append((streamed(100, 140), unit))
+    early = results_of(view)
+    assert (early["state"], early["stopped"]) == ("running", None)
+    assert share not in [finding["metric"] for finding in early["findings"]]
+    assert early["differences"]["b"][share]["share"].get("p") is None
+    assert any("b: 450 requests are open" in warning for warning in early["warnings"])
+    for x, unit in late:
+        ended(view, x, "b", unit)
+    out = results_of(view)
+    assert (out["state"], out["warnings"]) == ("running", [])
+    assert out["differences"]["b"][share]["share"]["p"] > 0.5
+
+
 MINUTE = 60 * S
 
 
