@@ -83,9 +83,11 @@ def common_values_of(x: Exchange, m: Measured, host: str | None, provider: str |
     dialect show. Source: OpenTelemetry semantic conventions for generative AI.
     """
     t = x.timeline
-    times = chunk_times_ns(t.events) if x.stream else []
+    # The body of an error is no chunk of an answer: in an outage, it would make the first chunk look fast.
+    is_error = x.status is not None and x.status >= 400
+    times = chunk_times_ns(t.events) if x.stream and not is_error else []
     end_ns = _end_ns(x)
-    completed = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
+    completed = x.outcome in ENDED_WELL and not is_error
     output = x.tokens.output if x.tokens.source in _EXACT_SOURCES else None
     # Durations of the server begin at the last byte of the request, and are only known for complete answers.
     server_ns = m.e2e_ns

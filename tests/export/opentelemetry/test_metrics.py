@@ -84,6 +84,13 @@ def test_the_terms_of_a_chat() -> None:
     assert terms.output_tokens == 3
 
 
+def test_the_body_of_an_error_is_no_chunk() -> None:
+    x = chat()
+    x.outcome, x.status = Outcome.UPSTREAM_ERROR, 503
+    _, terms = read(x)
+    assert (terms.first_chunk_ns, terms.chunk_times_ns, terms.error_type) == (None, [], "503")
+
+
 @pytest.mark.parametrize(
     ("outcome", "status", "told"),
     [
