@@ -36,7 +36,7 @@ class ProgressLines:
         self._under_way = 0
         """Number of requests in flight."""
         self._stop_signals = 0
-        """Number of signals that asked to stop."""
+        """Number of signals to stop so far."""
         self._load_ns = 0
         """Start of the current load in monotonic ns; 0 before its first report."""
         self._load_s: float | None = None

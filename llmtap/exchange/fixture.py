@@ -134,7 +134,7 @@ class ExpectedEvent(Struct, frozen=True, kw_only=True):
     t_ms: float
     """Time of the read `read`."""
     choice: int | UnsetType = UNSET
-    """Index of the answer, if the request asked for several."""
+    """Index of the answer, if the request has several."""
     sse_event: str | UnsetType = UNSET
     """Value of the event's `event:` line."""
     text: str | UnsetType = UNSET

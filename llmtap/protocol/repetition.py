@@ -213,7 +213,7 @@ def _read_in_place(
 ) -> Callable[[SseEvent], Delta]:
     """Return a function that reads an event as if it had come instead of the one that was read as `last`, and
     leaves the running total as it is."""
-    (choice,), count = last.choices, (last.counts and last.counts.output) or 0
+    (choice,), count = last.choices, _output_count(last)
 
     def read(event: SseEvent) -> Delta:
         running.growth(choice, count - max(0, last.tokens))
@@ -269,6 +269,7 @@ def _with_loose_values(
         and (value.startswith(b'"') or value.isdigit())
     }
     counts = _running_counts(candidate.delta, was.get(_USAGE, b""), now.get(_USAGE, b""), last)
+    offsets = {name: int(value) - _output_count(candidate.delta) for name, value in counts.items()}
     if not 0 < len(loose) + len(counts) <= LOOSE_MAX:
         return None
     text = _Place(edge, edge, True)
@@ -279,8 +280,7 @@ def _with_loose_values(
         for name, value in counts.items():
             place = _value_place(usage, name, value)
             # Without a certain place, the probe below fails, because it then inserts a digit elsewhere.
-            offset = int(value) - _output_count(candidate.delta)
-            places.append(_Place(start + place.start, start + place.end, False, offset))
+            places.append(_Place(start + place.start, start + place.end, False, offsets[name]))
     if any(place.start <= edge <= place.end for place in places):
         return None  # The place of a value is not certain, or the value is the text itself.
     values = sorted([*places, text], key=lambda place: place[:2])
@@ -319,7 +319,7 @@ def _with_loose_values(
         ahead=tuple(parts[:n]),
         beyond=tuple(parts[n:])[::-1],
         names=frozenset(loose),
-        offsets={name: int(value) - _output_count(candidate.delta) for name, value in counts.items()},
+        offsets=offsets,
         sample=sample,
     )
 

@@ -229,13 +229,14 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[P
     period, t = timeline["period"], timeline["t"]
     ends = [*t, t[-1] + period]
     rates = []
-    # "asked" (planned requests) is the last line, so that its thin dots are drawn over the line "sent".
+    # The planned requests (`asked` in the result) are the last line, so that their thin dots are drawn over
+    # the line "sent".
     for name, colour, dash in (("sent", "c0", "solid"), ("ended", "c1", "dash"), ("asked", "soft", "dot")):
         if counts := timeline[name]:
             y = [count / period for count in counts]
-            title = name
+            title = "planned" if name == "asked" else name
             if name == "asked" and load["stopped"] is None and sum(counts) < load["planned"]:
-                title = "asked, of first turns"  # Later turns of a conversation have no planned time.
+                title = "planned, first turns only"  # Later turns of a conversation have no planned time.
             rates.append(PlotSeries(name=title, x=ends, y=[*y, y[-1]], ink=colour, dash=dash, step="hv"))
     yield "Requests per second", "per second", rates
     lines = []

@@ -112,7 +112,7 @@ class Supervisor:
         self._change_event = asyncio.Event()
         """Set when a signal requests a reload or a hot restart."""
         self._wants_restart = False
-        """Whether a signal asked for a hot restart."""
+        """Whether a signal for a hot restart came."""
         self._failed = False
         """Whether an internal task failed because of a bug; the exit status is then 1."""
         self._tasks: set[asyncio.Task[None]] = set()

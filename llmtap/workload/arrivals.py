@@ -208,7 +208,7 @@ class _Parameters:
 
     def __init__(self, text: str) -> None:
         self._known_names: list[str] = []
-        """Names that were asked for, to report unknown ones."""
+        """Names of the settings read so far, to report unknown ones."""
         self._values: dict[str, str] = {}
         self.bare_words: list[str] = []
         """Words without `=`."""

@@ -39,7 +39,7 @@ def test_over_time_what_was_asked_sent_ended_and_in_flight() -> None:
     made = page(result)
     plots = made.figures["plots"]
     lines = {one["name"]: one for one in plots["load-0"]["series"]}
-    assert lines.keys() == {"asked", "sent", "ended"}
+    assert lines.keys() == {"planned", "sent", "ended"}
     assert lines["sent"]["y"][:-1] == result["timeline"]["sent"]
     flying = {one["name"]: one["y"] for one in plots["load-1"]["series"]}
     assert flying["in flight"][:-1] == result["timeline"]["in_flight"]
@@ -56,7 +56,7 @@ def test_over_time_what_was_asked_sent_ended_and_in_flight() -> None:
     seconds = result["window"]["seconds"]
     assert {tuple(plot["x"]["range"]) for plot in timed.values()} == {(0, seconds)}
     without = page(GOOD | {"timeline": GOOD["timeline"] | {"ended": None, "in_flight": None}})
-    assert [one["name"] for one in without.figures["plots"]["load-0"]["series"]] == ["sent", "asked"]
+    assert [one["name"] for one in without.figures["plots"]["load-0"]["series"]] == ["sent", "planned"]
 
 
 def test_names_of_others_are_text_in_markdown_and_in_the_terminal() -> None:

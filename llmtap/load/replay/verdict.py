@@ -28,7 +28,7 @@ class FigureVerdict(Struct, frozen=True):
 
     state: FigureState
     requested: bool
-    """Whether the user asked for the figure, so that a problem makes the result invalid."""
+    """Whether an option names the figure, so that a problem makes the result invalid."""
     error: float | None
     """Largest possible error in seconds, if known."""
     share: float | None
